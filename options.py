@@ -1,0 +1,197 @@
+"""Every command-line option, declared once, with its range and its default (no TensorFlow here: mistakes answer fast).
+
+Two sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `EMBEDDED` holds those of the
+`digits` data set, which needs no download and trains in a minute on two cores. An option that is not given takes the
+value of its data set's row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from utils import UserError
+
+MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
+DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digits", "image_folder")
+TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "elastic_training")
+AUGMENTATIONS = ("none", "flip", "flip_rotation")
+OPTIMIZERS = ("sgd", "adam")
+
+GLYPH_WEIGHTS = Path(__file__).resolve().parent / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
+
+PAPER: dict[str, Any] = {
+    "model_name": "resnet50",
+    "input_size": 224,
+    "batch_size": 4,
+    "alpha": 1.0,
+    "weights": "imagenet",
+    "augmentation": "flip",
+    "learning_rate": 1e-4,
+    "weight_decay": 5e-4,
+    "num_epochs": 12,
+    "interval": 3,
+    "rho": 0.5,
+}
+EMBEDDED: dict[str, Any] = {
+    **PAPER,
+    "model_name": "mobilenetv2",
+    "input_size": 64,
+    "batch_size": 16,
+    "alpha": 0.35,
+    "augmentation": "none",  # a mirrored digit is no digit
+    "learning_rate": 1e-3,
+}
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.replace("argument ", "", 1))
+
+
+def _number(kind: type, low: float, high: float, rule: str) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be {rule}, not '{text}'")
+        return value
+
+    return parse
+
+
+_positive_int = _number(int, 1, 10**9, "a whole number of at least 1")
+_natural_int = _number(int, 0, 2**31 - 1, "a whole number of at least 0")
+_positive = _number(float, 1e-12, 1e12, "a number above 0")
+_natural = _number(float, 0, 1e12, "a number of at least 0")
+_share = _number(float, 1e-9, 1, "above 0 and at most 1")
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        near = difflib.get_close_matches(text, names, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise argparse.ArgumentTypeError(f"'{text}' is not one of {', '.join(names)}{hint}")
+
+    return parse
+
+
+def _truth(text: str) -> bool:
+    """The paper's scripts pass True and False as words."""
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise argparse.ArgumentTypeError(f"must be True or False, not '{text}'")
+    return text.lower() in ("true", "1")
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    """What decides which network is built and how its step is timed: the same for profiler.py and main.py."""
+    group = parser.add_argument_group("network and data")
+    group.add_argument("--model_name", type=_one_of(MODEL_NAMES), metavar="NAME", help=", ".join(MODEL_NAMES))
+    group.add_argument(
+        "--dataset_name", type=_one_of(DATASET_NAMES), metavar="NAME", default="digits", help=", ".join(DATASET_NAMES)
+    )
+    group.add_argument("--input_size", type=_positive_int, metavar="PIXELS", help="height and width of the input")
+    group.add_argument("--batch_size", type=_positive_int, metavar="N")
+    group.add_argument("--num_classes", type=_positive_int, metavar="N", help="default: the data set's own")
+    group.add_argument("--weights", metavar="imagenet|none|PATH", help="where the backbone starts from")
+    group.add_argument("--alpha", type=_positive, metavar="WIDTH", help="width of MobileNetV2")
+    group.add_argument("--augmentation", type=_one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
+    group.add_argument(
+        "--optimizer",
+        type=_one_of(OPTIMIZERS),
+        metavar="NAME",
+        help="sgd (momentum 0.9, decoupled weight decay, cosine schedule) or adam (constant rate); "
+        "default: adam for vit, sgd for the others",
+    )
+    group.add_argument("--seed", type=_natural_int, default=0, help="default: %(default)s")
+    group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
+    group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--train_type",
+        type=_one_of(TRAIN_TYPES),
+        default="elastic_training",
+        metavar="SCHEME",
+        help=", ".join(TRAIN_TYPES) + " (default: %(default)s)",
+    )
+    group.add_argument("--rho", type=_share, help="step time over a full step's that elastic training may take")
+    group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
+    group.add_argument("--num_epochs", type=_positive_int, metavar="N")
+    group.add_argument("--max_steps", type=_positive_int, metavar="N", help="stop after this many steps in all")
+    group.add_argument("--learning_rate", type=_positive, metavar="RATE")
+    group.add_argument("--weight_decay", type=_natural, metavar="RATE", help="decoupled; with sgd only")
+    group = parser.add_argument_group("output")
+    group.add_argument("--run_name", metavar="NAME", help="folder under --logdir; default: made from the settings")
+    group.add_argument("--overwrite", action="store_true", help="replace the run of that name, do not number this one")
+    for flag, text in (
+        ("--save_model", "keep best.keras and last.keras in the run's folder"),
+        ("--save_txt", "write training hours and best accuracy in per cent to <run_name>.txt, as the paper's scripts"),
+    ):
+        group.add_argument(flag, type=_truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
+
+
+def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
+    """Every option that was not given takes its data set's default."""
+    defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
+    for name, value in defaults.items():
+        if getattr(args, name, 0) is None:
+            setattr(args, name, value)
+    if args.optimizer is None:
+        args.optimizer = "adam" if args.model_name == "vit" else "sgd"
+    return args
+
+
+def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of main.py, complete. Raises `UserError` for a value out of range."""
+    parser = _OneLineParser(prog="main.py", description="Train one network under one scheme.")
+    _add_network_options(parser)
+    _add_training_options(parser)
+    args = parser.parse_args(arguments)
+    _use_glyph_weights(args)
+    args = _filled_in(args)
+    if args.run_name is None:
+        rho = f"_rho{args.rho:g}" if args.train_type == "elastic_training" else ""
+        args.run_name = f"{args.model_name}_{args.dataset_name}_{args.train_type}{rho}"
+    if args.run_name in (".", "..") or Path(args.run_name).name != args.run_name:
+        raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
+    if args.run_name == "profiles":
+        raise UserError("--run_name must not be 'profiles': the timing tables are kept under that name")
+    return args
+
+
+def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of profiler.py, complete. Raises `UserError` for a value out of range."""
+    parser = _OneLineParser(prog="profiler.py", description="Measure what each tensor of a network costs to train.")
+    _add_network_options(parser)
+    args = parser.parse_args(arguments)
+    _use_glyph_weights(args)
+    return _filled_in(args)
+
+
+def _use_glyph_weights(args: argparse.Namespace) -> None:
+    """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
+    embedded = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
+    if args.weights is None and embedded:
+        args.weights = str(GLYPH_WEIGHTS)
+
+
+def profiler_command(args: argparse.Namespace) -> str:
+    """The command that makes the timing table these options need."""
+    parts = ["python profiler.py", f"--model_name {args.model_name}", f"--dataset_name {args.dataset_name}"]
+    if args.model_name == "mobilenetv2":
+        parts.append(f"--alpha {args.alpha:g}")
+    parts += [f"--{name} {getattr(args, name)}" for name in ("input_size", "num_classes", "batch_size", "optimizer")]
+    parts.append(f"--weights {args.weights}")
+    if args.logdir != Path("logs"):
+        parts.append(f"--logdir {args.logdir}")
+    return " ".join(parts)
