@@ -31,12 +31,14 @@ class Split:
         count: how many there are.
         decode: raw -> image [height, width, 3] of any size and type.
         shuffled: how many examples a shuffle may hold; encoded images are larger than paths.
+        one_size: all images have one size, so that a batch can be decoded and resized in one go.
     """
 
     examples: tf.data.Dataset
     count: int
     decode: Callable[[tf.Tensor], tf.Tensor]
     shuffled: int = MAX_SHUFFLED
+    one_size: bool = False
 
 
 class ImageData:
@@ -53,7 +55,7 @@ class ImageData:
     ) -> None:
         if train.count < batch_size:
             raise UserError(
-                f"--batch_size {batch_size}: larger than the {train.count} training images of {name}; choose a smaller one"
+                f"--batch_size {batch_size}: {name} has only {train.count} training images; choose at most that"
             )
         self.name, self.num_classes = name, num_classes
         self.train_count, self.test_count = train.count, test.count
@@ -71,23 +73,25 @@ class ImageData:
 
     def test(self) -> tf.data.Dataset:
         """All test images in a fixed order: (images, labels), the last batch as large as what is left."""
-        return self._batches(self._test.examples, self._test.decode, drop_remainder=False)
+        return self._batches(self._test.examples, self._test, drop_remainder=False)
 
     def _shuffled(self, stream: int) -> tf.data.Dataset:
         seed = int(np.random.SeedSequence([self.seed, stream]).generate_state(1)[0]) >> 1
         buffer = min(self._train.count, self._train.shuffled)
         examples = self._train.examples.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
-        return self._batches(examples, self._train.decode, drop_remainder=True)
+        return self._batches(examples, self._train, drop_remainder=True)
 
-    def _batches(self, examples: tf.data.Dataset, decode: Callable, drop_remainder: bool) -> tf.data.Dataset:
+    def _batches(self, examples: tf.data.Dataset, split: Split, drop_remainder: bool) -> tf.data.Dataset:
         size = (self.input_size, self.input_size)
 
         def prepare(raw: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            image = tf.image.resize(decode(raw), size)
-            return tf.ensure_shape(image, (*size, 3)), tf.cast(label, tf.int32)
+            images = tf.image.resize(split.decode(raw), size)
+            return tf.ensure_shape(images, (*images.shape[:-3], *size, 3)), tf.cast(label, tf.int32)
 
-        batches = examples.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
-        return batches.batch(self.batch_size, drop_remainder=drop_remainder).prefetch(2)
+        if split.one_size:
+            return examples.batch(self.batch_size, drop_remainder=drop_remainder).map(prepare).prefetch(2)
+        examples = examples.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+        return examples.batch(self.batch_size, drop_remainder=drop_remainder).prefetch(2)
 
 
 def count_classes(name: str, data_dir: Path | None) -> int:
@@ -147,7 +151,7 @@ def _digits() -> tuple[Split, Split]:
 
 
 def _array_split(images: np.ndarray, labels: np.ndarray) -> Split:
-    return Split(tf.data.Dataset.from_tensor_slices((images, labels)), len(images), lambda image: image)
+    return Split(tf.data.Dataset.from_tensor_slices((images, labels)), len(images), lambda image: image, one_size=True)
 
 
 def _tfds(name: str, data_dir: Path | None) -> tuple[Split, Split]:

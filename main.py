@@ -5,9 +5,13 @@ Every option is declared in options.py; README lists them. A run leaves its resu
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import options
 import utils
-from utils import UserError
+
+if TYPE_CHECKING:
+    import profiler
 
 
 def main() -> None:
@@ -28,18 +32,11 @@ def main() -> None:
     )
     names = models.tensor_names(model)
     elastic = args.train_type == "elastic_training"
-    try:
-        table = profiler.load_table(args, names)
-    except UserError:
-        if elastic:
-            raise
-        table = None  # the other schemes need none; without it the time over full is not known
-    if elastic:
+    table = profiler.load_table(args, names) if elastic else None
+    if table:
         train.check_feasible(table, models.head_mask(model), args.rho)
 
-    settings = train.Settings(
-        **{name: getattr(args, name) for name in train.Settings.__dataclass_fields__},
-    )
+    settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
     folder = utils.new_run_folder(args.logdir, args.run_name, args.overwrite)
     print(
         f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
@@ -50,7 +47,7 @@ def main() -> None:
     }
     config["rho"] = args.rho if elastic else None
     with utils.RunLog(folder, config, names) as run:
-        if elastic:
+        if table:
             results = train.elastic_training(model, dataset, settings, run, table)
         else:
             results = getattr(train, args.train_type)(model, dataset, settings, run)
@@ -58,19 +55,17 @@ def main() -> None:
     if args.save_txt:
         hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
         utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
-    print(_last_line(summary, table.full_step_ms if table else None))
+    print(_last_line(summary, table))
 
 
-def _last_line(summary: dict, full_step_ms: float | None) -> str:
-    selection_percent = 100 * summary["selection_seconds"] / summary["train_seconds"]
-    step = ""
-    if summary["median_step_ms"] is not None:
-        step = f", step {summary['median_step_ms']:.1f} ms"
-        if full_step_ms:
-            step += f" = {summary['median_step_ms'] / full_step_ms:.2f} of a full one when profiled"
+def _last_line(summary: dict[str, Any], table: profiler.TimingTable | None) -> str:
+    step_ms = summary["median_step_ms"]
+    step = f", median step {step_ms:.1f} ms" if step_ms else ""
+    if step_ms and table:
+        step += f" = {step_ms / table.full_step_ms:.2f} of the full one profiled (asked: {summary['rho']:g})"
     return (
-        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained "
-        f"{summary['train_seconds']:.1f} s, of which selecting {selection_percent:.1f} %{step}"
+        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
+        f"{summary['train_seconds']:.1f} s, {summary['selection_seconds']:.1f} s of it selecting and compiling{step}"
     )
 
 

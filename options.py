@@ -43,7 +43,9 @@ EMBEDDED: dict[str, Any] = {
     "batch_size": 16,
     "alpha": 0.35,
     "augmentation": "none",  # a mirrored digit is no digit
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-3,
+    "num_epochs": 24,
+    "interval": 6,
 }
 
 

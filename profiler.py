@@ -31,10 +31,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm import tqdm
 
 import options
 import utils
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 TRACED_STEPS = 10
 WARM_UP_STEPS = 3
-ROUNDS = 8  # each round runs every selection of the fit once more
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 8, 40, 15  # small networks have noisy steps, but many fit into the time
 # Event names of operations are "name:Type"; those whose time is their inner operations' own are left out.
 _OP_EVENT = re.compile(r"([^:]+):([A-Za-z_]\w*)")
 _CALLS = frozenset(
@@ -240,7 +242,7 @@ def _update_owners(
 
 @dataclass(frozen=True)
 class Fit:
-    """From operation times to wall time: step = constant + chain·sum(t_dy of the chain) + own·sum(t_dw selected), in ms.
+    """From operation times to wall time, in ms: constant + chain·sum(t_dy of the chain) + own·sum(t_dw selected).
 
     `constant` holds the forward pass and what every step does; `chain` and `own` fall below 1 by as much as operations
     overlap. Errors are relative, in per cent: of the fit on its own selections, and leaving each one out in turn.
@@ -396,20 +398,27 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, on_round: Callable[[], object]) -> np.ndarray:
+def measure_ms(runs: Sequence[Callable[[], object]]) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms. All take turns, so a machine that slows down slows all alike."""
     for run in runs:
         for _ in range(WARM_UP_STEPS):
             run()
-    times = np.empty((rounds, len(runs)))
-    for row in times:
-        for i, run in enumerate(runs):
-            run()  # once unseen: the run before has left the caches to itself
-            start = time.perf_counter()
-            run()
-            row[i] = (time.perf_counter() - start) * 1e3
-        on_round()
-    return times
+    start = time.perf_counter()
+    times: list[list[float]] = []
+    with tqdm(total=MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
+        while len(times) < bar.total:
+            row = []
+            for run in runs:
+                run()  # once unseen: the run before has left the caches to itself
+                begin = time.perf_counter()
+                run()
+                row.append((time.perf_counter() - begin) * 1e3)
+            times.append(row)
+            if len(times) == 1:
+                rounds = int(MEASURING_SECONDS / (time.perf_counter() - start))
+                bar.total = min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
+            bar.update()
+    return np.array(times)
 
 
 def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndarray, rounds: int) -> Fit:
@@ -427,8 +436,11 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
     left_out = [
         100 * abs(float(features[i] @ solve(np.delete(everything, i))) / measured_ms[i] - 1) for i in everything
     ]
+    constant, chain, own = (float(factor) for factor in factors)
     return Fit(
-        *(float(factor) for factor in factors),
+        constant_ms=constant,
+        chain_factor=chain,
+        own_factor=own,
         median_error_percent=float(np.median(errors)),
         p95_error_percent=float(np.percentile(errors, 95)),
         median_left_out_error_percent=float(np.median(left_out)),
@@ -437,17 +449,15 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
     )
 
 
-def profile(model: keras.Model, settings: dict[str, Any], folder: Path, rounds: int = ROUNDS) -> TimingTable:
+def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> TimingTable:
     """Measure the timing table of `model`. Its weights do not change.
 
     Args:
         model: network with a layer "head".
         settings: model_name, alpha, input_size, num_classes, batch_size, optimizer.
         folder: where the trace is kept.
-        rounds: measurements of each selection; more is steadier.
     """
     import tensorflow as tf
-    from tqdm import tqdm
 
     import models
     import train
@@ -460,7 +470,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, rounds: 
     optimizer.build(variables)
     images, labels = (spec.shape for spec in train.batch_spec(model, batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    with tqdm(total=4 + len(calibration_masks(np.arange(len(variables)), head)) + rounds, unit="part") as bar:
+    with tqdm(total=3 + len(calibration_masks(np.arange(len(variables)), head)), unit="part") as bar:
         bar.set_description("compiling the full step")
         full = train.TrainStep(model, optimizer, variables, batch_size)
         for _ in range(WARM_UP_STEPS):
@@ -483,10 +493,9 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, rounds: 
             bar.update()
         steps.append(full)
         forward = train.forward_pass(model, batch_size)
-        bar.update(2)
-        bar.set_description("measuring steps")
-        runs: list[Callable[[], object]] = [lambda step=step: step(*batch) for step in steps]  # type: ignore[misc]
-        times = measure_ms([*runs, lambda: forward(*batch)], rounds, bar.update)
+        bar.update()
+    times = measure_ms([partial(step, *batch) for step in (*steps, forward)])
+    rounds = len(times)
 
     median_ms = np.median(times, axis=0)
     measured, forward_ms = median_ms[:-1], float(median_ms[-1])

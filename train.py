@@ -107,7 +107,8 @@ class TrainStep:
         variables: list[keras.Variable],
         batch_size: int,
     ) -> None:
-        def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
                 logits = model(images, training=True)
@@ -116,15 +117,15 @@ class TrainStep:
             self.loss, self.gradients = loss, gradients
             optimizer.apply(gradients, variables)
             correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
-            return loss, tf.reduce_mean(tf.cast(correct, tf.float32))
+            return loss, tf.reduce_mean(tf.cast(correct, tf.float32)), rate
 
         self._function = tf.function(step).get_concrete_function(*batch_spec(model, batch_size))
         self.graph: tf.Graph = self._function.graph
 
-    def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[float, float]:
-        """Train on one batch; returns loss and the share of right answers once the device is done."""
-        loss, accuracy = self._function(images, labels)
-        return float(loss), float(accuracy)
+    def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[float, float, float]:
+        """Train on one batch; returns loss, share of right answers, and learning rate once the device is done."""
+        loss, accuracy, rate = self._function(images, labels)
+        return float(loss), float(accuracy), float(rate)
 
 
 def forward_pass(model: keras.Model, batch_size: int) -> Any:
@@ -177,7 +178,7 @@ class ImportanceEvaluator:
                 loss = classification_loss(labels, model(images, training=True))
             return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-        self._gradients = tf.function(gradients).get_concrete_function(*batch_spec(model, batch_size))
+        self._gradients = tf.function(gradients, input_signature=batch_spec(model, batch_size))
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> np.ndarray:
         """Importance float64 [N] of `model.trainable_variables`, largest magnitude 1 (all 0 where nothing changes).
@@ -376,9 +377,8 @@ def run_training(
                 epoch_step_ms: list[float] = []
                 losses, accuracies = [], []
                 for images, labels in data.train(epoch).take(total_steps - done):
-                    rate = float(optimizer.learning_rate)
                     start = time.perf_counter()
-                    loss, accuracy = step(images, labels)
+                    loss, accuracy, rate = step(images, labels)
                     elapsed_ms = (time.perf_counter() - start) * 1e3
                     if not math.isfinite(loss):
                         raise UserError(

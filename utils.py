@@ -226,11 +226,6 @@ class RunLog:
     def record_choice(self, choice: Choice, step: int) -> None:
         """Note the tensors that train from `step` on."""
         self._choices.append((choice, step, []))
-        with self._writer.as_default(step=step):
-            self._tf.summary.image(
-                "selection/tensors_by_epoch", self._selection_image(), description="blue: trained in that epoch"
-            )
-            self._tf.summary.scalar("selection/trained_tensors", choice.mask.sum())
 
     def record_step(
         self, step: int, train_seconds: float, loss: float, accuracy: float, learning_rate: float, step_ms: float
@@ -256,8 +251,9 @@ class RunLog:
         self._write_points("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
         with self._writer.as_default(step=row["step"]):
             self._tf.summary.scalar("selection/seconds_so_far", row["selection_seconds"])
-            if len(self._epochs) > 1:
-                self._tf.summary.image("selection/tensors_by_epoch", self._selection_image())
+            self._tf.summary.scalar("selection/trained_tensors", row["trained_tensors"])
+            if not self._choices[-1][2]:  # the first epoch of a new selection
+                self._write_selection_image()
         if row["median_step_ms"] is not None:
             self._choices[-1][2].append(row["median_step_ms"])
         write_csv(self.folder / "metrics.csv", list(row), (list(epoch.values()) for epoch in self._epochs))
@@ -275,6 +271,9 @@ class RunLog:
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         summary = {**{key: self._config.get(key) for key in keys}, **results}
         write_json(self.folder / "summary.json", summary)
+        if self._epochs:
+            with self._writer.as_default(step=self._epochs[-1]["step"]):
+                self._write_selection_image()
         return summary
 
     def _write_train_point(self, step: int, train_seconds: float) -> None:
@@ -320,18 +319,19 @@ class RunLog:
         rows = []
         for choice, step, medians in self._choices:
             measured = statistics.median(medians) if medians else None
-            times = (choice.predicted_step_ms, choice.budget_step_ms, measured)
+            step_ms = (choice.predicted_step_ms, choice.budget_step_ms, measured)
             for index, name in enumerate(self._names):
                 importance = None if choice.importance is None else float(choice.importance[index])
-                rows.append((choice.epoch, step, name, importance, int(choice.mask[index]), *times))
+                rows.append((choice.epoch, step, name, importance, int(choice.mask[index]), *step_ms))
         write_csv(self.folder / "selections.csv", columns, rows)
 
-    def _selection_image(self) -> Any:
-        """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, as an image tensor [1, h, w, 3]."""
+    def _write_selection_image(self) -> None:
+        """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, to TensorBoard's images."""
         import numpy as np
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
-        epochs = max(len(self._epochs), self._choices[-1][0].epoch + 1)
+        epochs = len(self._epochs)
         grid = np.zeros((len(self._names), epochs))
         for choice, _, _ in self._choices:
             grid[:, choice.epoch :] = choice.mask[:, None]
@@ -349,7 +349,8 @@ class RunLog:
             vmax=1.3,
             extent=(0.5, epochs + 0.5, -0.5, len(self._names) - 0.5),
         )
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         with io.BytesIO() as file:
             figure.savefig(file, format="png", dpi=100)
-            return self._tf.expand_dims(self._tf.io.decode_png(file.getvalue(), channels=3), 0)
+            image = self._tf.io.decode_png(file.getvalue(), channels=3)
+        self._tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")

@@ -1,0 +1,40 @@
+# Sourced by run_demo.sh and run_tests.sh: makes the virtual environment if it is missing and installs what is not yet
+# there. `prepare_environment DIR CONSTRAINTS REQUIREMENT…` sets $python. Nothing is written outside the checkout.
+
+python_is_supported() {
+  "$1" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, ${newest_minor:-13}))" 2>/dev/null
+}
+
+prepare_environment() {
+  local folder=$1 constraints=$2 candidate stamp
+  shift 2
+  python=$folder/bin/python
+  if ! python_is_supported "$python"; then
+    local base=""
+    for candidate in "${PYTHON:-python3}" python3.12 python3.11 python3.13 python3.10; do
+      if python_is_supported "$candidate"; then
+        base=$candidate
+        break
+      fi
+    done
+    if [[ -z $base ]]; then
+      echo "${0##*/}: error: no Python 3.10 to 3.${newest_minor:-13} found; install one, or name it: PYTHON=/path/to/python3 $0" >&2
+      exit 2
+    fi
+    echo "making $folder with $("$base" --version)"
+    rm -rf "$folder"
+    "$base" -m venv "$folder" || exit 1
+  fi
+  # The stamp holds what was asked for, so that a changed requirement installs and an unchanged one does nothing.
+  stamp=$(cat "$@" ${constraints:+"$constraints"}; echo "$extra_requirement")
+  local name
+  name=$(basename "${*: -1}" .txt)
+  if [[ "$(cat "$folder/.installed-$name" 2>/dev/null)" != "$stamp" ]]; then
+    echo "installing ${*: -1} into $folder (a few minutes the first time)"
+    local arguments=()
+    for candidate in "$@"; do arguments+=(-r "$candidate"); done
+    "$python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" ${extra_requirement:+"$extra_requirement"} \
+      ${constraints:+-c "$constraints"} || exit 1
+    printf '%s\n' "$stamp" >"$folder/.installed-$name"
+  fi
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The main job on the embedded default, about four minutes on two cores after the install: profile the network, train it
+# elastically, fully, and by its head alone, then show a table and a figure. Run it again as often as you like: the new
+# runs take the place of the demo's earlier ones.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+extra_requirement=""
+prepare_environment .venv constraints.txt requirements.txt
+
+logdir=logs/demo
+echo "1/5 profiling: what does each tensor cost to train?"
+"$python" profiler.py --logdir $logdir
+number=2
+for scheme in elastic_training full_training traditional_tl_training; do
+  echo "$number/5 $scheme"
+  "$python" main.py --train_type $scheme --rho 0.5 --logdir $logdir --run_name $scheme --overwrite
+  number=$((number + 1))
+done
+echo "5/5 table and figure"
+"$python" scripts/plot_accuracy_time.py --logdir $logdir --output figures/demo
+echo "all curves: .venv/bin/tensorboard --logdir $logdir"

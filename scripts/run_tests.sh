@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Lint, type check and all tests, in an environment that is made and filled if need be.
+#
+#   ./scripts/run_tests.sh                          newest supported versions (constraints.txt), in .venv
+#   ./scripts/run_tests.sh --tensorflow 2.16.2      tests alone, under that TensorFlow, in .venv-tensorflow-2.16.2
+#   ./scripts/run_tests.sh -k solver                further words go to pytest
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+if [[ ${1:-} == --tensorflow ]]; then
+  version=${2:?--tensorflow needs a version, such as 2.16.2}
+  shift 2
+  extra_requirement="tensorflow==$version"
+  [[ $version == 2.1[6-9].* ]] && newest_minor=12
+  prepare_environment ".venv-tensorflow-$version" "" requirements.txt requirements-dev.txt
+  "$python" -c 'import importlib.metadata as m; print("TensorFlow", m.version("tensorflow"), "Keras", m.version("keras"))'
+else
+  extra_requirement=""
+  prepare_environment .venv constraints.txt requirements.txt requirements-dev.txt
+  "$python" -m ruff check .
+  "$python" -m ruff format --check .
+  "$python" -m mypy
+fi
+exec "$python" -m pytest "$@"
