@@ -5,6 +5,7 @@ Every option is declared in options.py; README lists them. A run leaves its resu
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import options

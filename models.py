@@ -11,6 +11,7 @@ the outer model is called with `training=True`. So the layers themselves are rep
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,13 +104,9 @@ def _build_mobilenetv2(size: int, alpha: float, weights: str | None) -> keras.Mo
 def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
     from vit_keras import vit
 
-    return vit.vit_b16(
-        image_size=size,
-        pretrained=weights == "imagenet",
-        include_top=False,
-        pretrained_top=False,
-        weights="imagenet21k",
-    )
+    network = vit.vit_b16(image_size=size, pretrained=weights == "imagenet", include_top=False, pretrained_top=False)
+    # vit-keras takes the class token by a Lambda layer, which Keras 3 refuses to load again; slicing does the same.
+    return keras.Model(network.inputs, network.get_layer("Transformer_encoder_norm").output[:, 0], name="vit_b16")
 
 
 ARCHITECTURES = {
@@ -156,7 +153,9 @@ def _load_weights(backbone: keras.Model, path: Path, name: str) -> None:
     if path.suffix != ".h5":
         raise UserError(f"--weights {path}: must end in .h5 or .weights.h5, as Keras saves a backbone's weights")
     try:
-        backbone.load_weights(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
+            backbone.load_weights(path)
     except Exception as error:  # Keras and h5py raise many kinds for a file that does not fit
         raise UserError(
             f"--weights {path}: does not fit {name} without its top layers: {_first_line(error)}"

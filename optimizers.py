@@ -14,8 +14,24 @@ import keras
 import tensorflow as tf
 
 
+class _OneDevice:
+    """Applies updates variable by variable, without Keras' reduction over replicas.
+
+    That reduction registers a custom gradient in a global table at every trace, which keeps the whole graph alive: each
+    new selection would leave its predecessor in memory (10 MB apiece for MobileNetV2).
+    """
+
+    def apply(self: Any, grads: list[tf.Tensor | None], trainable_variables: list[keras.Variable]) -> None:
+        """Update each variable that has a gradient, and count the step. The optimizer must be built."""
+        rate = self.learning_rate
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if gradient is not None:
+                self.update_step(gradient, variable.value, rate)
+        self.iterations.assign_add(1)
+
+
 @keras.saving.register_keras_serializable(package="elastic_trainer")
-class SGDW(keras.optimizers.SGD):
+class SGDW(_OneDevice, keras.optimizers.SGD):
     """SGD with momentum whose weight decay is multiplied by the scheduled learning rate and kept out of the momentum.
 
     Args:
@@ -57,7 +73,7 @@ class SGDW(keras.optimizers.SGD):
 
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
-class FusedAdam(keras.optimizers.Adam):
+class FusedAdam(_OneDevice, keras.optimizers.Adam):
     """keras.optimizers.Adam with TensorFlow's fused kernel (same update, one operation a tensor)."""
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:

@@ -68,7 +68,7 @@ def match_op(event_name: str, known: set[str] | frozenset[str]) -> str | None:
     The graph optimizer adds transposes named `op-0-Transpose…-LayoutOptimizer`, rewrites operations to
     `scope/ArithmeticOptimizer/Rule_op`, and inlines loops and functions to `op/inner`.
     """
-    name = re.sub(r"-\d+-\w+-LayoutOptimizer$", "", event_name)
+    name = re.sub(r"(-\d+)+-\w+-LayoutOptimizer$", "", event_name)
     if name in known:
         return name
     name = re.sub(r"(?:^|(?<=/))\w*Optimizer/[A-Za-z0-9]+_", "", name)

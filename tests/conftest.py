@@ -1,0 +1,70 @@
+"""What the tests share: a small network with a head, a small data set, and a timing table made up for it."""
+
+import utils
+
+utils.load_tensorflow()
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import data
+import models
+import profiler
+
+SIZE, CLASSES, BATCH = 8, 3, 4
+
+
+def make_small_model(seed=0):
+    """Two convolutions with frozen batch norm, two parallel branches, dropout and a head, at SIZE×SIZE."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.Rescaling(1 / 255)(inputs)
+    x = keras.layers.Conv2D(4, 3, padding="same", use_bias=False, name="stem")(x)
+    x = keras.layers.BatchNormalization(name="stem_bn")(x)
+    x = keras.layers.ReLU()(x)
+    left = keras.layers.Conv2D(4, 1, name="left")(x)
+    right = keras.layers.DepthwiseConv2D(3, padding="same", name="right")(x)
+    x = keras.layers.Add()([left, right])
+    x = keras.layers.BatchNormalization(name="tail_bn")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    x = keras.layers.Dropout(0.2, seed=seed)(x)
+    return models.freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
+
+
+def make_small_data(count=24, seed=0):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
+    labels = (np.arange(count) % CLASSES).astype(np.int32)
+    split = data.Split(tf.data.Dataset.from_tensor_slices((images, labels)), count, lambda image: image, one_size=True)
+    return data.ImageData("small", CLASSES, split, split, SIZE, BATCH, seed)
+
+
+def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
+    """A timing table in which every tensor costs the same, tensors ordered from the last to the first."""
+    names = models.tensor_names(model)
+    count = len(names)
+    positions = np.arange(count)[::-1]
+    return profiler.TimingTable(
+        names=[names[k] for k in positions],
+        shapes=[tuple(model.trainable_variables[k].shape) for k in positions],
+        positions=positions,
+        t_dw_ms=np.full(count, t_dw_ms),
+        t_dy_ms=np.full(count, t_dy_ms),
+        forward_ms=constant_ms,
+        full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
+        fit=profiler.Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 0.0, 1, 1),
+        settings={},
+        details={},
+    )
+
+
+@pytest.fixture
+def small_model():
+    return make_small_model()
+
+
+@pytest.fixture
+def small_data():
+    return make_small_data()

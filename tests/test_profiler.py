@@ -1,0 +1,235 @@
+"""The profiler: reading a trace, attribution by data flow against a naive reading of it, the fit, the table's file."""
+
+import json
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from conftest import BATCH, CLASSES, SIZE, make_small_model, make_table
+
+import models
+import profiler
+from optimizers import make_optimizer
+from train import TrainStep
+from utils import UserError
+
+SETTINGS = {
+    "model_name": "mobilenetv2",
+    "alpha": 0.5,
+    "input_size": SIZE,
+    "num_classes": CLASSES,
+    "batch_size": BATCH,
+    "optimizer": "sgd",
+}
+
+
+def full_step(model, optimizer_name="sgd"):
+    optimizer = make_optimizer(optimizer_name, 0.0, 5e-4, 1)
+    optimizer.build(model.trainable_variables)
+    return TrainStep(model, optimizer, model.trainable_variables, BATCH)
+
+
+def naive_needs(step):
+    """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one."""
+
+    def ancestors(op, found):
+        if op.name not in found:
+            found.add(op.name)
+            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+                ancestors(before, found)
+        return found
+
+    forward = ancestors(step.loss.op, set())
+    return forward, [ancestors(gradient.op, set()) - forward for gradient in step.gradients]
+
+
+@pytest.fixture(scope="module")
+def attributed():
+    """A step of the small network, random operation times, and their attribution."""
+    model = make_small_model()
+    step = full_step(model)
+    rng = np.random.default_rng(0)
+    op_ms = {op.name: float(rng.exponential()) for op in step.graph.get_operations()}
+    return model, step, op_ms, profiler.attribute_times(step, model.trainable_variables, op_ms)
+
+
+def test_attribution_equals_the_naive_reading_of_the_data_flow(attributed):
+    _, step, op_ms, costs = attributed
+    forward, needs = naive_needs(step)
+    count = len(needs)
+    order = sorted(range(count), key=lambda k: (len(needs[k]), -k))
+    assert costs.positions.tolist() == order
+    assert costs.forward_ms == pytest.approx(sum(op_ms[name] for name in forward))
+    seen = set()
+    for rank, k in enumerate(order):
+        others = set().union(*(needs[j] for j in range(count) if j != k))
+        own = needs[k] - others
+        shared = (needs[k] & others) - seen
+        seen |= shared
+        gradient_ms = costs.t_dw_ms[rank] - costs.update_ms[rank]
+        assert gradient_ms == pytest.approx(sum(op_ms[name] for name in own))
+        assert costs.t_dy_ms[rank] == pytest.approx(sum(op_ms[name] for name in shared))
+
+
+def test_every_operation_is_counted_once(attributed):
+    _, _, op_ms, costs = attributed
+    placeholders = sum(ms for name, ms in op_ms.items() if name in {"images", "labels"})
+    counted = costs.forward_ms + costs.other_ms + costs.t_dw_ms.sum() + costs.t_dy_ms.sum()
+    assert counted == pytest.approx(sum(op_ms.values()), abs=placeholders)
+
+
+def test_chain_sum_is_never_below_the_operations_a_selection_needs(attributed):
+    _, step, op_ms, costs = attributed
+    _, needs = naive_needs(step)
+    rng = np.random.default_rng(1)
+    gradient_ms = costs.t_dw_ms - costs.update_ms
+    for _ in range(300):
+        selected = rng.random(len(needs)) < rng.random()
+        union = set().union(*(needs[costs.positions[k]] for k in np.flatnonzero(selected)))
+        chain, own = profiler.chain_and_own(selected, costs.t_dy_ms, gradient_ms)
+        assert chain + own >= sum(op_ms[name] for name in union) - 1e-9
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "ResourceApplyKerasMomentum"), ("adam", "ResourceApplyAdam")])
+def test_each_update_belongs_to_its_tensor(optimizer, kind):
+    model = make_small_model()
+    step = full_step(model, optimizer)
+    operations = step.graph.get_operations()
+    updates = {op.name: 1.0 for op in operations if op.type == kind}
+    assert len(updates) == len(model.trainable_variables)
+    costs = profiler.attribute_times(step, model.trainable_variables, updates)
+    np.testing.assert_array_equal(costs.update_ms, 1.0)
+    if optimizer == "sgd":  # weight decay is part of the update
+        decay = {op.name: 1.0 for op in operations if op.type == "AssignSubVariableOp"}
+        costs = profiler.attribute_times(step, model.trainable_variables, decay)
+        np.testing.assert_array_equal(costs.update_ms, 1.0)
+
+
+def test_tensors_come_output_first(attributed):
+    model, _, _, costs = attributed
+    names = [models.tensor_names(model)[k] for k in costs.positions]
+    assert set(names[:2]) == {"head/kernel", "head/bias"}
+    assert names[-1].startswith("stem/")
+
+
+@pytest.mark.parametrize(
+    ("event", "op"),
+    [
+        ("net/conv/Conv2D", "net/conv/Conv2D"),
+        ("net/conv/Conv2D-0-0-TransposeNCHWToNHWC-LayoutOptimizer", "net/conv/Conv2D"),
+        ("net/conv/Conv2D-0-TransposeNHWCToNCHW-LayoutOptimizer", "net/conv/Conv2D"),
+        ("net/ArithmeticOptimizer/FoldTransposeIntoMatMul_mul", "net/mul"),
+        ("net/rnn/while/body/_12/net/rnn/while/MatMul", "net/rnn/while"),
+        ("elsewhere/MatMul", None),
+    ],
+)
+def test_match_op(event, op):
+    assert profiler.match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
+
+
+def write_trace(path, lines):
+    """An XSpace with one CPU plane; `lines` is a list of lists of (event name, milliseconds)."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.planes.add(name="/host:metadata")
+    plane = space.planes.add(name="/host:CPU")
+    for events in lines:
+        line = plane.lines.add(name="thread")
+        for name, ms in events:
+            key = next((k for k, m in plane.event_metadata.items() if m.name == name), len(plane.event_metadata) + 1)
+            plane.event_metadata[key].id = key
+            plane.event_metadata[key].name = name
+            line.events.add(metadata_id=key, duration_ps=round(ms * 1e9))
+    path.write_bytes(space.SerializeToString())
+
+
+def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
+    write_trace(
+        tmp_path / "t.xplane.pb",
+        [
+            [("a/Conv2D:Conv2D", 2.0), ("ExecutorState::Process", 50.0), ("a/Conv2D:Conv2D", 2.2)],
+            [("a/Conv2D:Conv2D", 9.0), ("b/while/MatMul:MatMul", 1.0), ("b/while/MatMul:MatMul", 1.0)],
+            [("b/while:While", 30.0), ("gone/Mul:Mul", 3.0), ("b/while/MatMul:MatMul", 1.0)] * 2,
+        ],
+    )
+    times, unmatched = profiler.read_op_times(tmp_path / "t.xplane.pb", {"a/Conv2D", "b/while"}, steps=3)
+    # Once a step: the median of 2.0, 2.2 and 9.0. A loop's inner operations: four in three steps. The loop itself: not.
+    assert times == pytest.approx({"a/Conv2D": 2.2, "b/while": 4 / 3})
+    assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
+
+
+def test_the_fit_finds_the_factors_and_leaves_out_fairly():
+    rng = np.random.default_rng(0)
+    chain, own = rng.uniform(0, 50, (2, 12))
+    fit = profiler.fit_wall_time(chain, own, 10 + 0.7 * chain + 0.4 * own, rounds=1)
+    assert (fit.constant_ms, fit.chain_factor, fit.own_factor) == pytest.approx((10, 0.7, 0.4))
+    assert fit.p95_error_percent < 1e-6 and fit.median_left_out_error_percent < 1e-6
+
+
+def test_profiling_a_network_end_to_end(tmp_path, small_model):
+    before = [v.numpy() for v in small_model.trainable_variables]
+    table = profiler.profile(small_model, SETTINGS, tmp_path)
+    for old, variable in zip(before, small_model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, variable.numpy())
+    assert sorted(table.positions) == list(range(len(before)))
+    assert table.details["unmatched_time_percent"] < 2
+    assert 0 < table.forward_ms < table.full_step_ms
+    assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0
+    assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(models.head_mask(small_model))
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    profiler.draw_table(table, tmp_path / "timing")
+    assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
+
+
+@pytest.fixture
+def saved(tmp_path, small_model):
+    args = Namespace(**SETTINGS, dataset_name="digits", logdir=tmp_path, weights="none")
+    table = make_table(small_model)
+    table.settings.update(SETTINGS)
+    table.save(profiler.table_folder(args))
+    return args, models.tensor_names(small_model), table
+
+
+def test_the_table_is_read_back_as_written(saved):
+    args, names, table = saved
+    assert profiler.table_folder(args).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
+    header = (profiler.table_folder(args) / "table.csv").read_text().splitlines()[0]
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms"
+    loaded = profiler.load_table(args, names)
+    assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
+    np.testing.assert_array_equal(loaded.positions, table.positions)
+    mask = np.random.default_rng(0).random(len(names)) < 0.5
+    assert loaded.predict_ms(mask) == pytest.approx(table.predict_ms(mask))
+
+
+def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
+    args, names, _ = saved
+    folder = profiler.table_folder(args)
+    command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
+    with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it anew: {command}"):
+        profiler.load_table(Namespace(**{**vars(args), "optimizer": "adam"}), names)
+    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
+        profiler.load_table(args, ["other", *names[1:]])
+    with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
+        profiler.load_table(args, [*names, "more"])
+    record = json.loads((folder / "profile.json").read_text())
+    (folder / "profile.json").write_text(json.dumps(record)[:-30])
+    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
+        profiler.load_table(args, names)
+    (folder / "table.csv").unlink()
+    with pytest.raises(UserError, match=f"no timing table in .*{command}"):
+        profiler.load_table(args, names)
+
+
+def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
+    model = make_small_model()
+    lonely = model.add_weight(shape=(3,), name="lonely")
+    index = next(k for k, v in enumerate(model.trainable_variables) if v is lonely)
+    step = full_step(model)
+    assert step.gradients[index] is None
+    costs = profiler.attribute_times(
+        step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()}
+    )
+    assert costs.positions[-1] == index
+    assert costs.t_dy_ms[-1] == 0 and costs.t_dw_ms[-1] == 0
