@@ -584,7 +584,8 @@ def main() -> None:
         args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
     )
     folder = table_folder(args)
-    with utils.writable(folder):
+    with utils.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         table = profile(model, {key: getattr(args, key) for key in _SETTINGS}, folder)
     table.save(folder)
     draw_table(table, folder / "timing")

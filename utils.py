@@ -70,13 +70,12 @@ def load_tensorflow() -> None:
 
 
 @contextlib.contextmanager
-def writable(folder: Path) -> Iterator[None]:
-    """Make `folder`; what the system refuses, there or in the block, becomes a `UserError` that names it."""
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses in this block becomes a `UserError` that names `path`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -86,9 +85,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the folder cannot be written to, or the disk is full.
     """
-    path = Path(path)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    with writable(path.parent):
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             temporary.replace(path)
@@ -130,7 +129,7 @@ def new_run_folder(logdir: Path, run_name: str, overwrite: bool) -> Path:
     Raises:
         UserError: the folder cannot be made, or `overwrite` meets a folder that does not hold a run.
     """
-    try:
+    with writing(logdir):
         if overwrite and (logdir / run_name).exists():
             return _emptied_run_folder(logdir / run_name)
         logdir.mkdir(parents=True, exist_ok=True)
@@ -139,8 +138,6 @@ def new_run_folder(logdir: Path, run_name: str, overwrite: bool) -> Path:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 return folder
-    except OSError as error:
-        raise UserError(f"--logdir {logdir}: cannot be written: {error.strerror or error}") from error
     raise UserError(f"--run_name {run_name}: a million runs have this name; choose another")
 
 

@@ -55,7 +55,7 @@ def folder(tmp_path):
             where = tmp_path / split / name
             where.mkdir(parents=True)
             for i in range(count):
-                pixels = np.tile(np.uint8(colour), (20 + i, 30, 1))
+                pixels = np.tile(np.array(colour, np.uint8), (20 + i, 30, 1))
                 encoded = tf.io.encode_png(pixels) if i % 2 else tf.io.encode_jpeg(pixels)
                 tf.io.write_file(str(where / f"{i}.{'png' if i % 2 else 'jpg'}"), encoded)
     return tmp_path

@@ -60,7 +60,7 @@ def test_attribution_equals_the_naive_reading_of_the_data_flow(attributed):
     order = sorted(range(count), key=lambda k: (len(needs[k]), -k))
     assert costs.positions.tolist() == order
     assert costs.forward_ms == pytest.approx(sum(op_ms[name] for name in forward))
-    seen = set()
+    seen: set[str] = set()
     for rank, k in enumerate(order):
         others = set().union(*(needs[j] for j in range(count) if j != k))
         own = needs[k] - others

@@ -29,7 +29,7 @@ def slots_of(optimizer, count):
     """Slot variables of each trained variable: [count] lists."""
     slots = [v for v in optimizer.variables if len(v.shape)]  # the step count and the rate are scalars
     assert len(slots) % count == 0
-    kinds = {"momentum": [], "velocity": []}
+    kinds: dict[str, list] = {"momentum": [], "velocity": []}
     for slot in slots:
         kinds["velocity" if slot.path.endswith("velocity") else "momentum"].append(slot)
     return [[group[k] for group in kinds.values() if group] for k in range(count)]
@@ -133,6 +133,7 @@ def test_selection_keeps_the_budget_and_always_has_the_head(small_model):
         choice = train.select_tensors(table, importance, head, float(rho))
         assert choice.mask[head].all()
         assert choice.predicted_step_ms == pytest.approx(table.predict_ms(choice.mask))
+        assert choice.predicted_step_ms is not None and choice.budget_step_ms is not None
         assert choice.predicted_step_ms <= choice.budget_step_ms + 1e-9
         assert not (choice.mask & ~head & (importance <= 0)).any()
     everything = train.select_tensors(table, np.ones(len(head)), head, 1.0)

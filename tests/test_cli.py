@@ -1,0 +1,161 @@
+"""The command lines: each mistake is one clear line, and profiler.py then main.py leave what they promise."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import options
+
+ROOT = Path(__file__).resolve().parent.parent
+# A network small enough to profile in seconds, at the size where it still runs all its layers.
+NETWORK = ["--input_size", "32", "--batch_size", "4", "--weights", "none"]
+
+
+def command(script, *arguments):
+    words = [sys.executable, ROOT / script, *map(str, arguments)]
+    # conftest has set the variable for this process; a user's shell has not
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+
+def error_line(script, *arguments):
+    """The one line that a refused command prints on stderr."""
+    done = command(script, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith(f"{Path(script).name}: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model_name", "resnet5"], "--model_name: 'resnet5' is not one of resnet50, .*; did you mean 'resnet50'?"),
+        (["--dataset_name", "cifar"], "--dataset_name: 'cifar' is not one of"),
+        (["--train_type", "elastic"], "--train_type: 'elastic' is not one of .*; did you mean 'elastic_training'?"),
+        (["--rho", "1.5"], "--rho: must be above 0 and at most 1, not '1.5'"),
+        (["--rho", "0"], "--rho: must be above 0"),
+        (["--batch_size", "0"], "--batch_size: must be a whole number of at least 1, not '0'"),
+        (["--learning_rate", "nan"], "--learning_rate: must be a number above 0, not 'nan'"),
+        (["--save_txt", "maybe"], "--save_txt: must be True or False, not 'maybe'"),
+        (["--run_name", "a/b"], "--run_name must be the plain name of a folder, not 'a/b'"),
+        (["--run_name", "profiles"], "--run_name must not be 'profiles'"),
+        (["--rhoo", "1"], "unrecognized arguments: --rhoo 1"),
+    ],
+)
+def test_bad_options_are_named(arguments, message):
+    import re
+
+    from utils import UserError
+
+    with pytest.raises(UserError) as caught:
+        options.parse_main(arguments)
+    assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
+
+
+def test_a_bad_option_is_one_line_on_stderr():
+    assert "--rho: must be above 0 and at most 1, not '7'" in error_line("main.py", "--rho", "7")
+
+
+def test_defaults_follow_the_data_set_and_the_model():
+    digits = options.parse_main([])
+    assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
+    assert digits.weights == str(options.GLYPH_WEIGHTS)
+    paper = options.parse_main(["--dataset_name", "caltech_birds2011"])
+    assert (paper.model_name, paper.input_size, paper.batch_size) == ("resnet50", 224, 4)
+    assert (paper.weights, paper.learning_rate, paper.num_epochs, paper.interval) == ("imagenet", 1e-4, 12, 3)
+    assert (paper.optimizer, options.parse_main(["--model_name", "vit"]).optimizer) == ("sgd", "adam")
+    for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
+        assert options.parse_main(other).weights == "imagenet"
+    given = options.parse_main(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
+    assert (given.weights, given.learning_rate, given.save_model) == ("none", 0.5, False)
+
+
+def test_the_suggested_profiler_command_makes_the_same_table():
+    args = options.parse_main(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"])
+    args.num_classes = 10
+    suggested = options.parse_profiler(options.profiler_command(args).split()[2:])
+    for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha", "logdir", "weights"):
+        assert getattr(suggested, key) == getattr(args, key)
+
+
+def test_profile_then_train_then_compare(tmp_path):
+    """The whole chain as a user runs it, on the real digits, and the mistakes on the way."""
+    flags = [*NETWORK, "--logdir", tmp_path]
+    missing = error_line("main.py", *flags)
+    assert "no timing table in" in missing and "python profiler.py --model_name mobilenetv2" in missing
+    assert not list(tmp_path.iterdir()), "a refused run leaves nothing"
+
+    profiled = command("profiler.py", *flags)
+    assert profiled.returncode == 0, profiled.stderr
+    assert "operation time that matched no operation of the network: 0." in profiled.stdout
+    assert "smallest feasible rho" in profiled.stdout
+    folder = tmp_path / "profiles" / "mobilenetv2-0.35_32_10_4"
+    assert {"table.csv", "profile.json", "timing.png", "timing.pdf"} <= {path.name for path in folder.iterdir()}
+    profile = json.loads((folder / "profile.json").read_text())
+    assert profile["full_step_ms"] == pytest.approx(profile["forward_ms"] + profile["backward_ms"])
+
+    infeasible = error_line("main.py", *flags, "--rho", "0.01")
+    assert "--rho 0.01: training the head alone takes" in infeasible and "give at least 0." in infeasible
+
+    run = [*flags, "--max_steps", "6", "--run_name", "mine", "--rho", "0.9", "--save_txt"]
+    for _ in range(2):
+        done = command("main.py", *run)
+        assert done.returncode == 0, done.stderr
+        assert "accuracy" in done.stdout.splitlines()[-1]
+    assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
+    assert len((tmp_path / "mine" / "mine.txt").read_text().split()) == 2
+
+    full = command(
+        "main.py", *flags, "--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine"
+    )
+    assert full.returncode == 0, full.stderr
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert summary["train_type"] == "full_training" and summary["rho"] is None
+    assert len(list((tmp_path / "mine").glob("events.out.*"))) == 1, "the old run is not mixed into the new one"
+    assert not (tmp_path / "mine" / "mine.txt").exists()
+
+    compared = command("scripts/plot_accuracy_time.py", "--logdir", tmp_path, "--output", tmp_path / "figure")
+    assert compared.returncode == 0, compared.stderr
+    lines = compared.stdout.splitlines()
+    assert lines[0].split("  ")[0] == "scheme"
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["ElasticTrainer", "Full training"]
+    assert (tmp_path / "figure.pdf").is_file() and (tmp_path / "figure.png").is_file()
+
+
+def test_overwrite_spares_a_folder_that_holds_no_run(tmp_path):
+    import utils
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"):
+        utils.new_run_folder(tmp_path, "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    assert utils.new_run_folder(tmp_path, "mine", overwrite=False).name == "mine-2"
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
+    import utils
+
+    path = tmp_path / "summary.json"
+    utils.write_json(path, {"old": 1})
+
+    def full_disk():
+        with utils.atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(utils.UserError, match=r"summary\.json: cannot be written: No space left on device"):
+        full_disk()
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_comparing_nothing_is_refused(tmp_path):
+    assert "holds no finished run" in error_line("scripts/plot_accuracy_time.py", "--logdir", tmp_path)
