@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -204,11 +204,6 @@ def build_model(
     return keras.Model(inputs, outputs, name=f"{name}_classifier")
 
 
-def label(name: str, alpha: float) -> str:
-    """The network's name in file names: `mobilenetv2-0.35`, `resnet50`."""
-    return f"{name}-{alpha:g}" if name == "mobilenetv2" and alpha != 1 else name
-
-
 def tensor_names(model: keras.Model) -> list[str]:
     """One unique name for each of `model.trainable_variables`, in their order."""
     seen: dict[str, int] = {}
@@ -229,9 +224,3 @@ def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:
     """Bool [N] over `model.trainable_variables`: scales and shifts of normalisation layers, biases, and the head."""
     names = np.array([variable.name in ("gamma", "beta", "bias") for variable in model.trainable_variables])
     return names | head_mask(model)
-
-
-def describe(model: keras.Model) -> dict[str, Any]:
-    """Number of tensors and of single weights that can train."""
-    sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
-    return {"trainable_tensors": len(sizes), "trainable_weights": sum(sizes)}

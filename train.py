@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -66,6 +67,15 @@ class Choice:
     predicted_step_ms: float | None = None
     budget_step_ms: float | None = None
     epoch: int = 0
+
+
+class StepResult(NamedTuple):
+    """One training step: loss, share of right answers, learning rate, wall time (None where it is no measure)."""
+
+    loss: float
+    accuracy: float
+    learning_rate: float
+    step_ms: float | None
 
 
 class Scheme(Protocol):
@@ -318,17 +328,47 @@ class _Clocks:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        self._started[name] = start
+        self._started[name] = time.perf_counter()
         try:
             yield
         finally:
-            del self._started[name]
-            setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+            setattr(self, name, getattr(self, name) + time.perf_counter() - self._started.pop(name))
 
     def training_now(self) -> float:
         """Training seconds up to this moment, while that clock runs."""
         return self.training + time.perf_counter() - self._started["training"]
+
+
+class _Trainee:
+    """The tensors that train at present, and the compiled step that trains them."""
+
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch_size: int) -> None:
+        self._model, self._optimizer, self._batch_size = model, optimizer, batch_size
+        self._step: TrainStep | None = None
+        self._warm = False
+        self.choice = Choice(np.zeros(len(model.trainable_variables), bool))
+
+    def adopt(self, choice: Choice) -> None:
+        """Train `choice` from now on; the old graph goes before a new one comes."""
+        if self._step is None or (choice.mask != self.choice.mask).any():
+            self._step = None
+            gc.collect()
+            chosen = [v for v, taken in zip(self._model.trainable_variables, choice.mask, strict=True) if taken]
+            self._step = TrainStep(self._model, self._optimizer, chosen, self._batch_size)
+            self._warm = False
+        self.choice = choice
+
+    def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
+        """One step on one batch. The first one of a new graph, which TensorFlow then optimises, has no `step_ms`."""
+        assert self._step is not None, "a scheme must choose before the first step"
+        start = time.perf_counter()
+        loss, accuracy, rate = self._step(images, labels)
+        step_ms = (time.perf_counter() - start) * 1e3 if self._warm else None
+        self._warm = True
+        if not math.isfinite(loss):
+            step = int(self._optimizer.iterations)
+            raise UserError(f"the loss is {loss} at step {step} with learning rate {rate:g}; lower --learning_rate")
+        return StepResult(loss, accuracy, rate, step_ms)
 
 
 def run_training(
@@ -344,86 +384,61 @@ def run_training(
     Raises:
         UserError: the loss is no longer a finite number.
     """
-    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or math.inf)
-    total_steps = int(total_steps)
+    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or sys.maxsize)
+    epochs = math.ceil(total_steps / data.steps_per_epoch)
     optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, total_steps)
     optimizer.build(model.trainable_variables)
-    evaluation = Evaluation(model)
-    clocks = _Clocks()
-    step: TrainStep | None = None
-    choice: Choice | None = None
+    trainee, evaluation, clocks = _Trainee(model, optimizer, data.batch_size), Evaluation(model), _Clocks()
     all_step_ms: list[float] = []
-    best_accuracy = final_accuracy = 0.0
-    done = epoch = 0
-    warm = False
+    accuracies: list[float] = []
+    done = 0
 
     with tqdm(total=total_steps, unit="step", dynamic_ncols=True) as bar:
-        while done < total_steps:
+        for epoch in range(epochs):
             with clocks.running("training"):
+                bar.set_description(f"epoch {epoch + 1}/{epochs}, selecting")
                 with clocks.running("selection"):
-                    bar.set_description(f"epoch {epoch + 1}: selecting")
-                    new_choice = scheme.choose(epoch, optimizer)
-                    if new_choice is not None:
-                        if step is None or choice is None or (new_choice.mask != choice.mask).any():
-                            step = None  # the old graph goes before the new one comes
-                            gc.collect()
-                            chosen = [v for v, m in zip(model.trainable_variables, new_choice.mask, strict=True) if m]
-                            step = TrainStep(model, optimizer, chosen, data.batch_size)
-                            warm = False
-                        choice = new_choice
+                    choice = scheme.choose(epoch, optimizer)
+                    if choice is not None:
+                        trainee.adopt(choice)
                         run.record_choice(choice, done)
-                assert step is not None and choice is not None, "a scheme must choose before the first step"
-                bar.set_description(f"epoch {epoch + 1}/{math.ceil(total_steps / data.steps_per_epoch)}")
-                epoch_step_ms: list[float] = []
-                losses, accuracies = [], []
+                bar.set_description(f"epoch {epoch + 1}/{epochs}")
+                results: list[StepResult] = []
                 for images, labels in data.train(epoch).take(total_steps - done):
-                    start = time.perf_counter()
-                    loss, accuracy, rate = step(images, labels)
-                    elapsed_ms = (time.perf_counter() - start) * 1e3
-                    if not math.isfinite(loss):
-                        raise UserError(
-                            f"the loss is {loss} at step {done + 1} with learning rate {rate:g}; lower --learning_rate"
-                        )
+                    results.append(trainee.train(images, labels))
                     done += 1
-                    if warm:  # a new graph is optimised during its first step
-                        epoch_step_ms.append(elapsed_ms)
-                    warm = True
-                    losses.append(loss)
-                    accuracies.append(accuracy)
-                    run.record_step(done, clocks.training_now(), loss, accuracy, rate, elapsed_ms)
+                    run.record_step(done, clocks.training_now(), results[-1])
+                    bar.set_postfix_str(_progress(results, trainee.choice, accuracies), refresh=False)
                     bar.update()
-                    bar.set_postfix_str(
-                        _progress(losses, accuracies, elapsed_ms, choice, final_accuracy), refresh=False
-                    )
-            all_step_ms += epoch_step_ms
-            epoch += 1
+            bar.set_description(f"epoch {epoch + 1}/{epochs}, testing")
             with clocks.running("validation"):
-                bar.set_description(f"epoch {epoch}: testing")
-                test_loss, final_accuracy = evaluation(data.test())
+                test_loss, test_accuracy = evaluation(data.test())
+            accuracies.append(test_accuracy)
             if settings.save_model:
-                run.save_model(model, best=final_accuracy > best_accuracy)
-            best_accuracy = max(best_accuracy, final_accuracy)
+                run.save_model(model, best=test_accuracy > max(accuracies[:-1], default=-1.0))
+            step_ms = [result.step_ms for result in results if result.step_ms is not None]
+            all_step_ms += step_ms
             run.record_epoch(
-                epoch=epoch,
+                epoch=epoch + 1,
                 step=done,
                 train_seconds=clocks.training,
                 selection_seconds=clocks.selection,
                 validation_seconds=clocks.validation,
-                learning_rate=rate,
-                train_loss=float(np.mean(losses)),
-                train_accuracy=float(np.mean(accuracies)),
+                learning_rate=results[-1].learning_rate,
+                train_loss=float(np.mean([result.loss for result in results])),
+                train_accuracy=float(np.mean([result.accuracy for result in results])),
                 test_loss=test_loss,
-                test_accuracy=final_accuracy,
-                median_step_ms=float(np.median(epoch_step_ms)) if epoch_step_ms else None,
-                budget_step_ms=choice.budget_step_ms,
-                trained_tensors=int(choice.mask.sum()),
+                test_accuracy=test_accuracy,
+                median_step_ms=float(np.median(step_ms)) if step_ms else None,
+                budget_step_ms=trainee.choice.budget_step_ms,
+                trained_tensors=int(trainee.choice.mask.sum()),
             )
 
     return {
-        "epochs": epoch,
+        "epochs": epochs,
         "steps": done,
-        "best_accuracy": best_accuracy,
-        "final_accuracy": final_accuracy,
+        "best_accuracy": max(accuracies),
+        "final_accuracy": accuracies[-1],
         "train_seconds": clocks.training,
         "validation_seconds": clocks.validation,
         "selection_seconds": clocks.selection,
@@ -433,12 +448,13 @@ def run_training(
     }
 
 
-def _progress(
-    losses: list[float], accuracies: list[float], step_ms: float, choice: Choice, test_accuracy: float
-) -> str:
-    recent = slice(-20, None)
-    budget = "" if choice.budget_step_ms is None else f" of {choice.budget_step_ms:.0f}"
-    return (
-        f"loss {np.mean(losses[recent]):.3f}, accuracy {np.mean(accuracies[recent]):.1%}, "
-        f"tested {test_accuracy:.1%}, step {step_ms:.0f}{budget} ms"
-    )
+def _progress(results: list[StepResult], choice: Choice, test_accuracies: list[float]) -> str:
+    recent = results[-20:]
+    step_ms = [result.step_ms for result in recent if result.step_ms is not None]
+    text = f"loss {np.mean([r.loss for r in recent]):.3f}, accuracy {np.mean([r.accuracy for r in recent]):.1%}"
+    if test_accuracies:
+        text += f", tested {test_accuracies[-1]:.1%}"
+    if step_ms:
+        budget = f" of {choice.budget_step_ms:.0f}" if choice.budget_step_ms else ""
+        text += f", step {np.median(step_ms):.0f}{budget} ms"
+    return text

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import keras
     from matplotlib.figure import Figure
 
-    from train import Choice
+    from train import Choice, StepResult
 
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 
@@ -206,10 +206,9 @@ class RunLog:
         self._tf = tf
         self._epochs: list[dict[str, Any]] = []
         self._choices: list[tuple[Choice, int, list[float]]] = []  # choice, step it was made at, medians of its epochs
-        self._loss: list[float] = []
-        self._accuracy: list[float] = []
+        self._since_point: list[StepResult] = []
+        self._last_point = time.monotonic()
         self._last_second = -1
-        self._last_logged = time.monotonic()
         write_json(folder / "config.json", {**config, "environment": environment()})
         self._writer = tf.summary.create_file_writer(str(folder))
         self._write_layout()
@@ -224,26 +223,18 @@ class RunLog:
         """Note the tensors that train from `step` on."""
         self._choices.append((choice, step, []))
 
-    def record_step(
-        self, step: int, train_seconds: float, loss: float, accuracy: float, learning_rate: float, step_ms: float
-    ) -> None:
+    def record_step(self, step: int, train_seconds: float, result: StepResult) -> None:
         """Note one training step; means since the last point go to TensorBoard about twice a second."""
-        self._loss.append(loss)
-        self._accuracy.append(accuracy)
-        if time.monotonic() - self._last_logged < 0.5:
+        self._since_point.append(result)
+        if time.monotonic() - self._last_point < 0.5:
             return
-        self._last_logged = time.monotonic()
+        self._last_point = time.monotonic()
         self._write_train_point(step, train_seconds)
-        with self._writer.as_default(step=step):
-            self._tf.summary.scalar("learning_rate", learning_rate)
-            self._tf.summary.scalar("step_time/measured_ms", step_ms)
-            if self._choices[-1][0].budget_step_ms is not None:
-                self._tf.summary.scalar("step_time/budget_ms", self._choices[-1][0].budget_step_ms)
 
     def record_epoch(self, **row: Any) -> None:
         """Note the end of an epoch; the keys become the columns of metrics.csv."""
         self._epochs.append(row)
-        if self._loss:
+        if self._since_point:
             self._write_train_point(row["step"], row["train_seconds"])
         self._write_points("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
         with self._writer.as_default(step=row["step"]):
@@ -274,9 +265,17 @@ class RunLog:
         return summary
 
     def _write_train_point(self, step: int, train_seconds: float) -> None:
-        loss, accuracy = statistics.fmean(self._loss), statistics.fmean(self._accuracy)
-        self._loss, self._accuracy = [], []
+        results, self._since_point = self._since_point, []
+        loss, accuracy = (statistics.fmean(getattr(r, name) for r in results) for name in ("loss", "accuracy"))
         self._write_points("train", step, train_seconds, loss, accuracy)
+        step_ms = [result.step_ms for result in results if result.step_ms is not None]
+        budget_ms = self._choices[-1][0].budget_step_ms
+        with self._writer.as_default(step=step):
+            self._tf.summary.scalar("learning_rate", results[-1].learning_rate)
+            if step_ms:
+                self._tf.summary.scalar("step_time/measured_ms", statistics.median(step_ms))
+            if budget_ms is not None:
+                self._tf.summary.scalar("step_time/budget_ms", budget_ms)
 
     def _write_points(self, split: str, step: int, train_seconds: float, loss: float, accuracy: float) -> None:
         """The same two curves twice: over steps, and with whole training seconds in the place of steps."""
