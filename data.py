@@ -98,7 +98,13 @@ def count_classes(name: str, data_dir: Path | None) -> int:
     """Number of classes of a data set, without loading it. Raises `UserError` as `load`."""
     if name == "digits":
         return 10
-    return TFDS_CLASSES[name] if name in TFDS_CLASSES else len(_class_folders(_image_folder(data_dir) / "train"))
+    if name in TFDS_CLASSES:
+        return TFDS_CLASSES[name]
+    folder = _image_folder(data_dir) / "train"
+    classes = len(_class_folders(folder))
+    if not classes:
+        raise UserError(f"--data_dir {folder}: holds no folders; it needs one for each class")
+    return classes
 
 
 def load(

@@ -26,8 +26,7 @@ def main() -> None:
     import train
 
     keras.utils.set_random_seed(args.seed)
-    dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
-    args.num_classes = args.num_classes or dataset.num_classes
+    args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
     model = models.build_model(
         args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
     )
@@ -36,7 +35,7 @@ def main() -> None:
     table = profiler.load_table(args, names) if elastic else None
     if table:
         train.check_feasible(table, models.head_mask(model), args.rho)
-
+    dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
     settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
     folder = utils.new_run_folder(args.logdir, args.run_name, args.overwrite)
     print(

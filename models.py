@@ -46,7 +46,10 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
 
 
 def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
-    """`model` with every BatchNormalization turned into a FrozenBatchNormalization of the same weights."""
+    """`model` with each BatchNormalization among its layers turned into a FrozenBatchNormalization of the same weights.
+
+    Layers inside a model that is itself a layer of `model` are not reached.
+    """
     if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
         return model
 

@@ -74,13 +74,27 @@ class SGDW(_OneDevice, keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class FusedAdam(_OneDevice, keras.optimizers.Adam):
-    """keras.optimizers.Adam with TensorFlow's fused kernel (same update, one operation a tensor)."""
+    """keras.optimizers.Adam with TensorFlow's fused kernel, and a step count for each tensor.
+
+    The bias correction must know how often a tensor's own averages were updated. By the common step count, as in Keras,
+    a tensor first selected at step 1,000 would be moved several times too far by its averages, which start at 0.
+    """
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Make both moving averages and the step count of every variable."""
+        if self.built:
+            return
+        super().build(variables)
+        self._steps = [
+            self.add_variable((), initializer="zeros", dtype="float32", name=f"steps_{index}")
+            for index in range(len(variables))
+        ]
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         """Apply one update to one variable in place."""
         dtype = variable.dtype
         index = self._get_variable_index(variable)
-        step = tf.cast(self.iterations.value + 1, dtype)
+        step = tf.cast(self._steps[index].value.assign_add(1.0), dtype)
         beta_1, beta_2 = tf.constant(self.beta_1, dtype), tf.constant(self.beta_2, dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,

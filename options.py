@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -129,7 +130,9 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rho", type=_share, help="step time over a full step's that elastic training may take")
     group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
-    group.add_argument("--max_steps", type=_positive_int, metavar="N", help="stop after this many steps in all")
+    group.add_argument(
+        "--max_steps", type=_positive_int, metavar="N", help="end after this many steps in all, schedule included"
+    )
     group.add_argument("--learning_rate", type=_positive, metavar="RATE")
     group.add_argument("--weight_decay", type=_natural, metavar="RATE", help="decoupled; with sgd only")
     group = parser.add_argument_group("output")
@@ -144,10 +147,15 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     """Every option that was not given takes its data set's default."""
+    alpha_given = args.alpha is not None
     defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
     for name, value in defaults.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
+    if args.model_name != "mobilenetv2":
+        if alpha_given:
+            raise UserError(f"--alpha: {args.model_name} has one width only; leave it out")
+        args.alpha = 1.0
     if args.optimizer is None:
         args.optimizer = "adam" if args.model_name == "vit" else "sgd"
     return args
@@ -189,11 +197,12 @@ def _use_glyph_weights(args: argparse.Namespace) -> None:
 
 def profiler_command(args: argparse.Namespace) -> str:
     """The command that makes the timing table these options need."""
-    parts = ["python profiler.py", f"--model_name {args.model_name}", f"--dataset_name {args.dataset_name}"]
+    parts = ["python", "profiler.py", "--model_name", args.model_name, "--dataset_name", args.dataset_name]
     if args.model_name == "mobilenetv2":
-        parts.append(f"--alpha {args.alpha:g}")
-    parts += [f"--{name} {getattr(args, name)}" for name in ("input_size", "num_classes", "batch_size", "optimizer")]
-    parts.append(f"--weights {args.weights}")
-    if args.logdir != Path("logs"):
-        parts.append(f"--logdir {args.logdir}")
-    return " ".join(parts)
+        parts += ["--alpha", f"{args.alpha:g}"]
+    for name in ("input_size", "num_classes", "batch_size", "optimizer", "augmentation"):
+        parts += [f"--{name}", str(getattr(args, name))]
+    for name in ("weights", "data_dir", "logdir"):
+        if str(getattr(args, name, None)) not in ("None", "logs"):
+            parts += [f"--{name}", str(getattr(args, name))]
+    return shlex.join(parts)

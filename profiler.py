@@ -245,7 +245,7 @@ class Fit:
     """From operation times to wall time, in ms: constant + chain·sum(t_dy of the chain) + own·sum(t_dw selected).
 
     `constant` holds the forward pass and what every step does; `chain` and `own` fall below 1 by as much as operations
-    overlap. Errors are relative, in per cent: of the fit on its own selections, and leaving each one out in turn.
+    overlap. Errors are relative, in per cent, each of a selection that was left out of the fit that predicts it.
     """
 
     constant_ms: float
@@ -253,7 +253,6 @@ class Fit:
     own_factor: float
     median_error_percent: float
     p95_error_percent: float
-    median_left_out_error_percent: float
     selections: int
     rounds: int
 
@@ -268,7 +267,7 @@ class TimingTable:
         t_dw_ms, t_dy_ms: operation times, see the module's header.
         forward_ms, full_step_ms: measured wall times.
         fit: from operation times to wall time.
-        settings: model_name, alpha, input_size, num_classes, batch_size, optimizer it was measured with.
+        settings: the options in `_SETTINGS` that it was measured with.
         details: further measurements, kept in profile.json.
     """
 
@@ -345,7 +344,7 @@ def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:
     try:
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+            rows = sorted(csv.DictReader(file), key=lambda row: int(row["order"]))
         settings = {key: record.pop(key) for key in _SETTINGS}
         table = TimingTable(
             names=[row["name"] for row in rows],
@@ -361,6 +360,9 @@ def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not the timing table of this network ({error}); make it anew: {command}") from error
+    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, [table.full_step_ms, *asdict(table.fit).values()]])
+    if not (np.isfinite(costs).all() and (costs >= 0).all()):
+        raise UserError(f"{folder}: holds times that are negative or no numbers; make it anew: {command}")
     if len(rows) != len(names):
         raise UserError(f"{folder}: holds {len(rows)} of this network's {len(names)} tensors; make it anew: {command}")
     for key, value in settings.items():
@@ -371,24 +373,28 @@ def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:
     return table
 
 
-_SETTINGS = ("model_name", "alpha", "input_size", "num_classes", "batch_size", "optimizer")
+_SETTINGS = ("model_name", "alpha", "input_size", "num_classes", "batch_size", "optimizer", "augmentation")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
+# How deep (share of all tensors) and how densely the selections reach that the fit is measured on.
+_CALIBRATION = (
+    *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
+    *((depth, 0.5) for depth in (0.5, 1.0)),
+    *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
+)
+
+
 def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
-    The head alone, then everything, half and a sixth of the tensors down to different depths. All train the head.
+    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
-    for depth, density in (
-        *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
-        *((depth, 0.5) for depth in (0.5, 1.0)),
-        *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
-    ):
+    for depth, density in _CALIBRATION:
         deepest = max(int(depth * len(positions)), 1)
         chosen = rng.random(deepest) < density
         chosen[-1] = True
@@ -432,10 +438,8 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
 
     everything = np.arange(len(measured_ms))
     factors = solve(everything)
-    errors = 100 * np.abs(features @ factors / measured_ms - 1)
-    left_out = [
-        100 * abs(float(features[i] @ solve(np.delete(everything, i))) / measured_ms[i] - 1) for i in everything
-    ]
+    predicted = np.array([features[i] @ solve(np.delete(everything, i)) for i in everything])
+    errors = 100 * np.abs(predicted / measured_ms - 1)
     constant, chain, own = (float(factor) for factor in factors)
     return Fit(
         constant_ms=constant,
@@ -443,7 +447,6 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
         own_factor=own,
         median_error_percent=float(np.median(errors)),
         p95_error_percent=float(np.percentile(errors, 95)),
-        median_left_out_error_percent=float(np.median(left_out)),
         selections=len(measured_ms),
         rounds=rounds,
     )
@@ -454,7 +457,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
 
     Args:
         model: network with a layer "head".
-        settings: model_name, alpha, input_size, num_classes, batch_size, optimizer.
+        settings: the options in `_SETTINGS`.
         folder: where the trace is kept.
     """
     import tensorflow as tf
@@ -463,6 +466,11 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
     import train
     from optimizers import make_optimizer
 
+    if tf.config.list_physical_devices("GPU"):
+        raise UserError(
+            "a GPU is in use, whose operation times this version does not read; set CUDA_VISIBLE_DEVICES=-1 to profile "
+            "and train on the CPU"
+        )
     variables, head, batch_size = model.trainable_variables, models.head_mask(model), settings["batch_size"]
     names = models.tensor_names(model)
     # At a rate of 0 every operation of a step runs and no weight moves.
@@ -470,7 +478,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
     optimizer.build(variables)
     images, labels = (spec.shape for spec in train.batch_spec(model, batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    with tqdm(total=3 + len(calibration_masks(np.arange(len(variables)), head)), unit="part") as bar:
+    with tqdm(total=4 + len(_CALIBRATION), unit="part") as bar:
         bar.set_description("compiling the full step")
         full = train.TrainStep(model, optimizer, variables, batch_size)
         for _ in range(WARM_UP_STEPS):
@@ -560,7 +568,8 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
     yield f"operation times in ms: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
     yield (
-        f"predicted against measured step, {table.fit.selections} selections × {table.fit.rounds} rounds: median error "
+        f"predicted against measured step, each of {table.fit.selections} selections left out of its fit in turn, "
+        f"{table.fit.rounds} rounds: median error "
         f"{table.fit.median_error_percent:.1f} %, 95th percentile {table.fit.p95_error_percent:.1f} % "
         f"(spread of the measurements themselves {details['measurement_spread_percent']:.1f} %)"
     )

@@ -199,13 +199,12 @@ class ImportanceEvaluator:
             UserError: a gradient is not finite.
         """
         variables = self._model.trainable_variables
-        with _restored([*self._model.variables, *optimizer.variables]):
-            before = [tf.identity(variable.value) for variable in variables]
+        with _restored([*self._model.variables, *optimizer.variables]) as before:
             with _restored(self._model.non_trainable_variables):
                 optimizer.apply(self._gradients(images, labels), variables)
             shares = [
-                -tf.reduce_sum(gradient * (variable.value - old))
-                for gradient, variable, old in zip(self._gradients(images, labels), variables, before, strict=True)
+                -tf.reduce_sum(gradient * (variable.value - before[id(variable)]))
+                for gradient, variable in zip(self._gradients(images, labels), variables, strict=True)
             ]
         importance = np.array([float(share) for share in shares])
         if not np.isfinite(importance).all():
@@ -214,14 +213,14 @@ class ImportanceEvaluator:
 
 
 @contextmanager
-def _restored(variables: list[keras.Variable]) -> Iterator[None]:
-    """Put `variables` back afterwards, bit for bit."""
-    before = [tf.identity(variable.value) for variable in variables]
+def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
+    """Put `variables` back afterwards, bit for bit; yields what they hold now, by `id` of the variable."""
+    before = {id(variable): tf.identity(variable.value) for variable in variables}
     try:
-        yield
+        yield before
     finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.value.assign(value)
+        for variable in variables:
+            variable.value.assign(before[id(variable)])
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -257,6 +256,10 @@ class ElasticScheme:
 def check_feasible(table: TimingTable, head: np.ndarray, rho: float) -> None:
     """Raise `UserError` where even training the head alone takes more than `rho` of a full step."""
     smallest = table.predict_ms(head) / table.full_step_ms
+    if smallest > 1:
+        raise UserError(
+            "the timing table says that training the head alone takes longer than training all; profile anew"
+        )
     if rho < smallest:
         shown = math.ceil(smallest * 1000) / 1000
         raise UserError(

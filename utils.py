@@ -143,12 +143,13 @@ def new_run_folder(logdir: Path, run_name: str, overwrite: bool) -> Path:
 
 def _emptied_run_folder(folder: Path) -> Path:
     written = {"config.json", "summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt"}
+    written |= {"best.keras", "last.keras"}
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").exists()):
         raise UserError(
             f"--overwrite: {folder} is not the folder of a run (it has no config.json); nothing was deleted"
         )
     for path in folder.iterdir():
-        if path.is_file() and (path.name in written or path.name.startswith("events.out.") or path.suffix == ".keras"):
+        if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
     return folder
 
@@ -170,12 +171,13 @@ def environment() -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() in ("model name", "hardware", "model"):
-                return value.strip()
-    return platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    # x86 says "model name", boards say "Model" or "Hardware".
+    return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
 
 
 def peak_memory_mb() -> float | None:
@@ -185,7 +187,7 @@ def peak_memory_mb() -> float | None:
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
 class RunLog:

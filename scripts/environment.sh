@@ -23,7 +23,7 @@ prepare_environment() {
     fi
     echo "making $folder with $("$base" --version)"
     rm -rf "$folder"
-    "$base" -m venv "$folder" || exit 1
+    "$base" -m venv "$folder" || { rm -rf "$folder"; exit 1; }
   fi
   # The stamp holds what was asked for, so that a changed requirement installs and an unchanged one does nothing.
   stamp=$(cat "$@" ${constraints:+"$constraints"}; echo "$extra_requirement")

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
 """Compare finished runs: a table on standard output, and a figure of test accuracy over training time.
 
-Every folder under --logdir that holds a summary.json is a run; the run with full_training is what times are held
-against.
+The run with full_training is what times are held against.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import utils
 from utils import UserError
 
 ORDER = ("elastic_training", "full_training", "bn_plus_bias_training", "traditional_tl_training")
+ALIKE = ("model_name", "dataset_name", "input_size", "batch_size", "num_classes", "alpha", "optimizer")
 LABELS = {
     "elastic_training": "ElasticTrainer",
     "full_training": "Full training",
@@ -28,17 +29,28 @@ LABELS = {
 }
 
 
-def read_runs(logdir: Path) -> list[dict[str, Any]]:
-    """Summaries of the runs in `logdir`, each with its metrics' rows under "epochs_seen", in the order of `ORDER`."""
-    runs = []
-    for path in sorted(logdir.glob("*/summary.json")):
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        with (path.parent / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            summary["epochs_seen"] = list(csv.DictReader(file))
+def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Summaries of the runs in `folders`, each with its metrics' rows under "epochs_seen", in the order of `ORDER`.
+
+    Raises:
+        UserError: a folder holds no finished run, or the runs differ in what must be alike to compare them.
+    """
+    runs: list[dict[str, Any]] = []
+    for folder in folders:
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+                summary["epochs_seen"] = list(csv.DictReader(file))
+            summary["setting"] = {key: config[key] for key in ALIKE}
+            summary["rank"] = ORDER.index(summary["train_type"])
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{folder}: does not hold a finished run ({error})") from error
+        if runs and summary["setting"] != runs[0]["setting"]:
+            key = next(key for key in ALIKE if summary["setting"][key] != runs[0]["setting"][key])
+            raise UserError(f"{folder}: --{key} differs from that of {folders[0]}; name runs of one setting")
         runs.append(summary)
-    if not runs:
-        raise UserError(f"--logdir {logdir}: holds no finished run (no folder in it has a summary.json)")
-    return sorted(runs, key=lambda run: (ORDER.index(run["train_type"]), run["rho"] or 0))
+    return sorted(runs, key=lambda run: (run["rank"], run["rho"] or 0))
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -47,21 +59,24 @@ def table(runs: list[dict[str, Any]]) -> str:
     header = ("scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured")
     rows = [header]
     for run in runs:
-        measured = full and run["median_step_ms"] and full["median_step_ms"]
         rows.append(
             (
                 LABELS[run["train_type"]],
                 f"{run['final_accuracy']:.1%}",
                 f"{run['train_seconds']:.1f}",
-                f"{run['train_seconds'] / full['train_seconds']:.2f}" if full else "-",
+                _ratio(run, full, "train_seconds"),
                 f"{run['rho']:.2f}" if run["rho"] else "-",
-                f"{run['median_step_ms'] / full['median_step_ms']:.2f}" if full and measured else "-",
+                _ratio(run, full, "median_step_ms"),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def _ratio(run: dict[str, Any], full: dict[str, Any] | None, key: str) -> str:
+    return f"{run[key] / full[key]:.2f}" if full and run[key] and full[key] else "-"
 
 
 def draw(runs: list[dict[str, Any]], stem: Path) -> None:
@@ -85,10 +100,10 @@ def draw(runs: list[dict[str, Any]], stem: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logdir", type=Path, default=Path("logs"), help="folder of the runs (default: %(default)s)")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
     parser.add_argument("--output", type=Path, default=Path("figures/accuracy_time"), help="figure without its ending")
     args = parser.parse_args()
-    runs = read_runs(args.logdir)
+    runs = read_runs(args.runs)
     print(table(runs))
     draw(runs, args.output)
     print(f"figure: {args.output}.pdf and .png")

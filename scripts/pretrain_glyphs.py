@@ -24,9 +24,9 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
+import options
 import utils
 
-WEIGHTS = Path(__file__).resolve().parent.parent / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 SIZE = 64
 ALPHA = 0.35
 # A lower-case letter that is its capital made smaller cannot be told from it once the size is random.
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--output", type=Path, default=WEIGHTS, help="file for the backbone's weights (.weights.h5)")
+    parser.add_argument("--output", type=Path, default=options.GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 
     keras.utils.set_random_seed(args.seed)

@@ -11,12 +11,13 @@ prepare_environment .venv constraints.txt requirements.txt
 logdir=logs/demo
 echo "1/5 profiling: what does each tensor cost to train?"
 "$python" profiler.py --logdir $logdir
+schemes="elastic_training full_training traditional_tl_training"
 number=2
-for scheme in elastic_training full_training traditional_tl_training; do
+for scheme in $schemes; do
   echo "$number/5 $scheme"
   "$python" main.py --train_type $scheme --rho 0.5 --logdir $logdir --run_name $scheme --overwrite
   number=$((number + 1))
 done
 echo "5/5 table and figure"
-"$python" scripts/plot_accuracy_time.py --logdir $logdir --output figures/demo
+"$python" scripts/plot_accuracy_time.py $(printf "$logdir/%s " $schemes) --output figures/demo
 echo "all curves: .venv/bin/tensorboard --logdir $logdir"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,11 +47,11 @@ def error_line(script, *arguments):
         (["--save_txt", "maybe"], "--save_txt: must be True or False, not 'maybe'"),
         (["--run_name", "a/b"], "--run_name must be the plain name of a folder, not 'a/b'"),
         (["--run_name", "profiles"], "--run_name must not be 'profiles'"),
+        (["--model_name", "vgg16", "--alpha", "0.5"], "--alpha: vgg16 has one width only"),
         (["--rhoo", "1"], "unrecognized arguments: --rhoo 1"),
     ],
 )
 def test_bad_options_are_named(arguments, message):
-    import re
 
     from utils import UserError
 
@@ -81,7 +82,17 @@ def test_the_suggested_profiler_command_makes_the_same_table():
     args = options.parse_main(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"])
     args.num_classes = 10
     suggested = options.parse_profiler(options.profiler_command(args).split()[2:])
-    for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha", "logdir", "weights"):
+    for key in (
+        "model_name",
+        "input_size",
+        "batch_size",
+        "num_classes",
+        "optimizer",
+        "augmentation",
+        "alpha",
+        "logdir",
+        "weights",
+    ):
         assert getattr(suggested, key) == getattr(args, key)
 
 
@@ -121,7 +132,9 @@ def test_profile_then_train_then_compare(tmp_path):
     assert len(list((tmp_path / "mine").glob("events.out.*"))) == 1, "the old run is not mixed into the new one"
     assert not (tmp_path / "mine" / "mine.txt").exists()
 
-    compared = command("scripts/plot_accuracy_time.py", "--logdir", tmp_path, "--output", tmp_path / "figure")
+    compared = command(
+        "scripts/plot_accuracy_time.py", tmp_path / "mine", tmp_path / "mine-2", "--output", tmp_path / "figure"
+    )
     assert compared.returncode == 0, compared.stderr
     lines = compared.stdout.splitlines()
     assert lines[0].split("  ")[0] == "scheme"
@@ -158,4 +171,15 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
 
 
 def test_comparing_nothing_is_refused(tmp_path):
-    assert "holds no finished run" in error_line("scripts/plot_accuracy_time.py", "--logdir", tmp_path)
+    assert "does not hold a finished run" in error_line("scripts/plot_accuracy_time.py", tmp_path)
+
+
+def test_the_readme_names_every_flag_and_file():
+    text = (ROOT / "README.md").read_text()
+    source = (ROOT / "options.py").read_text()
+    flags = set(re.findall(r'"(--[a-z_]+)"', source))
+    assert len(flags) > 20
+    assert not [flag for flag in flags if f"`{flag}`" not in text]
+    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
+    for linked in re.findall(r"\]\(([^):]+)\)", text):
+        assert (ROOT / linked).exists(), linked

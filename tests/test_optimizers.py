@@ -50,6 +50,20 @@ def test_fused_adam_is_keras_adam():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
+    early, late = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
+    optimizer = FusedAdam(1e-2) if name == "adam" else SGDW(1e-2)
+    optimizer.build([early, late])
+    gradients = [tf.constant([0.1, -2.0, 3.0 + i]) for i in range(20)]
+    for gradient in gradients:
+        optimizer.apply([gradient], [early])
+    assert (late.numpy() == 1).all()
+    for gradient in gradients:
+        optimizer.apply([gradient], [late])
+    np.testing.assert_allclose(late.numpy(), early.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_optimizers_survive_serialisation(name):
     optimizer = make_optimizer(name, 1e-2, 0.1, 10)
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))

@@ -90,7 +90,6 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
     import tensorflow as tf
 
     model = make_small_model()
-    model.get_layer("head")  # dropout draws the same mask in both passes; without it the formula is exact
     for layer in model.layers:
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
@@ -274,7 +273,7 @@ def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
 
 
 class AlternatingScheme:
-    """A new selection every epoch; remembers a weak reference to each step's graph through `TrainStep`."""
+    """A new random selection every epoch."""
 
     def __init__(self, count):
         self._count = count
