@@ -12,7 +12,7 @@ import options
 import utils
 
 if TYPE_CHECKING:
-    import profiler
+    from timing_table import TimingTable
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
 
     import data
     import models
-    import profiler
+    import timing_table
     import train
 
     keras.utils.set_random_seed(args.seed)
@@ -32,7 +32,7 @@ def main() -> None:
     )
     names = models.tensor_names(model)
     elastic = args.train_type == "elastic_training"
-    table = profiler.load_table(args, names) if elastic else None
+    table = timing_table.load_table(args, names) if elastic else None
     if table:
         train.check_feasible(table, models.head_mask(model), args.rho)
     dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
@@ -58,7 +58,7 @@ def main() -> None:
     print(_last_line(summary, table))
 
 
-def _last_line(summary: dict[str, Any], table: profiler.TimingTable | None) -> str:
+def _last_line(summary: dict[str, Any], table: TimingTable | None) -> str:
     step_ms = summary["median_step_ms"]
     step = f", median step {step_ms:.1f} ms" if step_ms else ""
     if step_ms and table:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
@@ -31,10 +31,8 @@ import models
 import selection_solver_DP
 from data import ImageData
 from optimizers import make_optimizer
+from timing_table import TimingTable
 from utils import RunLog, UserError, peak_memory_mb
-
-if TYPE_CHECKING:
-    from profiler import TimingTable
 
 
 @dataclass(frozen=True)

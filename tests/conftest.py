@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import data
 import models
-import profiler
+import timing_table
 
 SIZE, CLASSES, BATCH = 8, 3, 4
 
@@ -46,7 +46,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
     names = models.tensor_names(model)
     count = len(names)
     positions = np.arange(count)[::-1]
-    return profiler.TimingTable(
+    return timing_table.TimingTable(
         names=[names[k] for k in positions],
         shapes=[tuple(model.trainable_variables[k].shape) for k in positions],
         positions=positions,
@@ -54,7 +54,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         t_dy_ms=np.full(count, t_dy_ms),
         forward_ms=constant_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
-        fit=profiler.Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
+        fit=timing_table.Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},
     )

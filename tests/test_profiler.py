@@ -9,6 +9,7 @@ from conftest import BATCH, CLASSES, SIZE, make_small_model, make_table
 
 import models
 import profiler
+import timing_table
 from optimizers import make_optimizer
 from train import TrainStep
 from utils import UserError
@@ -86,7 +87,7 @@ def test_chain_sum_is_never_below_the_operations_a_selection_needs(attributed):
     for _ in range(300):
         selected = rng.random(len(needs)) < rng.random()
         union = set().union(*(needs[costs.positions[k]] for k in np.flatnonzero(selected)))
-        chain, own = profiler.chain_and_own(selected, costs.t_dy_ms, gradient_ms)
+        chain, own = timing_table.chain_and_own(selected, costs.t_dy_ms, gradient_ms)
         assert chain + own >= sum(op_ms[name] for name in union) - 1e-9
 
 
@@ -162,7 +163,7 @@ def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
 def test_the_fit_finds_the_factors_and_leaves_out_fairly():
     rng = np.random.default_rng(0)
     chain, own = rng.uniform(0, 50, (2, 12))
-    fit = profiler.fit_wall_time(chain, own, 10 + 0.7 * chain + 0.4 * own, rounds=1)
+    fit = timing_table.fit_wall_time(chain, own, 10 + 0.7 * chain + 0.4 * own, rounds=1)
     assert (fit.constant_ms, fit.chain_factor, fit.own_factor) == pytest.approx((10, 0.7, 0.4))
     assert fit.p95_error_percent < 1e-6 and fit.median_error_percent < 1e-6
 
@@ -187,16 +188,16 @@ def saved(tmp_path, small_model):
     args = Namespace(**SETTINGS, dataset_name="digits", logdir=tmp_path, weights="none")
     table = make_table(small_model)
     table.settings.update(SETTINGS)
-    table.save(profiler.table_folder(args))
+    table.save(timing_table.table_folder(args))
     return args, models.tensor_names(small_model), table
 
 
 def test_the_table_is_read_back_as_written(saved):
     args, names, table = saved
-    assert profiler.table_folder(args).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
-    header = (profiler.table_folder(args) / "table.csv").read_text().splitlines()[0]
+    assert timing_table.table_folder(args).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
+    header = (timing_table.table_folder(args) / "table.csv").read_text().splitlines()[0]
     assert header == "name,shape,order,t_dw_ms,t_dy_ms"
-    loaded = profiler.load_table(args, names)
+    loaded = timing_table.load_table(args, names)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
@@ -205,21 +206,21 @@ def test_the_table_is_read_back_as_written(saved):
 
 def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
     args, names, _ = saved
-    folder = profiler.table_folder(args)
+    folder = timing_table.table_folder(args)
     command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
     with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it anew: {command}"):
-        profiler.load_table(Namespace(**{**vars(args), "optimizer": "adam"}), names)
+        timing_table.load_table(Namespace(**{**vars(args), "optimizer": "adam"}), names)
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        profiler.load_table(args, ["other", *names[1:]])
+        timing_table.load_table(args, ["other", *names[1:]])
     with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
-        profiler.load_table(args, [*names, "more"])
+        timing_table.load_table(args, [*names, "more"])
     record = json.loads((folder / "profile.json").read_text())
     (folder / "profile.json").write_text(json.dumps(record)[:-30])
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        profiler.load_table(args, names)
+        timing_table.load_table(args, names)
     (folder / "table.csv").unlink()
     with pytest.raises(UserError, match=f"no timing table in .*{command}"):
-        profiler.load_table(args, names)
+        timing_table.load_table(args, names)
 
 
 def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
