@@ -287,10 +287,12 @@ class AlternatingScheme:
 
 def test_graphs_of_old_selections_are_released(tmp_path, monkeypatch):
     model = make_small_model()
-    graphs = []
+    graphs: list[weakref.ref] = []
+    alive: list[int] = []  # older graphs at the moment a new one is made
     original = TrainStep.__init__
 
     def remembering(self, *args):
+        alive.append(sum(graph() is not None for graph in graphs))
         original(self, *args)
         graphs.append(weakref.ref(self.graph))
 
@@ -299,7 +301,7 @@ def test_graphs_of_old_selections_are_released(tmp_path, monkeypatch):
     settings = Settings(num_epochs=8)
     run(tmp_path, lambda m, d, s, log: train.run_training(m, d, scheme, s, log), settings, model)
     gc.collect()
-    assert len(graphs) == 8
+    assert len(graphs) == 8 and alive == [0] * 8
     assert [graph() for graph in graphs] == [None] * 8
 
 
