@@ -122,7 +122,7 @@ def _solve_in_steps(weights: np.ndarray, capacities: np.ndarray, gain: np.ndarra
     mask = np.zeros(len(gain), np.int8)
     if len(capacities) == 0:
         return mask
-    table = np.zeros(max(int(capacities[0]), 0) + 1)
+    table: np.ndarray = np.zeros(max(int(capacities[0]), 0) + 1)
     taken: list[np.ndarray] = []
     best, best_deepest = 0.0, -1
     for k, (weight, capacity) in enumerate(zip(weights.tolist(), capacities.tolist(), strict=True)):
