@@ -311,7 +311,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
     optimizer.build(variables)
     images, labels = (spec.shape for spec in train.batch_spec(model, batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    with tqdm(total=4 + len(_CALIBRATION), unit="part") as bar:
+    with tqdm(total=5 + len(_CALIBRATION), unit="part") as bar:
         bar.set_description("compiling the full step")
         full = train.TrainStep(model, optimizer, variables, batch_size)
         for _ in range(WARM_UP_STEPS):

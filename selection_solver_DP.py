@@ -80,24 +80,26 @@ def solve(
     Raises:
         ValueError: lengths differ, a time is negative, or a number is not finite.
     """
-    chain_ms, own_ms, gain = (np.asarray(array, np.float64) for array in (t_dy, t_dw, importance))
-    if not (chain_ms.ndim == 1 and chain_ms.shape == own_ms.shape == gain.shape):
-        raise ValueError(f"t_dy, t_dw and importance need one length: {chain_ms.shape}, {own_ms.shape}, {gain.shape}")
-    if not (np.isfinite(chain_ms).all() and np.isfinite(own_ms).all() and np.isfinite(gain).all()):
+    error_times, own_times, gain = (np.asarray(array, np.float64) for array in (t_dy, t_dw, importance))
+    if not (error_times.ndim == 1 and error_times.shape == own_times.shape == gain.shape):
+        raise ValueError(
+            f"t_dy, t_dw and importance need one length: {error_times.shape}, {own_times.shape}, {gain.shape}"
+        )
+    if not (np.isfinite(error_times).all() and np.isfinite(own_times).all() and np.isfinite(gain).all()):
         raise ValueError("t_dy, t_dw and importance must be finite")
     if not np.isfinite(budget):
         raise ValueError(f"the budget must be finite, not {budget}")
-    if (chain_ms < 0).any() or (own_ms < 0).any():
+    if (error_times < 0).any() or (own_times < 0).any():
         raise ValueError("times must not be negative")
     if time_resolution < 1:
         raise ValueError(f"time_resolution must be at least 1, not {time_resolution}")
 
-    chain = np.cumsum(chain_ms)
+    chain = np.cumsum(error_times)
     reachable = int(np.searchsorted(chain, budget, side="right"))  # tensors whose error chain fits into the budget
-    weights, capacities = _in_steps(chain[:reachable], own_ms[:reachable], budget, time_resolution)
+    weights, capacities = _in_steps(chain[:reachable], own_times[:reachable], budget, time_resolution)
     mask = _solve_in_steps(weights, capacities, gain)
     deepest = int(np.flatnonzero(mask)[-1]) if mask.any() else -1
-    spent = float(own_ms[mask == 1].sum() + (chain[deepest] if deepest >= 0 else 0.0))
+    spent = float(own_times[mask == 1].sum() + (chain[deepest] if deepest >= 0 else 0.0))
     return Selection(float(gain[mask == 1].sum()), mask, spent)
 
 
