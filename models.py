@@ -1,8 +1,9 @@
-"""The networks: a backbone with frozen batch-norm statistics, and a new head for the data set at hand.
+"""The networks: a backbone with frozen batch-norm statistics and a new head, or a Keras model of the user's own.
 
 Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and returns logits [batch, classes]:
 
     augmentation -> preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
+    augmentation -> own model (from a .keras file, or made by a function in a .py file)
 
 Batch-norm statistics are frozen in every scheme (paper, section 6). Keras 3 cannot be asked for that by
 `training=False`: a backbone called so inside a functional model still normalises by the statistics of the batch when
@@ -11,6 +12,9 @@ the outer model is called with `training=True`. So the layers themselves are rep
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -46,21 +50,15 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
 
 
 def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
-    """`model` with each BatchNormalization among its layers turned into a FrozenBatchNormalization of the same weights.
+    """Turn each BatchNormalization of `model`, however deeply nested, into a FrozenBatchNormalization; returns `model`.
 
-    Layers inside a model that is itself a layer of `model` are not reached.
+    The layers change their class in place: this reaches the inside of nested models, wrappers and custom layers, which
+    cloning a model does not.
     """
-    if not any(isinstance(layer, keras.layers.BatchNormalization) for layer in model.layers):
-        return model
-
-    def replace(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if isinstance(layer, keras.layers.BatchNormalization) and not isinstance(layer, FrozenBatchNormalization):
-            return FrozenBatchNormalization.from_config(layer.get_config())
-        return layer.__class__.from_config(layer.get_config())
-
-    clone = keras.models.clone_model(model, clone_function=replace)
-    clone.set_weights(model.get_weights())
-    return clone
+    for layer in model._flatten_layers():
+        if type(layer) is keras.layers.BatchNormalization:
+            layer.__class__ = FrozenBatchNormalization
+    return model
 
 
 class Architecture(NamedTuple):
@@ -182,7 +180,7 @@ def build_model(
     """A network for fine-tuning, with a new head.
 
     Args:
-        name: a key of `ARCHITECTURES`.
+        name: a key of `ARCHITECTURES`, a .keras file, or file.py:function (see `build_own_model`).
         input_size: height and width in pixels.
         num_classes: number of logits.
         weights: "imagenet", "none", or the path of a .h5 or .weights.h5 file of the backbone without its top.
@@ -193,18 +191,124 @@ def build_model(
     Raises:
         UserError: the size does not suit the network, or the weights cannot be had or do not fit.
     """
-    architecture = ARCHITECTURES[name]
-    backbone = freeze_batch_norm_statistics(_build_backbone(name, input_size, weights, alpha))
     inputs = keras.Input(_shape(input_size), name="image")
     x = inputs
     for layer in _augmentation(augmentation, seed):
         x = layer(x)
+    if name not in ARCHITECTURES:
+        return keras.Model(inputs, build_own_model(name, input_size, num_classes, weights)(x), name="own_classifier")
+    architecture = ARCHITECTURES[name]
+    backbone = freeze_batch_norm_statistics(_build_backbone(name, input_size, weights, alpha))
     x = backbone(architecture.preprocess(x))
     if architecture.pool:
         x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     x = keras.layers.Dropout(DROPOUT, seed=seed + 2, name="dropout")(x)
     outputs = keras.layers.Dense(num_classes, name=HEAD, dtype="float32")(x)
     return keras.Model(inputs, outputs, name=f"{name}_classifier")
+
+
+def build_own_model(name: str, input_size: int, num_classes: int, weights: str = "none") -> keras.Model:
+    """A user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
+
+    It must take images [batch, input_size, input_size, 3] in 0…255 (whatever scaling it needs belongs into it). A
+    softmax at its end is taken off; a last dense layer for another number of classes is replaced by a new one.
+
+    Args:
+        name: a .keras file, or file.py:function; the function is called with the input shape (height, width, 3) and the
+            number of classes.
+        input_size: height and width in pixels.
+        num_classes: number of logits.
+        weights: "none", or a .h5 or .weights.h5 file for the model that the function makes.
+
+    Raises:
+        UserError: it cannot be loaded or made, or does not map such images to such logits.
+    """
+    shape = _shape(input_size)
+    model = _load_keras_file(name) if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
+    try:
+        if not model.built:
+            model(np.zeros((1, *shape), np.float32))
+        model = _with_logits(freeze_batch_norm_statistics(model), num_classes, name)
+        output = model(keras.Input(shape))
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's layers raise
+        takes = getattr(model, "input_shape", None)
+        hint = f" (it takes {takes}; see --input_size)" if takes else ""
+        raise UserError(
+            f"--model_name {name}: does not take images of shape {shape}{hint}: {_first_line(error)}"
+        ) from error
+    if tuple(getattr(output, "shape", ())) != (None, num_classes):
+        raise UserError(
+            f"--model_name {name}: returns {getattr(output, 'shape', type(output).__name__)}, not logits for "
+            f"{num_classes} classes: (None, {num_classes})"
+        )
+    if not model.trainable_variables:
+        raise UserError(
+            f"--model_name {name}: has no trainable weights; set `trainable = True` on what is to be trained"
+        )
+    if weights != "none":
+        _load_weights(model, Path(weights), name)
+    return model
+
+
+def _load_keras_file(name: str) -> keras.Model:
+    try:
+        return keras.models.load_model(name, compile=False)
+    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
+        raise UserError(
+            f"--model_name {name}: Keras cannot load it: {_first_line(error)} (a model with layers of its own is given "
+            "as file.py:function)"
+        ) from error
+
+
+def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    file, _, function = name.rpartition(":")
+    path = Path(file).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--model_name {name}: {file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise UserError(f"--model_name {name}: {file} has no function '{function}'")
+        model = getattr(module, function)(shape, num_classes)
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = f" line {frames[-1].lineno}" if frames else ""
+        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {_first_line(error)}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    if not isinstance(model, keras.Model):
+        raise UserError(f"--model_name {name}: must return a keras.Model, not {type(model).__name__}")
+    return model
+
+
+def _with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
+    """`model` without a softmax at its end and with a last dense layer for `num_classes`, if its graph shows them."""
+    if len(getattr(model, "outputs", None) or ()) != 1:
+        return model
+    output = model.outputs[0]
+    last = output._keras_history.operation
+    softmax = keras.activations.softmax
+    if isinstance(last, keras.layers.Softmax) or (
+        isinstance(last, keras.layers.Activation) and last.activation is softmax
+    ):
+        output = last.input
+        last = output._keras_history.operation
+    if isinstance(last, keras.layers.Dense):
+        if last.units != num_classes:
+            print(
+                f"{name}: last layer {last.name} has {last.units} outputs; a new one for {num_classes} takes its place"
+            )
+            output = keras.layers.Dense(num_classes, name=HEAD)(last.input)
+        elif last.activation is softmax:
+            last.activation = keras.activations.linear
+    return model if output is model.outputs[0] else keras.Model(model.inputs, output, name=model.name)
 
 
 def tensor_names(model: keras.Model) -> list[str]:
@@ -218,9 +322,33 @@ def tensor_names(model: keras.Model) -> list[str]:
 
 
 def head_mask(model: keras.Model) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: True for those of the new head, which every scheme trains."""
-    head = {id(variable) for variable in model.get_layer(HEAD).trainable_variables}
+    """Bool [N] over `model.trainable_variables`: True for those of the head, which every scheme trains.
+
+    The head is what is met first on every way back from the output: the last layers that have trainable weights.
+    """
+    head = {id(variable) for layer in _last_layers(model) for variable in layer.trainable_variables}
     return np.array([id(variable) in head for variable in model.trainable_variables])
+
+
+def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    outputs = getattr(layer, "outputs", None)
+    if not outputs:  # no graph to follow: whichever inner layer owns the last variable
+        last = id(layer.trainable_variables[-1])
+        owners = [inner for inner in layer._flatten_layers() if last in map(id, inner._trainable_variables)]
+        return owners[:1] or [layer]
+    found: list[keras.layers.Layer] = []
+    ways, seen = list(outputs), set()
+    while ways:
+        tensor = ways.pop()
+        operation, node, _ = tensor._keras_history
+        if (id(operation), node) in seen:
+            continue
+        seen.add((id(operation), node))
+        if getattr(operation, "trainable_variables", None):
+            found += _last_layers(operation)
+        else:
+            ways += operation._inbound_nodes[node].input_tensors
+    return found
 
 
 def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:

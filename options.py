@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,23 @@ def _one_of(names: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _network(text: str) -> str:
+    """A network we know, a .keras file, or file.py:function; the file must be there."""
+    file, colon, function = text.rpartition(":")
+    if colon and file.endswith(".py"):
+        if not function.isidentifier():
+            raise argparse.ArgumentTypeError(f"'{text}': '{function}' is no name of a function; give file.py:function")
+    elif text.endswith(".keras"):
+        file = text
+    elif text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
+    else:
+        return _one_of((*MODEL_NAMES, "FILE.keras", "FILE.py:FUNCTION"))(text)
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file '{file}'")
+    return os.path.normpath(text)
+
+
 def _truth(text: str) -> bool:
     """The paper's scripts pass True and False as words."""
     if text.lower() not in ("true", "false", "1", "0"):
@@ -96,7 +114,13 @@ def _truth(text: str) -> bool:
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
     """What decides which network is built and how its step is timed: the same for profiler.py and main.py."""
     group = parser.add_argument_group("network and data")
-    group.add_argument("--model_name", type=_one_of(MODEL_NAMES), metavar="NAME", help=", ".join(MODEL_NAMES))
+    group.add_argument(
+        "--model_name",
+        type=_network,
+        metavar="NAME",
+        help=", ".join(MODEL_NAMES)
+        + ", or your own: FILE.keras, or FILE.py:FUNCTION, called with (height, width, 3) and the number of classes",
+    )
     group.add_argument(
         "--dataset_name", type=_one_of(DATASET_NAMES), metavar="NAME", default="digits", help=", ".join(DATASET_NAMES)
     )
@@ -148,6 +172,11 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     """Every option that was not given takes its data set's default."""
     alpha_given = args.alpha is not None
+    if is_own_model(args.model_name):
+        if args.weights is None:
+            args.weights = "none"
+        elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
+            raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
     defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
     for name, value in defaults.items():
         if getattr(args, name, 0) is None:
@@ -171,7 +200,7 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = _filled_in(args)
     if args.run_name is None:
         rho = f"_rho{args.rho:g}" if args.train_type == "elastic_training" else ""
-        args.run_name = f"{args.model_name}_{args.dataset_name}_{args.train_type}{rho}"
+        args.run_name = f"{model_label(args)}_{args.dataset_name}_{args.train_type}{rho}"
     if args.run_name in (".", "..") or Path(args.run_name).name != args.run_name:
         raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
     if args.run_name == "profiles":
@@ -193,6 +222,20 @@ def _use_glyph_weights(args: argparse.Namespace) -> None:
     embedded = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
     if args.weights is None and embedded:
         args.weights = str(GLYPH_WEIGHTS)
+
+
+def is_own_model(model_name: str | None) -> bool:
+    """Whether `--model_name` names a file of the user's rather than a network we know."""
+    return model_name is not None and (model_name.endswith(".keras") or ".py:" in model_name)
+
+
+def model_label(args: argparse.Namespace) -> str:
+    """A short name of the network that is fit for a folder's."""
+    if is_own_model(args.model_name):
+        file, _, function = args.model_name.partition(".py:")
+        return "-".join(filter(None, (Path(file).stem, function)))
+    wide = args.model_name != "mobilenetv2" or args.alpha == 1
+    return args.model_name if wide else f"{args.model_name}-{args.alpha:g}"
 
 
 def profiler_command(args: argparse.Namespace) -> str:

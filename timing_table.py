@@ -136,10 +136,8 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
 
 def table_folder(args: argparse.Namespace) -> Path:
     """Where the timing table of these options is kept."""
-    model = (
-        f"{args.model_name}-{args.alpha:g}" if args.model_name == "mobilenetv2" and args.alpha != 1 else args.model_name
-    )
-    return args.logdir / "profiles" / f"{model}_{args.input_size}_{args.num_classes}_{args.batch_size}"
+    name = f"{options.model_label(args)}_{args.input_size}_{args.num_classes}_{args.batch_size}"
+    return args.logdir / "profiles" / name
 
 
 def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:

@@ -12,6 +12,8 @@ import tensorflow as tf
 import data
 import models
 import timing_table
+from optimizers import make_optimizer
+from train import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
 
@@ -58,6 +60,29 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         settings={},
         details={},
     )
+
+
+def full_step(model, optimizer_name="sgd"):
+    optimizer = make_optimizer(optimizer_name, 0.0, 5e-4, 1)
+    optimizer.build(model.trainable_variables)
+    return TrainStep(model, optimizer, model.trainable_variables, BATCH)
+
+
+def naive_needs(step):
+    """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one."""
+
+    def ancestors(op, found):
+        if op.name not in found:
+            found.add(op.name)
+            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+                ancestors(before, found)
+        return found
+
+    forward = ancestors(step.loss.op, set())
+    gradients = step.gradients
+    return forward, [
+        ancestors(gradient.op, set()) - forward if gradient is not None else set() for gradient in gradients
+    ]
 
 
 @pytest.fixture

@@ -5,13 +5,11 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from conftest import BATCH, CLASSES, SIZE, make_small_model, make_table
+from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_table, naive_needs
 
 import models
 import profiler
 import timing_table
-from optimizers import make_optimizer
-from train import TrainStep
 from utils import UserError
 
 SETTINGS = {
@@ -23,26 +21,6 @@ SETTINGS = {
     "optimizer": "sgd",
     "augmentation": "none",
 }
-
-
-def full_step(model, optimizer_name="sgd"):
-    optimizer = make_optimizer(optimizer_name, 0.0, 5e-4, 1)
-    optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, model.trainable_variables, BATCH)
-
-
-def naive_needs(step):
-    """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one."""
-
-    def ancestors(op, found):
-        if op.name not in found:
-            found.add(op.name)
-            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-                ancestors(before, found)
-        return found
-
-    forward = ancestors(step.loss.op, set())
-    return forward, [ancestors(gradient.op, set()) - forward for gradient in step.gradients]
 
 
 @pytest.fixture(scope="module")
