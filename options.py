@@ -76,6 +76,18 @@ _natural = _number(float, 0, 1e12, "a number of at least 0")
 _share = _number(float, 1e-9, 1, "above 0 and at most 1")
 
 
+def _duration(text: str) -> float:
+    """Seconds, from seconds or minutes or hours."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        seconds = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a time above 0 such as 3600, 90m or 2.5h, not '{text}'")
+    return seconds
+
+
 def _one_of(names: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text in names:
@@ -152,6 +164,19 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         help=", ".join(TRAIN_TYPES) + " (default: %(default)s)",
     )
     group.add_argument("--rho", type=_share, help="step time over a full step's that elastic training may take")
+    group.add_argument(
+        "--deadline",
+        type=_duration,
+        metavar="TIME",
+        help="instead of --rho: wall-clock time for all of training, in seconds, or as 90m or 2.5h",
+    )
+    group.add_argument(
+        "--correct_budget",
+        type=_truth,
+        default=True,
+        metavar="True|False",
+        help="measure at each selection how fast the device is now, and correct the budget (default: %(default)s)",
+    )
     group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
     group.add_argument(
@@ -196,11 +221,15 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_network_options(parser)
     _add_training_options(parser)
     args = parser.parse_args(arguments)
+    elastic = args.train_type == "elastic_training"
+    if args.deadline is not None and (args.rho is not None or not elastic):
+        other = "--rho; give one of the two" if elastic else f"--train_type {args.train_type}, which has no time budget"
+        raise UserError(f"--deadline: does not go with {other}")
     _use_glyph_weights(args)
     args = _filled_in(args)
     if args.run_name is None:
-        rho = f"_rho{args.rho:g}" if args.train_type == "elastic_training" else ""
-        args.run_name = f"{model_label(args)}_{args.dataset_name}_{args.train_type}{rho}"
+        budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
+        args.run_name = f"{model_label(args)}_{args.dataset_name}_{args.train_type}{budget if elastic else ''}"
     if args.run_name in (".", "..") or Path(args.run_name).name != args.run_name:
         raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
     if args.run_name == "profiles":

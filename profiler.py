@@ -262,22 +262,16 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_ms(runs: Sequence[Callable[[], object]]) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms. All take turns, so a machine that slows down slows all alike."""
+def measure_steps(runs: Sequence[Callable[[], object]]) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `MEASURING_SECONDS`."""
     for run in runs:
         for _ in range(WARM_UP_STEPS):
             run()
     start = time.perf_counter()
-    times: list[list[float]] = []
+    times: list[np.ndarray] = []
     with tqdm(total=MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
         while len(times) < bar.total:
-            row = []
-            for run in runs:
-                run()  # once unseen: the run before has left the caches to itself
-                begin = time.perf_counter()
-                run()
-                row.append((time.perf_counter() - begin) * 1e3)
-            times.append(row)
+            times.append(utils.measure_ms(runs, rounds=1, unseen=1)[0])
             if len(times) == 1:
                 rounds = int(MEASURING_SECONDS / (time.perf_counter() - start))
                 bar.total = min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
@@ -334,12 +328,13 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
             bar.update()
         steps.append(full)
         forward = train.forward_pass(model, batch_size)
+        gradient_pass = train.ImportanceEvaluator(model, batch_size).gradient_pass
         bar.update()
-    times = measure_ms([partial(step, *batch) for step in (*steps, forward)])
+    times = measure_steps([partial(step, *batch) for step in (*steps, forward, gradient_pass)])
     rounds = len(times)
 
     median_ms = np.median(times, axis=0)
-    measured, forward_ms = median_ms[:-1], float(median_ms[-1])
+    measured, (forward_ms, gradient_pass_ms) = median_ms[:-2], median_ms[-2:].tolist()
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
     fit = fit_wall_time(sums[:, 0], sums[:, 1], measured, rounds)
     spread = 100 * float(np.median((np.percentile(times, 75, axis=0) - np.percentile(times, 25, axis=0)) / median_ms))
@@ -351,6 +346,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
         t_dy_ms=costs.t_dy_ms,
         forward_ms=forward_ms,
         full_step_ms=float(measured[-1]),
+        gradient_pass_ms=gradient_pass_ms,
         fit=fit,
         settings=settings,
         details={

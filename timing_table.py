@@ -51,7 +51,7 @@ class TimingTable:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms: operation times, see the module's header.
-        forward_ms, full_step_ms: measured wall times.
+        forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last is of all gradients without an update.
         fit: from operation times to wall time.
         settings: the options in `TABLE_SETTINGS` that it was measured with.
         details: further measurements, kept in profile.json.
@@ -64,6 +64,7 @@ class TimingTable:
     t_dy_ms: np.ndarray
     forward_ms: float
     full_step_ms: float
+    gradient_pass_ms: float
     fit: Fit
     settings: dict[str, Any]
     details: dict[str, Any]
@@ -96,6 +97,7 @@ class TimingTable:
             "forward_ms": self.forward_ms,
             "backward_ms": self.full_step_ms - self.forward_ms,
             "full_step_ms": self.full_step_ms,
+            "gradient_pass_ms": self.gradient_pass_ms,
             "fit": asdict(self.fit),
             **self.details,
         }
@@ -140,8 +142,8 @@ def table_folder(args: argparse.Namespace) -> Path:
     return args.logdir / "profiles" / name
 
 
-def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:
-    """The timing table for a network whose trainable tensors are `names`, in their order.
+def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> TimingTable:
+    """The timing table for a network whose trainable tensors have these `names` and `shapes`, in their order.
 
     Raises:
         UserError: there is none, it cannot be read, or it was measured for another network.
@@ -163,17 +165,25 @@ def load_table(args: argparse.Namespace, names: Sequence[str]) -> TimingTable:
             t_dy_ms=np.array([float(row["t_dy_ms"]) for row in rows]),
             forward_ms=record.pop("forward_ms"),
             full_step_ms=record.pop("full_step_ms"),
+            gradient_pass_ms=record.pop("gradient_pass_ms"),
             fit=Fit(**record.pop("fit")),
             settings=settings,
             details=record,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not the timing table of this network ({error}); make it anew: {command}") from error
-    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, [table.full_step_ms, *asdict(table.fit).values()]])
+    costs = np.concatenate(
+        [table.t_dw_ms, table.t_dy_ms, [table.full_step_ms, table.gradient_pass_ms, *asdict(table.fit).values()]]
+    )
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         raise UserError(f"{folder}: holds times that are negative or no numbers; make it anew: {command}")
     if len(rows) != len(names):
         raise UserError(f"{folder}: holds {len(rows)} of this network's {len(names)} tensors; make it anew: {command}")
+    for name, shape, position in zip(table.names, table.shapes, table.positions, strict=True):
+        if shape != shapes[position]:
+            raise UserError(
+                f"{folder}: holds {name} with shape {shape}, not {shapes[position]}; make it anew: {command}"
+            )
     for key, value in settings.items():
         if value != getattr(args, key):
             raise UserError(

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -31,13 +31,14 @@ import models
 import selection_solver_DP
 from data import ImageData
 from optimizers import make_optimizer
+from time_budget import DeadlineBudget, Progress, RhoBudget, TimeBudget
 from timing_table import TimingTable
-from utils import RunLog, UserError, peak_memory_mb
+from utils import RunLog, UserError, measure_ms, peak_memory_mb
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyper-parameters of a run; defaults are the paper's (section 6)."""
+    """Hyper-parameters of a run; defaults are the paper's (section 6). `deadline` is in seconds and replaces `rho`."""
 
     optimizer: str = "sgd"
     learning_rate: float = 1e-4
@@ -46,6 +47,8 @@ class Settings:
     max_steps: int | None = None
     interval: int = 3
     rho: float = 0.5
+    deadline: float | None = None
+    correct_budget: bool = True
     save_model: bool = False
 
 
@@ -56,8 +59,9 @@ class Choice:
     Attributes:
         mask: bool [N] over `model.trainable_variables`.
         importance: [N], normalised, or None for a scheme that does not measure it.
-        predicted_step_ms, budget_step_ms: from the timing table, or None.
+        predicted_step_ms, budget_step_ms: by the time budget, or None.
         epoch: when it was made.
+        rho, slowdown, correction: as in `time_budget.Allowance`, or None.
     """
 
     mask: np.ndarray
@@ -65,6 +69,9 @@ class Choice:
     predicted_step_ms: float | None = None
     budget_step_ms: float | None = None
     epoch: int = 0
+    rho: float | None = None
+    slowdown: float | None = None
+    correction: float | None = None
 
 
 class StepResult(NamedTuple):
@@ -79,8 +86,8 @@ class StepResult(NamedTuple):
 class Scheme(Protocol):
     """Which tensors train, and when that changes."""
 
-    def choose(self, epoch: int, optimizer: keras.optimizers.Optimizer) -> Choice | None:
-        """The choice that holds from the start of `epoch` on, or None to keep the present one."""
+    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+        """The choice that holds from the epoch that begins on, or None to keep the present one."""
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------
@@ -89,6 +96,12 @@ class Scheme(Protocol):
 def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Mean softmax cross-entropy of logits [batch, classes] against integer labels [batch]."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+def training_loss(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss that training lowers, with what the model's own regularisers add, and the logits [batch, classes]."""
+    logits = model(images, training=True)
+    return tf.add_n([classification_loss(labels, logits), *model.losses]), logits
 
 
 def batch_spec(model: keras.Model, batch_size: int | None) -> tuple[tf.TensorSpec, tf.TensorSpec]:
@@ -119,8 +132,7 @@ class TrainStep:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
-                logits = model(images, training=True)
-                loss = classification_loss(labels, logits)
+                loss, logits = training_loss(model, images, labels)
             gradients = tape.gradient(loss, [variable.value for variable in variables])
             self.loss, self.gradients = loss, gradients
             optimizer.apply(gradients, variables)
@@ -140,7 +152,7 @@ def forward_pass(model: keras.Model, batch_size: int) -> Any:
     """The compiled training-mode forward pass, (images, labels) -> loss as a float: what every step must do."""
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        return classification_loss(labels, model(images, training=True))
+        return training_loss(model, images, labels)[0]
 
     function = tf.function(loss).get_concrete_function(*batch_spec(model, batch_size))
     return lambda images, labels: float(function(images, labels))
@@ -183,7 +195,7 @@ class ImportanceEvaluator:
         def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                loss = classification_loss(labels, model(images, training=True))
+                loss, _ = training_loss(model, images, labels)
             return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         self._gradients = tf.function(gradients, input_signature=batch_spec(model, batch_size))
@@ -209,6 +221,10 @@ class ImportanceEvaluator:
             raise UserError(f"importance is not finite at step {int(optimizer.iterations)}; lower --learning_rate")
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
 
+    def gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+        """Compute every gradient and change nothing: a measure of how fast the device is. Returns once it is done."""
+        return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
+
 
 @contextmanager
 def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
@@ -230,49 +246,53 @@ class FixedScheme:
     def __init__(self, mask: np.ndarray) -> None:
         self._mask = mask
 
-    def choose(self, epoch: int, optimizer: keras.optimizers.Optimizer) -> Choice | None:
-        return Choice(self._mask) if epoch == 0 else None
+    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+        return Choice(self._mask) if progress.epoch == 0 else None
 
 
 class ElasticScheme:
-    """The most important tensors that fit into `rho` of a full step, measured anew every `interval` epochs."""
+    """The most important tensors that fit into the time budget, measured anew every `settings.interval` epochs."""
 
-    def __init__(self, model: keras.Model, data: ImageData, table: TimingTable, rho: float, interval: int) -> None:
-        self._data, self._table, self._rho, self._interval = data, table, rho, interval
+    def __init__(self, model: keras.Model, data: ImageData, settings: Settings, budget: TimeBudget) -> None:
+        self._data, self._settings, self._budget = data, settings, budget
         self._head = models.head_mask(model)
-        check_feasible(table, self._head, rho)
         self._evaluator = ImportanceEvaluator(model, data.batch_size)
 
-    def choose(self, epoch: int, optimizer: keras.optimizers.Optimizer) -> Choice | None:
-        if epoch % self._interval:
+    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+        if progress.epoch % self._settings.interval:
             return None
-        images, labels = self._data.probe(epoch // self._interval)
+        images, labels = self._data.probe(progress.epoch // self._settings.interval)
         importance = self._evaluator(optimizer, images, labels)
-        return select_tensors(self._table, importance, self._head, self._rho, epoch)
-
-
-def check_feasible(table: TimingTable, head: np.ndarray, rho: float) -> None:
-    """Raise `UserError` where even training the head alone takes more than `rho` of a full step."""
-    smallest = table.predict_ms(head) / table.full_step_ms
-    if smallest > 1:
-        raise UserError(
-            "the timing table says that training the head alone takes longer than training all; profile anew"
-        )
-    if rho < smallest:
-        shown = math.ceil(smallest * 1000) / 1000
-        raise UserError(
-            f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a full step here; give at least {shown:g}"
+        slowdown = self._slowdown(images, labels, len(progress.step_ms))
+        allowance = self._budget.allow(progress, slowdown)
+        choice = select_tensors(self._budget.table, importance, self._head, allowance.table_share)
+        predicted_ms = self._budget.adopt(choice.mask)
+        return replace(
+            choice,
+            epoch=progress.epoch,
+            predicted_step_ms=predicted_ms * slowdown * allowance.correction,
+            budget_step_ms=allowance.rho * allowance.full_step_ms,
+            rho=allowance.rho,
+            slowdown=slowdown,
+            correction=allowance.correction,
         )
 
+    def _slowdown(self, images: tf.Tensor, labels: tf.Tensor, steps_before: int) -> float:
+        """How much longer a gradient pass takes than when the timing table was made."""
+        if not self._settings.correct_budget:
+            return 1.0
+        passes = min(max(steps_before // 200, 3), 15)  # a small share of what they are compared with
+        times = measure_ms([lambda: self._evaluator.gradient_pass(images, labels)], passes)
+        return float(np.median(times)) / self._budget.table.gradient_pass_ms
 
-def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, epoch: int = 0) -> Choice:
+
+def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float) -> Choice:
     """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
 
     Args:
         table: timing table of the network.
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
-        rho: step time over a full step's.
-        epoch: kept in the result.
+        rho: step time over a full step's, both in the table's time.
     """
     budget_ms = rho * table.full_step_ms
     order = table.positions
@@ -284,7 +304,23 @@ def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray,
     solved = selection_solver_DP.solve(chain_ms, own_ms, gain, budget_ms - table.predict_ms(head))
     mask = head.copy()
     mask[order[solved.mask == 1]] = True
-    return Choice(mask, importance, table.predict_ms(mask), budget_ms, epoch)
+    return Choice(mask, importance, table.predict_ms(mask), budget_ms)
+
+
+def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
+    """The time budget that `settings` ask for. Raises `UserError` where even training the head alone exceeds it."""
+    head = models.head_mask(model)
+    if settings.deadline is None:
+        return RhoBudget(table, head, settings.rho)
+    epochs, total_steps = _length(data, settings)
+    test_batches = math.ceil(data.test_count / data.batch_size)
+    return DeadlineBudget(table, head, settings.deadline, total_steps, epochs, settings.interval, test_batches)
+
+
+def _length(data: ImageData, settings: Settings) -> tuple[int, int]:
+    """How many epochs, the last perhaps incomplete, and steps a run has."""
+    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or sys.maxsize)
+    return math.ceil(total_steps / data.steps_per_epoch), total_steps
 
 
 def full_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
@@ -304,15 +340,10 @@ def bn_plus_bias_training(model: keras.Model, data: ImageData, settings: Setting
 
 
 def elastic_training(
-    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, table: TimingTable
+    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, budget: TimeBudget
 ) -> dict[str, Any]:
-    """Train what matters most within `settings.rho` of a full step's time.
-
-    Raises:
-        UserError: rho is below what training the head alone takes.
-    """
-    scheme = ElasticScheme(model, data, table, settings.rho, settings.interval)
-    return run_training(model, data, scheme, settings, run)
+    """Train what matters most within the time that `budget` allows (see `make_budget`)."""
+    return run_training(model, data, ElasticScheme(model, data, settings, budget), settings, run)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -320,12 +351,13 @@ def elastic_training(
 
 @dataclass
 class _Clocks:
-    """Seconds spent training (selection is part of it), selecting, and validating."""
+    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began."""
 
     training: float = 0.0
     selection: float = 0.0
     validation: float = 0.0
     _started: dict[str, float] = field(default_factory=dict)
+    _begin: float = field(default_factory=time.perf_counter)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -334,6 +366,10 @@ class _Clocks:
             yield
         finally:
             setattr(self, name, getattr(self, name) + time.perf_counter() - self._started.pop(name))
+
+    def elapsed(self) -> float:
+        """Wall seconds since the run began."""
+        return time.perf_counter() - self._begin
 
     def training_now(self) -> float:
         """Training seconds up to this moment, while that clock runs."""
@@ -372,6 +408,51 @@ class _Trainee:
         return StepResult(loss, accuracy, rate, step_ms)
 
 
+@dataclass
+class _StepMeter:
+    """The measured steps of a run, and what follows from them for its time budget."""
+
+    step_ms: list[float] = field(default_factory=list)
+    since_choice: list[float] = field(default_factory=list)
+    validations: int = 0
+    _choices: int = 0
+    _full_step_ms: float | None = None  # of full training as it would run now
+    _full_ms: float = 0.0  # what full training would have taken for the same steps
+
+    def adopt(self, choice: Choice) -> None:
+        self._choices += 1
+        self.since_choice.clear()
+        self._full_step_ms = choice.budget_step_ms / choice.rho if choice.rho and choice.budget_step_ms else None
+
+    def record(self, result: StepResult) -> None:
+        if result.step_ms is not None:
+            self.step_ms.append(result.step_ms)
+            self.since_choice.append(result.step_ms)
+            self._full_ms += self._full_step_ms or 0.0
+
+    def rho(self) -> float | None:
+        """Time of the measured steps over that of full training as it would have run, or None without a budget."""
+        return sum(self.step_ms) / self._full_ms if self._full_ms else None
+
+    def validation_seconds(self, clocks: _Clocks) -> float:
+        """Mean time of a validation, 0 before the first."""
+        return clocks.validation / max(self.validations, 1)
+
+    def progress(self, epoch: int, epochs: int, done: int, total_steps: int, clocks: _Clocks) -> Progress:
+        steps_ms = sum(self.step_ms)
+        return Progress(
+            epoch,
+            epochs,
+            done,
+            total_steps,
+            clocks.elapsed(),
+            tuple(self.since_choice),
+            max(1e3 * (clocks.training - clocks.selection) - steps_ms, 0.0) / max(done, 1),
+            self.validation_seconds(clocks) if self.validations else None,
+            clocks.selection / self._choices if self._choices else None,
+        )
+
+
 def run_training(
     model: keras.Model, data: ImageData, scheme: Scheme, settings: Settings, run: RunLog
 ) -> dict[str, Any]:
@@ -385,40 +466,44 @@ def run_training(
     Raises:
         UserError: the loss is no longer a finite number.
     """
-    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or sys.maxsize)
-    epochs = math.ceil(total_steps / data.steps_per_epoch)
+    epochs, total_steps = _length(data, settings)
     optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, total_steps)
     optimizer.build(model.trainable_variables)
     trainee, evaluation, clocks = _Trainee(model, optimizer, data.batch_size), Evaluation(model), _Clocks()
-    all_step_ms: list[float] = []
+    meter = _StepMeter()
     accuracies: list[float] = []
-    done = 0
+    done, out_of_time = 0, False
+    deadline = settings.deadline or math.inf
 
     with tqdm(total=total_steps, unit="step", dynamic_ncols=True) as bar:
         for epoch in range(epochs):
             with clocks.running("training"):
                 bar.set_description(f"epoch {epoch + 1}/{epochs}, selecting")
                 with clocks.running("selection"):
-                    choice = scheme.choose(epoch, optimizer)
+                    choice = scheme.choose(meter.progress(epoch, epochs, done, total_steps, clocks), optimizer)
                     if choice is not None:
                         trainee.adopt(choice)
+                        meter.adopt(choice)
                         run.record_choice(choice, done)
                 bar.set_description(f"epoch {epoch + 1}/{epochs}")
                 results: list[StepResult] = []
                 for images, labels in data.train(epoch).take(total_steps - done):
                     results.append(trainee.train(images, labels))
+                    meter.record(results[-1])
                     done += 1
                     run.record_step(done, clocks.training_now(), results[-1])
                     bar.set_postfix_str(_progress(results, trainee.choice, accuracies), refresh=False)
                     bar.update()
+                    if out_of_time := clocks.elapsed() + meter.validation_seconds(clocks) > deadline:
+                        break
             bar.set_description(f"epoch {epoch + 1}/{epochs}, testing")
             with clocks.running("validation"):
                 test_loss, test_accuracy = evaluation(data.test())
+            meter.validations += 1
             accuracies.append(test_accuracy)
             if settings.save_model:
                 run.save_model(model, best=test_accuracy > max(accuracies[:-1], default=-1.0))
             step_ms = [result.step_ms for result in results if result.step_ms is not None]
-            all_step_ms += step_ms
             run.record_epoch(
                 epoch=epoch + 1,
                 step=done,
@@ -434,16 +519,21 @@ def run_training(
                 budget_step_ms=trainee.choice.budget_step_ms,
                 trained_tensors=int(trainee.choice.mask.sum()),
             )
+            if out_of_time:
+                break
 
     return {
-        "epochs": epochs,
+        "epochs": len(accuracies),
         "steps": done,
+        "planned_steps": total_steps,
         "best_accuracy": max(accuracies),
         "final_accuracy": accuracies[-1],
         "train_seconds": clocks.training,
         "validation_seconds": clocks.validation,
         "selection_seconds": clocks.selection,
-        "median_step_ms": float(np.median(all_step_ms)) if all_step_ms else None,
+        "elapsed_seconds": clocks.elapsed(),
+        "median_step_ms": float(np.median(meter.step_ms)) if meter.step_ms else None,
+        "rho_measured": meter.rho(),
         "peak_memory_mb": peak_memory_mb(),
         "energy_joules": None,
     }

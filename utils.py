@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 if TYPE_CHECKING:
     import keras
     from matplotlib.figure import Figure
@@ -93,6 +95,22 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 0) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms. All take turns, so that a machine that slows down slows all alike.
+
+    `unseen` calls go before each measured one: what ran before has left the caches to itself.
+    """
+    times = np.zeros((rounds, len(runs)))
+    for row in times:
+        for column, run in enumerate(runs):
+            for _ in range(unseen):
+                run()
+            begin = time.perf_counter()
+            run()
+            row[column] = (time.perf_counter() - begin) * 1e3
+    return times
 
 
 def write_text(path: Path, text: str) -> None:
@@ -224,6 +242,10 @@ class RunLog:
     def record_choice(self, choice: Choice, step: int) -> None:
         """Note the tensors that train from `step` on."""
         self._choices.append((choice, step, []))
+        with self._writer.as_default(step=step):
+            for name in ("rho", "slowdown", "correction", "predicted_step_ms"):
+                if (value := getattr(choice, name)) is not None:
+                    self._tf.summary.scalar(f"budget/{name}", value)
 
     def record_step(self, step: int, train_seconds: float, result: StepResult) -> None:
         """Note one training step; means since the last point go to TensorBoard about twice a second."""
@@ -313,19 +335,22 @@ class RunLog:
             "predicted_step_ms",
             "budget_step_ms",
             "measured_step_ms",
+            "rho",
+            "slowdown",
+            "correction",
         ]
         rows = []
         for choice, step, medians in self._choices:
             measured = statistics.median(medians) if medians else None
-            step_ms = (choice.predicted_step_ms, choice.budget_step_ms, measured)
+            budget = [choice.predicted_step_ms, choice.budget_step_ms, measured]
+            budget += [choice.rho, choice.slowdown, choice.correction]
             for index, name in enumerate(self._names):
                 importance = None if choice.importance is None else float(choice.importance[index])
-                rows.append((choice.epoch, step, name, importance, int(choice.mask[index]), *step_ms))
+                rows.append((choice.epoch, step, name, importance, int(choice.mask[index]), *budget))
         write_csv(self.folder / "selections.csv", columns, rows)
 
     def _write_selection_image(self) -> None:
         """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, to TensorBoard's images."""
-        import numpy as np
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 

@@ -170,12 +170,17 @@ def saved(tmp_path, small_model):
     return args, models.tensor_names(small_model), table
 
 
+def load(args, names, table):
+    shapes = dict(zip(table.positions, table.shapes, strict=True))
+    return timing_table.load_table(args, names, [shapes.get(k, ()) for k in range(len(names))])
+
+
 def test_the_table_is_read_back_as_written(saved):
     args, names, table = saved
     assert timing_table.table_folder(args).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (timing_table.table_folder(args) / "table.csv").read_text().splitlines()[0]
     assert header == "name,shape,order,t_dw_ms,t_dy_ms"
-    loaded = timing_table.load_table(args, names)
+    loaded = load(args, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
@@ -183,22 +188,25 @@ def test_the_table_is_read_back_as_written(saved):
 
 
 def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
-    args, names, _ = saved
+    args, names, table = saved
     folder = timing_table.table_folder(args)
     command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
     with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it anew: {command}"):
-        timing_table.load_table(Namespace(**{**vars(args), "optimizer": "adam"}), names)
+        load(Namespace(**{**vars(args), "optimizer": "adam"}), names, table)
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        timing_table.load_table(args, ["other", *names[1:]])
+        load(args, ["other", *names[1:]], table)
     with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
-        timing_table.load_table(args, [*names, "more"])
+        load(args, [*names, "more"], table)
+    table.shapes[0] = (1, 2)
+    with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
+        load(args, names, table)
     record = json.loads((folder / "profile.json").read_text())
     (folder / "profile.json").write_text(json.dumps(record)[:-30])
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        timing_table.load_table(args, names)
+        load(args, names, table)
     (folder / "table.csv").unlink()
     with pytest.raises(UserError, match=f"no timing table in .*{command}"):
-        timing_table.load_table(args, names)
+        load(args, names, table)
 
 
 def test_a_tensor_without_gradient_comes_last_and_costs_nothing():

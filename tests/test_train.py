@@ -15,6 +15,7 @@ from conftest import BATCH, make_small_data, make_small_model, make_table
 import models
 import train
 from optimizers import make_optimizer
+from time_budget import RhoBudget
 from train import Choice, ImportanceEvaluator, Settings, TrainStep
 from utils import RunLog, UserError
 
@@ -143,10 +144,10 @@ def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
     table, head = make_table(small_model, constant_ms=20.0), models.head_mask(small_model)
     smallest = table.predict_ms(head) / table.full_step_ms
     with pytest.raises(UserError, match=r"--rho 0.1: .* give at least (0\.\d+)") as caught:
-        train.check_feasible(table, head, 0.1)
+        RhoBudget(table, head, 0.1)
     suggested = float(str(caught.value).rsplit(" ", 1)[1])
     assert smallest <= suggested < smallest + 0.0011
-    train.check_feasible(table, head, suggested)
+    RhoBudget(table, head, suggested)
 
 
 def rows_of(path):
@@ -154,8 +155,9 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def run(tmp_path, scheme, settings, model=None, **more):
+def run(tmp_path, scheme, settings, model=None, table=None):
     model = model or make_small_model()
+    more = {"budget": train.make_budget(model, make_small_data(), settings, table)} if table else {}
     log = RunLog(tmp_path, {"model_name": "small", "rho": settings.rho, "seed": 0}, models.tensor_names(model))
     with log:
         return model, log.finish(scheme(model, make_small_data(), settings, log, **more))
@@ -180,7 +182,7 @@ def test_fixed_schemes_train_what_they_say(scheme, trained, tmp_path):
 def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
     model = make_small_model()
     table = make_table(model)
-    settings = Settings(learning_rate=0.05, num_epochs=5, interval=2, rho=0.6)
+    settings = Settings(learning_rate=0.05, num_epochs=5, interval=2, rho=0.6, correct_budget=False)
     before = values(model.trainable_variables)
     model, summary = run(tmp_path, train.elastic_training, settings, model, table=table)
     rows = rows_of(tmp_path / "selections.csv")
@@ -234,7 +236,15 @@ def test_tensorboard_gets_every_curve(tmp_path):
     tags = set(events.Tags()["tensors"])
     curves = {f"{split}/{what}" for split in ("train", "test") for what in ("loss", "accuracy")}
     over_time = {f"over_training_seconds/{curve.replace('/', '_')}" for curve in curves}
-    others = {"learning_rate", "step_time/measured_ms", "step_time/budget_ms", "selection/tensors_by_epoch"}
+    others = {
+        "budget/rho",
+        "budget/slowdown",
+        "budget/correction",
+        "learning_rate",
+        "step_time/measured_ms",
+        "step_time/budget_ms",
+        "selection/tensors_by_epoch",
+    }
     assert curves | over_time | others <= tags
     assert [event.step for event in events.Tensors("test/accuracy")] == [6, 12]
 
@@ -263,7 +273,7 @@ def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
     for name in ("a", "b"):
         model = make_small_model()
         (tmp_path / name).mkdir()
-        settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
+        settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
         run(tmp_path / name, train.elastic_training, settings, model, table=make_table(model))
         chosen = [row["chosen"] for row in rows_of(tmp_path / name / "selections.csv")]
         results.append((chosen, values(model.trainable_variables)))
@@ -279,10 +289,10 @@ class AlternatingScheme:
         self._count = count
         self._rng = np.random.default_rng(0)
 
-    def choose(self, epoch, optimizer):
+    def choose(self, progress, optimizer):
         mask = self._rng.random(self._count) < 0.5
         mask[-1] = True
-        return Choice(mask, epoch=epoch)
+        return Choice(mask, epoch=progress.epoch)
 
 
 def test_graphs_of_old_selections_are_released(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
 """Own models, one for each way a network can be built; each is called as `--model_name zoo.py:function` would be."""
 
 import keras
-
-layers = keras.layers
+from keras import layers
 
 
 def _image(input_shape):

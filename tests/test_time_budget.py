@@ -1,0 +1,168 @@
+"""The time budget: corrected by what is measured, bounded, and a deadline that is met on a device that changes."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import make_small_data, make_small_model, make_table
+
+import models
+import train
+from time_budget import CORRECTION_BOUND, DeadlineBudget, Progress, RhoBudget
+from train import Settings
+from utils import RunLog, UserError
+
+
+@pytest.fixture(scope="module")
+def case():
+    model = make_small_model()
+    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=3.0), models.head_mask(model)
+
+
+def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
+    """Train on a device where what the table says takes `ms` takes `device(epoch, ms)`: allowances, masks, seconds."""
+    table = budget.table
+    rng = np.random.default_rng(0)
+    elapsed, allowances, masks = 0.0, [], []
+    step_ms: list[float] = []
+    for epoch in range(epochs):
+        slowdown = device(epoch, table.gradient_pass_ms) / table.gradient_pass_ms
+        progress = Progress(
+            epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, 0.0, seconds_beside, seconds_beside
+        )
+        allowances.append(budget.allow(progress, slowdown))
+        choice = train.select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
+        budget.adopt(choice.mask)
+        masks.append(choice.mask)
+        step_ms = [device(epoch, table.predict_ms(choice.mask))] * steps
+        elapsed += sum(step_ms) / 1e3 + 2 * seconds_beside
+    return allowances, masks, elapsed
+
+
+def test_a_uniform_slowdown_changes_what_is_allowed_but_not_what_is_selected(case):
+    table, head = case
+    allowances, masks, _ = simulate(RhoBudget(table, head, 0.6), head, lambda epoch, ms: ms * (1 + (epoch >= 6)))
+    assert [a.slowdown for a in allowances] == [1.0] * 6 + [2.0] * 6
+    for a in allowances:
+        assert a.rho == 0.6
+        assert a.full_step_ms == pytest.approx(table.full_step_ms * a.slowdown)
+    # The selection made before the slowdown is compared with the slowdown measured after it, once.
+    assert [a.correction for a in allowances[:6]] == [1.0] * 6
+    assert allowances[6].correction < 1 and allowances[-1].correction == pytest.approx(1, abs=0.02)
+    for mask, a in zip(masks, allowances, strict=True):
+        assert table.predict_ms(mask) <= a.table_share * table.full_step_ms + 1e-9
+
+
+@pytest.mark.parametrize("wrong", [1.15, 0.9])
+def test_a_prediction_that_is_wrong_is_corrected(case, wrong):
+    """Sparse selections take `wrong` times what the table says; the full gradient pass takes what it says."""
+    table, head = case
+
+    def device(epoch, ms):
+        return ms if ms == table.gradient_pass_ms else ms * wrong
+
+    allowances, masks, _ = simulate(RhoBudget(table, head, 0.6), head, device)
+    assert allowances[-1].correction == pytest.approx(wrong, rel=0.02)
+    rho = [table.predict_ms(mask) * wrong / table.full_step_ms for mask in masks]
+    assert rho[-1] <= 0.6 + 1e-6
+    assert abs(np.mean(rho[6:]) - 0.6) < abs(np.mean(rho[:1]) - 0.6) + 0.02
+    if wrong > 1:
+        assert rho[0] > 0.62
+
+
+def test_the_correction_is_bounded(case):
+    table, head = case
+    budget = RhoBudget(table, head, 0.6)
+    for factor, bound in ((50.0, CORRECTION_BOUND), (0.02, 1 / CORRECTION_BOUND)):
+        budget.adopt(head)
+        steps = [factor * table.predict_ms(head)]
+        assert budget.allow(Progress(step_ms=steps), 1.0).correction == pytest.approx(bound)
+
+
+def test_only_the_latest_steps_count(case):
+    table, head = case
+    budget = RhoBudget(table, head, 0.6)
+    budget.adopt(head)
+    expected = table.predict_ms(head)
+    assert budget.allow(Progress(step_ms=[9 * expected] * 500 + [expected] * 50), 1.0).correction == 1.0
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.5])
+def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, slow):
+    table, head = case
+    seconds = 0.75 * 12 * 100 * table.full_step_ms / 1e3
+    budget = DeadlineBudget(table, head, seconds, 1200, 12, 1, 3)
+    allowances, _, elapsed = simulate(budget, head, lambda epoch, ms: ms * (slow if epoch >= 6 else 1.0))
+    assert elapsed <= seconds
+    assert elapsed > 0.9 * seconds
+    if slow > 1:
+        assert allowances[-1].rho < allowances[0].rho - 0.1
+
+
+def test_a_deadline_leaves_room_for_validation_and_selection(case):
+    table, head = case
+    seconds = 0.7 * 12 * 100 * table.full_step_ms / 1e3
+    budget = DeadlineBudget(table, head, seconds, 1200, 12, 1, 3)
+    elapsed = simulate(budget, head, lambda epoch, ms: ms, seconds_beside=0.02 * seconds / 24)[2]
+    assert 0.9 * seconds < elapsed <= seconds
+
+
+def test_a_generous_deadline_trains_everything_and_no_more(case):
+    table, head = case
+    budget = DeadlineBudget(table, head, 1e6, 1200, 12, 1, 3)
+    allowance = budget.allow(Progress(epochs=12, total_steps=1200), 1.0)
+    assert allowance.rho == 1.0
+    assert train.select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
+
+
+def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(case):
+    table, head = case
+    with pytest.raises(UserError, match=r"--deadline 1: training the head alone for 1200 steps takes about \d+ s here"):
+        DeadlineBudget(table, head, 1.0, 1200, 12, 1, 3)
+    budget = DeadlineBudget(table, head, 60.0, 1200, 12, 1, 3)
+    allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9), 1.0)
+    assert allowance.rho == budget.smallest_rho
+    choice = train.select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    np.testing.assert_array_equal(choice.mask, head)
+
+
+def elastic(tmp_path, settings, table):
+    model = make_small_model()
+    budget = train.make_budget(model, make_small_data(), settings, table)
+    log = RunLog(tmp_path, {}, models.tensor_names(model))
+    with log:
+        summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
+    with (tmp_path / "selections.csv").open(newline="") as file:
+        return summary, list(csv.DictReader(file))[:: len(head_of(model))]
+
+
+def head_of(model):
+    return models.head_mask(model)
+
+
+def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
+    table = make_table(make_small_model())
+    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
+    summary, choices = elastic(tmp_path, settings, table)
+    assert len(choices) == 3
+    for row in choices:
+        slowdown, correction = float(row["slowdown"]), float(row["correction"])
+        assert slowdown > 0 and 1 / CORRECTION_BOUND <= correction <= CORRECTION_BOUND
+        assert float(row["budget_step_ms"]) == pytest.approx(0.6 * table.full_step_ms * slowdown)
+        assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
+    assert float(choices[0]["correction"]) == 1
+    assert len({row["slowdown"] for row in choices}) == 3  # measured each time
+    full_ms = np.mean([float(row["budget_step_ms"]) / 0.6 for row in choices])
+    assert summary["rho_measured"] == pytest.approx(summary["median_step_ms"] / full_ms, rel=0.5)
+
+
+def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
+    table = make_table(make_small_model())
+    lying = replace(table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6)
+    lying = replace(lying, fit=replace(lying.fit, constant_ms=1e-4))
+    settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
+    summary, _ = elastic(tmp_path, settings, lying)
+    assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
+    assert 2.5 < summary["elapsed_seconds"] < 4.0
+    assert summary["epochs"] == -(-summary["steps"] // 6)
