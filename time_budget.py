@@ -104,7 +104,8 @@ class TimeBudget:
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
         rho = self.target_rho(progress, slowdown)
         full_step_ms = self.table.full_step_ms * slowdown
-        return Allowance(rho, rho / self.correction, full_step_ms, slowdown, self.correction)
+        share = rho / self.correction if rho < 1 else 1.0
+        return Allowance(rho, share, full_step_ms, slowdown, self.correction)
 
     def adopt(self, mask: np.ndarray) -> float:
         """Note that bool [N] `mask` trains from now on; returns the table's prediction, which its steps are held to."""

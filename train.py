@@ -292,9 +292,11 @@ def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray,
     Args:
         table: timing table of the network.
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
-        rho: step time over a full step's, both in the table's time.
+        rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
     """
     budget_ms = rho * table.full_step_ms
+    if rho >= 1:
+        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool)))
     order = table.positions
     own_ms, chain_ms = table.own_ms.copy(), table.chain_ms.copy()
     forced = head[order]
