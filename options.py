@@ -246,6 +246,24 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace
     return _filled_in(args)
 
 
+def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) -> argparse.Namespace:
+    """The options of a script that measures a network: those of profiler.py, `--quick`, `--output`, and `more`.
+
+    Args:
+        prog, description: for the help.
+        more: further flags by name, with what `add_argument` takes.
+    """
+    parser = _OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_network_options(parser)
+    parser.add_argument("--quick", action="store_true", help="a short try on fewer measurements")
+    parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")
+    for name, settings in more.items():
+        parser.add_argument(f"--{name}", **settings)
+    args = parser.parse_args()
+    args.weights = args.weights or "none"  # time does not depend on them
+    return _filled_in(args)
+
+
 def _use_glyph_weights(args: argparse.Namespace) -> None:
     """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
     embedded = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)

@@ -1,0 +1,184 @@
+#!/usr/bin/env python
+"""A device that slows down half-way: does training still end in time?
+
+Short elastic runs on the handwritten digits. Half-way, as many busy processes as there are cores begin to compete (a
+stand-in for heat), until the run ends. Four runs: rho alone, undisturbed and disturbed; a deadline of the undisturbed
+run's time and a bit, undisturbed and disturbed. At the end full training is measured beside the busy processes, so that
+the disturbed half of the run with rho can be held against full training as it would then run. Draws step time over
+wall time and prints one JSON object as its last line.
+
+    python scripts/benchmark_throttle.py
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+import options
+import utils
+from timing_table import TABLE_SETTINGS, TimingTable
+
+if TYPE_CHECKING:
+    import keras
+
+    from data import ImageData
+    from time_budget import Progress
+    from train import Choice, Settings
+
+BUSY = [sys.executable, "-c", "while True: pass"]
+
+
+@contextmanager
+def competition(processes: int) -> Iterator[None]:
+    """Keep `processes` cores busy."""
+    children = [subprocess.Popen(BUSY) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def run(
+    model: keras.Model, dataset: ImageData, settings: Settings, table: TimingTable, busy_processes: int
+) -> dict[str, Any]:
+    """One elastic run, disturbed from its middle on; its summary, with the rows of metrics.csv and selections.csv."""
+    import models
+    import train
+
+    class Disturbed(train.ElasticScheme):
+        children: list[subprocess.Popen] = []  # noqa: RUF012
+
+        def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+            if busy_processes and not self.children and progress.epoch >= progress.epochs / 2:
+                self.children += [subprocess.Popen(BUSY) for _ in range(busy_processes)]
+                time.sleep(0.5)
+            return super().choose(progress, optimizer)
+
+    budget = train.make_budget(model, dataset, settings, table)
+    scheme = Disturbed(model, dataset, settings, budget)
+    names = models.tensor_names(model)
+    with tempfile.TemporaryDirectory() as folder, utils.RunLog(Path(folder), {}, names) as log:
+        try:
+            summary = train.run_training(model, dataset, scheme, settings, log)
+        finally:
+            for child in scheme.children:
+                child.kill()
+                child.wait()
+            Disturbed.children.clear()
+        for table_name in ("metrics", "selections"):
+            with (Path(folder) / f"{table_name}.csv").open(newline="", encoding="utf-8") as file:
+                summary[table_name] = list(csv.DictReader(file))
+    summary["selections"] = summary["selections"][:: len(names)]
+    return summary
+
+
+def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
+    """Median step of each epoch over the time since the run began."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="epoch", ylabel="median step (ms)", title="competing processes from half-way on")
+    styles = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"))
+    for (name, summary), (colour, marker) in zip(runs.items(), styles, strict=True):
+        epochs = [int(row["epoch"]) for row in summary["metrics"]]
+        step_ms = [float(row["median_step_ms"]) for row in summary["metrics"]]
+        label = f"{name}: {summary['elapsed_seconds']:.0f} s"
+        axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+    utils.save_figure(figure, stem)
+
+
+def main() -> None:
+    args = options.parse_benchmark(
+        "benchmark_throttle.py",
+        __doc__,
+        rho={"type": float, "default": 0.6, "help": "default: %(default)s"},
+        num_epochs={"type": int, "default": 16, "help": "default: %(default)s"},
+        busy={"type": int, "default": 2, "help": "competing processes (default: %(default)s)"},
+    )
+    utils.load_tensorflow()
+    import keras
+
+    import data
+    import models
+    import profiler
+    import train
+
+    if args.quick:
+        args.num_epochs = 4
+    keras.utils.set_random_seed(args.seed)
+    args.num_classes = 10
+    model = models.build_model(
+        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
+    )
+    dataset = data.load("digits", args.input_size, args.batch_size, args.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        table = profiler.profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, Path(folder))
+
+    settings = train.Settings(
+        optimizer=args.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho
+    )
+    runs = {"rho, undisturbed": run(model, dataset, settings, table, 0)}
+    runs["rho, disturbed"] = run(model, dataset, settings, table, args.busy)
+    half = [float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]][args.num_epochs // 2 :]
+    deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
+    hurried = train.Settings(**{**vars(settings), "deadline": deadline})
+    runs["deadline, undisturbed"] = run(model, dataset, hurried, table, 0)
+    runs["deadline, disturbed"] = run(model, dataset, hurried, table, args.busy)
+
+    everything = train.Settings(optimizer=args.optimizer, num_epochs=2)
+    with (
+        competition(args.busy),
+        tempfile.TemporaryDirectory() as folder,
+        utils.RunLog(Path(folder), {}, models.tensor_names(model)) as log,
+    ):
+        full = train.full_training(model, dataset, everything, log)
+
+    stem = args.output or Path("figures") / "throttle"
+    draw(runs, stem)
+    record = {
+        "model_name": args.model_name,
+        "alpha": args.alpha,
+        "input_size": args.input_size,
+        "batch_size": args.batch_size,
+        "rho": args.rho,
+        "busy_processes": args.busy,
+        "deadline_seconds": deadline,
+        "rho_in_the_disturbed_half": float(np.median(half) / full["median_step_ms"]),
+        "full_step_ms": {"profiled": table.full_step_ms, "disturbed": full["median_step_ms"]},
+        "runs": {
+            name: {
+                "elapsed_seconds": summary["elapsed_seconds"],
+                "steps": summary["steps"],
+                "planned_steps": summary["planned_steps"],
+                **{
+                    key: [round(float(row[key]), 3) for row in summary["selections"]]
+                    for key in ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
+                },
+            }
+            for name, summary in runs.items()
+        },
+        "environment": utils.environment(),
+    }
+    print(f"figure: {stem}.pdf and .png")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

@@ -1,0 +1,180 @@
+#!/usr/bin/env python
+"""Predicted against measured step time: does the timing table keep what it says?
+
+Profiles a network as profiler.py does, then measures other selections than those of the fit: the solver's choices over
+a grid of rho with random importances, and random selections of different depth and density. Each is a real training
+step with its updates; all take turns, round by round, in one process. Draws the scatter plot and prints one JSON object
+as its last line.
+
+    python scripts/benchmark_time_model.py --model_name resnet50 --input_size 224 --batch_size 4
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from tqdm import tqdm
+
+import options
+import utils
+from timing_table import TABLE_SETTINGS, TimingTable
+
+if TYPE_CHECKING:
+    import keras
+
+RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+DENSITIES = (1.0, 0.5, 0.2, 0.05)
+
+
+def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
+    """Half the solver's choices, half random ones: (kind, bool [N] over `model.trainable_variables`), all different."""
+    import train
+
+    rng = np.random.default_rng(1)
+    smallest = table.predict_ms(head) / table.full_step_ms
+    rhos = [rho for rho in RHOS if rho > smallest + 0.02]
+    masks: list[tuple[str, np.ndarray]] = []
+    seen = {head.tobytes(), np.ones(len(head), bool).tobytes()}
+    while len(masks) < count:
+        if len(masks) < count / 2:
+            rho = rhos[len(masks) * len(rhos) // ((count + 1) // 2)]
+            kind, mask = "solver", train.select_tensors(table, rng.lognormal(size=len(head)), head, rho).mask
+        else:
+            deepest = rng.integers(1, len(head) + 1)
+            chosen = rng.random(deepest) < DENSITIES[len(masks) % len(DENSITIES)]
+            chosen[-1] = True
+            kind, mask = "random", head.copy()
+            mask[table.positions[:deepest][chosen]] = True
+        if mask.tobytes() not in seen:
+            seen.add(mask.tobytes())
+            masks.append((kind, mask))
+    return masks
+
+
+def measure(model: keras.Model, args: Any, masks: list[np.ndarray], rounds: int) -> np.ndarray:
+    """Wall times [rounds, len(masks)] in ms of training steps."""
+    import tensorflow as tf
+
+    import train
+    from optimizers import make_optimizer
+
+    variables = model.trainable_variables
+    optimizer = make_optimizer(args.optimizer, options.PAPER["learning_rate"], options.PAPER["weight_decay"], 10_000)
+    optimizer.build(variables)
+    images, labels = (spec.shape for spec in train.batch_spec(model, args.batch_size))
+    batch = (tf.random.uniform(images, 0, 255, seed=1), tf.zeros(labels, tf.int32))
+    steps = []
+    for mask in tqdm(masks, desc="compiling selections"):
+        step = train.TrainStep(
+            model, optimizer, [v for v, m in zip(variables, mask, strict=True) if m], args.batch_size
+        )
+        for _ in range(2):
+            step(*batch)
+        steps.append(partial(step, *batch))
+    turns = [utils.measure_ms(steps, rounds=1, unseen=1)[0] for _ in tqdm(range(rounds), desc="measuring, rounds")]
+    return np.array(turns)
+
+
+def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    """Median, 95th percentile and mean signed relative error in per cent; arrays in ms."""
+    relative = 100 * (predicted / measured - 1)
+    return {
+        "median_error_percent": float(np.median(np.abs(relative))),
+        "p95_error_percent": float(np.percentile(np.abs(relative), 95)),
+        "bias_percent": float(np.mean(relative)),
+    }
+
+
+def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarray, stem: Path) -> None:
+    """Scatter of predicted over measured step time with the line of equality and a band of 8 %."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5, 4.2), layout="constrained")
+    axes = figure.add_subplot(xlabel="measured step (ms)", ylabel="predicted step (ms)", title=title)
+    low, high = 0.9 * min(measured.min(), predicted.min()), 1.05 * max(measured.max(), predicted.max())
+    ends = np.array([low, high])
+    axes.fill_between(ends, 0.92 * ends, 1.08 * ends, color="0.9", label="±8 %")
+    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    for kind, colour, marker in (("solver", "#0072b2", "o"), ("random", "#d55e00", "^")):
+        of_kind = np.array([k == kind for k in kinds])
+        label = "chosen by the solver" if kind == "solver" else "random selections"
+        axes.scatter(measured[of_kind], predicted[of_kind], s=18, color=colour, marker=marker, label=label)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.legend(fontsize="small")
+    utils.save_figure(figure, stem)
+
+
+def main() -> None:
+    args = options.parse_benchmark(
+        "benchmark_time_model.py",
+        __doc__,
+        selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
+        rounds={"type": int, "default": 8, "help": "measured rounds (default: %(default)s)"},
+    )
+    utils.load_tensorflow()
+    import keras
+
+    import models
+    import profiler
+
+    keras.utils.set_random_seed(args.seed)
+    args.num_classes = args.num_classes or 10
+    count = args.selections or (12 if args.model_name == "vit" else 32)
+    if args.quick:
+        count, args.rounds = 8, 3
+    model = models.build_model(
+        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
+    )
+    head = models.head_mask(model)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        table = profiler.profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, Path(folder))
+    profiling_seconds = time.perf_counter() - begin
+
+    kinds, masks = zip(*test_selections(table, head, count), strict=True)
+    times = measure(model, args, [*masks, np.ones(len(head), bool)], args.rounds)
+    median_ms = np.median(times, axis=0)
+    measured, full_ms = median_ms[:-1], float(median_ms[-1])
+    predicted = np.array([table.predict_ms(mask) for mask in masks])
+    label = options.model_label(args)
+    stem = args.output or Path("figures") / f"time_model_{label}_{args.input_size}_{args.batch_size}"
+    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
+    draw(title, list(kinds), predicted, measured, stem)
+    result = {
+        "model_name": args.model_name,
+        "alpha": args.alpha,
+        "input_size": args.input_size,
+        "batch_size": args.batch_size,
+        "optimizer": args.optimizer,
+        "selections": count,
+        "rounds": args.rounds,
+        **errors(predicted, measured),
+        # The same as shares of a full step measured in the same rounds: without the drift since profiling.
+        "of_full": errors(predicted / table.full_step_ms, measured / full_ms),
+        "repeat_spread_percent": float(100 * np.median(np.abs(times / median_ms - 1))),
+        "full_step_ms": {"profiled": table.full_step_ms, "measured": full_ms},
+        "fit": vars(table.fit),
+        "unmatched_time_percent": table.details["unmatched_time_percent"],
+        "profiling_seconds": profiling_seconds,
+        "points": [
+            {"kind": kind, "tensors": int(mask.sum()), "predicted_ms": float(p), "measured_ms": float(m)}
+            for kind, mask, p, m in zip(kinds, masks, predicted, measured, strict=True)
+        ],
+        "environment": utils.environment(),
+    }
+    print(f"figure: {stem}.pdf and .png")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)
