@@ -84,7 +84,8 @@ def solve(
     selection for 99.9 % of the budget. Beyond about 630 tensors `MAX_CELLS` allows fewer: then that is no longer
     certain, only measured (`scripts/benchmark_solver.py`). Fewer steps than tensors are too few for a good result.
 
-    Among equals the shallower and smaller selection wins, always the same.
+    Among equals the shallower selection wins, always the same: the one whose mask, read from its deep end as a binary
+    number, is smallest (of those that still fit when rounded).
 
     Args:
         t_dy: [N] time to pass the error on, backward order.

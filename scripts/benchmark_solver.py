@@ -254,8 +254,7 @@ def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, la
     ):
         heights = [row[f"{method}_{quantity}"] for row in rows]
         bars = axes.bar(places + shift, heights, 0.4, label=name, color=colour, hatch=hatch, edgecolor="black")
-        words = [f"{height:.2g}" if height < 10 else f"{height:,.0f}" for height in heights]
-        axes.bar_label(bars, words, fontsize=8)
+        axes.bar_label(bars, [short(height) for height in heights], fontsize=8)
     axes.set_yscale("log")
     bottom, top = axes.get_ylim()
     axes.set_ylim(bottom / 3, top * 30)  # the smallest bar to be seen, the legend above the largest
@@ -265,13 +264,20 @@ def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, la
     axes.legend(loc="upper left", fontsize=9, ncols=2)
 
 
+def short(number: float) -> str:
+    """Two or more digits, as they stand on a bar."""
+    if number >= 1e6:
+        return f"{number / 1e6:.1f} M"
+    return f"{number:,.0f}" if number >= 10 else f"{number:#.2g}"
+
+
 def draw_trade(record: dict[str, Any], axes: Axes) -> None:
     """What a finer T_q buys and costs at ResNet50's size: resulting time, and the solver's time."""
     rows = record["over_time_resolution"]
     steps = [row["time_resolution"] for row in rows]
     (share,) = axes.plot(steps, [row["time_share_of_full_percent"] for row in rows], "ko-", markersize=5)
     axes.axhline(100 * record["rho"], color="black", linestyle=":", linewidth=1)
-    axes.annotate("budget", (steps[-1], 100 * record["rho"]), (0, 4), textcoords="offset points", ha="right")
+    axes.annotate("budget", (steps[0], 100 * record["rho"]), (0, 4), textcoords="offset points")
     axes.set_ylim(0, 100)
     axes.set_xscale("log")
     axes.set_xlabel("time steps T_q")
@@ -298,8 +304,10 @@ def draw_quality(record: dict[str, Any], axes: Axes) -> None:
     axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", label="T_q automatic")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(floor / 2, 1000)
-    axes.set_yticks([1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100], ["0", "1e-4", "0.001", "0.01", "0.1", "1", "10", "100"])
+    axes.set_ylim(floor / 6, 1e6)  # room for the legend
+    axes.set_yticks(
+        [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100], ["0", "0.0001", "0.001", "0.01", "0.1", "1", "10", "100"]
+    )
     axes.set_xlabel("time steps T_q")
     axes.set_ylabel("importance lost (% of optimum)")
     axes.set_title("d  Against the exact optimum", loc="left")
