@@ -27,7 +27,7 @@ def milp_optimum(
     # the tolerance is no share of the budget to speak of.
     whole = bool(np.all(t_dy == np.floor(t_dy)) and np.all(t_dw == np.floor(t_dw)))
     limit, scale = (np.floor(budget) + 0.5, 1.0) if whole else (1e4, 1e4 / budget)
-    gain_scale = 1e3 / max(float(np.max(importance)), 1e-9)
+    gain_scale = 1e3 / max(float(np.max(np.abs(importance))), 1e-9)
     one = sparse.identity(tensors, format="csr")
     deeper = sparse.diags_array([-np.ones(tensors), np.ones(tensors - 1)], offsets=[0, 1], format="csr")[:-1]
     rows = sparse.bmat(

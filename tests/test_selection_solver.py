@@ -86,8 +86,8 @@ def test_no_resolution_exceeds_the_budget():
 
 def test_automatic_resolution_reaches_the_optimum_for_999_thousandths_of_the_budget():
     rng = np.random.default_rng(3)
-    for _ in range(60):
-        t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(20, 200)))
+    for _ in range(40):
+        t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(20, 201)))
         optimum = milp_optimum(t_dy, t_dw, importance, 0.999 * budget, time_limit_seconds=2)
         # Where HiGHS ran out of time, the best that it found is still a selection that ours must not fall behind.
         assert solve(t_dy, t_dw, importance, budget).importance >= optimum.importance - 1e-9
@@ -113,7 +113,7 @@ def test_automatic_resolution_grows_with_the_tensors_and_is_limited_in_work():
 def test_equals_the_milp_on_200_random_cases():
     rng = np.random.default_rng(5)
     for _ in range(200):
-        n = int(rng.integers(1, 201))
+        n = 1 + int(200 * rng.random() ** 2)  # up to 200, more small ones: HiGHS is slow on some large ones
         high = int(rng.choice([3, 20, 200]))
         t_dy, t_dw = rng.integers(0, high, (2, n))
         importance = rng.integers(-100, 1000, n).astype(float)  # whole, so that sums compare exactly
