@@ -1,11 +1,13 @@
-"""The solver against brute force, and its promises: never over budget, the same answer every time."""
+"""The solver against brute force, the paper's recursion and a MILP, and its promises on budget, rounding and ties."""
 
 import itertools
 
 import numpy as np
 import pytest
+from milp_optimum import milp_optimum
+from paper_recursion import paper_recursion
 
-from selection_solver_DP import selection_DP, solve
+from selection_solver_DP import MAX_CELLS, selection_DP, solve
 
 
 def cost(t_dy, t_dw, mask):
@@ -13,14 +15,18 @@ def cost(t_dy, t_dw, mask):
     return np.sum(t_dy[: deepest + 1]) + np.sum(t_dw[np.asarray(mask) == 1])
 
 
-def brute_force(t_dy, t_dw, importance, budget):
-    """Largest importance over all 2^N masks, computed for all of them at once."""
+def all_masks(t_dy, t_dw, importance, budget):
+    """Masks and importances of all selections within the budget."""
     n = len(t_dy)
     masks = np.array(list(itertools.product((0, 1), repeat=n)))
-    deepest = np.where(masks.any(1), n - 1 - np.argmax(masks[:, ::-1], axis=1), -1)
-    chain = np.concatenate(([0], np.cumsum(t_dy)))[deepest + 1]
+    depth = np.where(masks.any(1), n - np.argmax(masks[:, ::-1], axis=1), 0)
+    chain = np.concatenate(([0], np.cumsum(t_dy)))[depth]
     feasible = masks @ t_dw + chain <= budget
-    return (masks @ importance)[feasible].max(initial=0.0)
+    return masks[feasible], (masks @ importance)[feasible]
+
+
+def brute_force(t_dy, t_dw, importance, budget):
+    return all_masks(t_dy, t_dw, importance, budget)[1].max(initial=0.0)
 
 
 def random_case(rng):
@@ -43,19 +49,91 @@ def test_equals_brute_force_on_1000_random_cases():
         assert cost(t_dy, t_dw, mask) <= budget
 
 
+def real_case(rng, n):
+    """Times that no common unit divides, some of them 0, spread narrowly or widely, or few values many times over."""
+    kind = rng.choice(["exponential", "lognormal", "equal"])
+    if kind == "equal":
+        times = rng.choice(rng.exponential(1, 4), (2, n))
+    else:
+        times = rng.exponential(1, (2, n)) if kind == "exponential" else rng.lognormal(0, 2, (2, n))
+    t_dy, t_dw = times * (rng.random((2, n)) < 0.8)
+    importance = rng.normal(0.5, 1, n)
+    if rng.random() < 0.3:  # importance follows time, so that many selections are nearly as good
+        importance = t_dw * rng.uniform(0.8, 1.2, n)
+    return t_dy, t_dw, importance, rng.uniform(0.05, 1) * (t_dy.sum() + t_dw.sum())
+
+
 def test_float_times_never_exceed_the_budget_and_lose_little():
     rng = np.random.default_rng(1)
     for _ in range(200):
-        n = int(rng.integers(1, 13))
-        t_dy, t_dw = rng.exponential(1, (2, n)) * (rng.random((2, n)) < 0.8)
-        importance = rng.normal(0.3, 1, n)
-        budget = rng.uniform(0.05, 1) * (t_dy.sum() + t_dw.sum())
+        t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(1, 13)))
         selection = solve(t_dy, t_dw, importance, budget)
         assert cost(t_dy, t_dw, selection.mask) <= budget
         assert selection.time == pytest.approx(cost(t_dy, t_dw, selection.mask))
-        # Rounding costs each tensor at most one step, so a budget that much smaller bounds the result from below.
-        lower = brute_force(t_dy, t_dw, importance, budget * (1 - (n + 1) / 10_000))
-        assert selection.importance >= lower - 1e-9
+        assert selection.importance == pytest.approx(importance @ selection.mask)
+        assert selection.importance >= brute_force(t_dy, t_dw, importance, 0.999 * budget) - 1e-9
+
+
+def test_no_resolution_exceeds_the_budget():
+    rng = np.random.default_rng(2)
+    for _ in range(300):
+        t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(1, 200)))
+        steps = int(10 ** rng.uniform(0, 4))
+        selection = solve(t_dy, t_dw, importance, budget, steps)
+        assert selection.time_resolution in (steps, None)  # None where no tensor that fits needs rounding
+        assert cost(t_dy, t_dw, selection.mask) <= budget
+
+
+def test_automatic_resolution_reaches_the_optimum_for_999_thousandths_of_the_budget():
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(20, 201)))
+        optimum = milp_optimum(t_dy, t_dw, importance, 0.999 * budget, time_limit_seconds=2)
+        # Where HiGHS ran out of time, the best that it found is still a selection that ours must not fall behind.
+        assert solve(t_dy, t_dw, importance, budget).importance >= optimum.importance - 1e-9
+
+
+def test_rounding_of_many_like_tensors_does_not_add_up():
+    # In steps of 1, rounding 1.4 up would leave room for 140 tensors, and rounding it down would overspend on 281.
+    selection = solve(np.zeros(400), np.full(400, 1.4), np.ones(400), 281, 281)
+    assert selection.mask.sum() == 200
+
+
+def test_automatic_resolution_grows_with_the_tensors_and_is_limited_in_work():
+    rng = np.random.default_rng(4)
+    steps = []
+    for n in (10, 100, 2000):
+        t_dw = rng.uniform(1, 2, n)
+        steps.append(solve(np.zeros(n), t_dw, np.ones(n), 0.3 * t_dw.sum()).time_resolution or 0)
+    assert 0 < steps[0] < steps[1]
+    assert 0.99 * MAX_CELLS <= 2000 * steps[2] <= MAX_CELLS
+    assert solve([1, 2], [3, 4], [1, 1], 7).time_resolution is None
+
+
+def test_equals_the_milp_on_200_random_cases():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        n = 1 + int(200 * rng.random() ** 2)  # up to 200, more small ones: HiGHS is slow on some large ones
+        high = int(rng.choice([3, 20, 200]))
+        t_dy, t_dw = rng.integers(0, high, (2, n))
+        importance = rng.integers(-100, 1000, n).astype(float)  # whole, so that sums compare exactly
+        budget = float(rng.uniform(0, 1.1) * (t_dy.sum() + t_dw.sum()))
+        selection = solve(t_dy, t_dw, importance, budget)
+        optimum = milp_optimum(t_dy, t_dw, importance, budget)
+        assert optimum.proven
+        assert selection.importance == optimum.importance == importance @ selection.mask
+        assert cost(t_dy, t_dw, selection.mask) <= budget
+
+
+def test_equals_the_recursion_of_the_paper():
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        n = int(rng.integers(1, 25))
+        t_dy, t_dw = rng.integers(0, 6, (2, n))
+        importance = rng.normal(0.3, 1, n)
+        budget = int(rng.uniform(0, 1) * (t_dy.sum() + t_dw.sum()))
+        expected = paper_recursion(t_dy.tolist(), t_dw.tolist(), importance.tolist(), budget).importance
+        assert solve(t_dy, t_dw, importance, budget).importance == pytest.approx(expected)
 
 
 def test_zero_cost_positive_tensors_are_always_selected_and_negative_ones_never():
@@ -78,6 +156,27 @@ def test_ties_are_broken_the_same_way_and_towards_the_shallow():
     assert masks == {(1, 0, 0)}
 
 
+def test_of_many_equals_the_shallowest_wins_always():
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        n = int(rng.integers(1, 10))
+        t_dy, t_dw = rng.integers(0, 3, (2, n))
+        importance = rng.integers(0, 3, n).astype(float)
+        budget = float(rng.uniform(0.2, 1) * (t_dy.sum() + t_dw.sum()))
+        masks, reached = all_masks(t_dy, t_dw, importance, budget)
+        shallowest = min(mask[::-1].tolist() for mask in masks[reached == reached.max()])[::-1]
+        assert solve(t_dy, t_dw, importance, budget).mask.tolist() == shallowest
+
+
+def test_rounded_times_give_the_same_mask_on_every_run():
+    rng = np.random.default_rng(8)
+    for _ in range(50):
+        t_dy, t_dw, importance, budget = real_case(rng, 60)
+        importance = np.round(importance)  # many equals
+        first, again = (solve(t_dy.copy(), t_dw.copy(), importance.copy(), budget, 500).mask for _ in range(2))
+        assert first.tolist() == again.tolist()
+
+
 def test_nothing_fits_into_a_budget_below_zero():
     selection = solve([1.5, 1.0], [1.0, 1.0], [1.0, 1.0], -3.0)
     assert selection.mask.tolist() == [0, 0] and selection.time == 0
@@ -95,3 +194,8 @@ def test_nothing_fits_into_a_budget_below_zero():
 def test_bad_input_is_refused(t_dy, t_dw, importance, message):
     with pytest.raises(ValueError, match=message):
         selection_DP(t_dy, t_dw, importance, 0.5)
+
+
+def test_a_resolution_below_one_is_refused():
+    with pytest.raises(ValueError, match="time_resolution"):
+        solve([1.5], [1.5], [1.0], 3.0, 0)
