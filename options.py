@@ -177,6 +177,12 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="True|False",
         help="measure at each selection how fast the device is now, and correct the budget (default: %(default)s)",
     )
+    group.add_argument(
+        "--time_resolution",
+        type=_number(int, 10, 10**7, "a whole number from 10 to 10,000,000"),
+        metavar="STEPS",
+        help="time steps the solver counts the budget in (T_q); default: rounding costs below 0.1 %% of it",
+    )
     group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
     group.add_argument(

@@ -49,6 +49,7 @@ class Settings:
     rho: float = 0.5
     deadline: float | None = None
     correct_budget: bool = True
+    time_resolution: int | None = None
     save_model: bool = False
 
 
@@ -265,7 +266,9 @@ class ElasticScheme:
         importance = self._evaluator(optimizer, images, labels)
         slowdown = self._slowdown(images, labels, len(progress.step_ms))
         allowance = self._budget.allow(progress, slowdown)
-        choice = select_tensors(self._budget.table, importance, self._head, allowance.table_share)
+        choice = select_tensors(
+            self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
+        )
         predicted_ms = self._budget.adopt(choice.mask)
         return replace(
             choice,
@@ -286,13 +289,16 @@ class ElasticScheme:
         return float(np.median(times)) / self._budget.table.gradient_pass_ms
 
 
-def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float) -> Choice:
+def select_tensors(
+    table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, time_resolution: int | None = None
+) -> Choice:
     """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
 
     Args:
         table: timing table of the network.
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
         rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
+        time_resolution: T_q, see `selection_solver_DP.solve`.
     """
     budget_ms = rho * table.full_step_ms
     if rho >= 1:
@@ -303,7 +309,8 @@ def select_tensors(table: TimingTable, importance: np.ndarray, head: np.ndarray,
     own_ms[forced] = 0.0
     chain_ms[: np.flatnonzero(forced)[-1] + 1] = 0.0
     gain = np.where(forced, 0.0, importance[order])
-    solved = selection_solver_DP.solve(chain_ms, own_ms, gain, budget_ms - table.predict_ms(head))
+    room_ms = budget_ms - table.predict_ms(head)
+    solved = selection_solver_DP.solve(chain_ms, own_ms, gain, room_ms, time_resolution)
     mask = head.copy()
     mask[order[solved.mask == 1]] = True
     return Choice(mask, importance, table.predict_ms(mask), budget_ms)
