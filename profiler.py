@@ -24,7 +24,6 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -69,6 +68,17 @@ class Attribution:
     update_ms: np.ndarray
     forward_ms: float
     other_ms: float
+
+    def scaled(self, factor: float) -> Attribution:
+        """The same with all times multiplied by `factor`."""
+        return Attribution(
+            self.positions,
+            factor * self.t_dw_ms,
+            factor * self.t_dy_ms,
+            factor * self.update_ms,
+            factor * self.forward_ms,
+            factor * self.other_ms,
+        )
 
 
 def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
@@ -211,19 +221,14 @@ def _idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optim
     return optimizer
 
 
-def _operation_times(step: TrainStep, run: Callable[[], object], timing: str, folder: Path) -> tuple[dict, float]:
-    """ms of each operation of `step`, which `run` runs once, and the share that matched none; see `profile`."""
-    if timing == "trace":
-        trace = trace_step(run, TRACED_STEPS, folder)
-        return read_op_times(trace, {op.name for op in step.graph.get_operations()}, TRACED_STEPS)
-    flops = count_flops(step.graph)
-    times = []
-    for _ in range(TRACED_STEPS):
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e3)
-    scale = statistics.median(times) / sum(flops.values())
-    return {name: scale * count for name, count in flops.items()}, 0.0
+def _operation_times(
+    step: TrainStep, run: Callable[[], object], timing: str, folder: Path
+) -> tuple[dict[str, float], float]:
+    """ms (or, for timing "flops", FLOPs) of each operation of `step`, which `run` runs; and the share unmatched."""
+    if timing == "flops":
+        return count_flops(step.graph), 0.0
+    trace = trace_step(run, TRACED_STEPS, folder)
+    return read_op_times(trace, {op.name for op in step.graph.get_operations()}, TRACED_STEPS)
 
 
 def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
@@ -274,6 +279,8 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: 
 
     median_ms = np.median(times, axis=0)
     measured, forward_ms = median_ms[:-1], float(median_ms[-1])
+    if timing == "flops":
+        costs = costs.scaled(float(measured[-1]) / sum(op_ms.values()))
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
     fit = fit_wall_time(sums[:, 0], sums[:, 1], measured, rounds)
     spread = 100 * float(np.median((np.percentile(times, 75, axis=0) - np.percentile(times, 25, axis=0)) / median_ms))
@@ -289,7 +296,6 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: 
         settings=settings,
         details={
             "timing": timing,
-            "scaled_to_ms": None if timing == "trace" else sum(op_ms.values()),
             "traced_steps": TRACED_STEPS if timing == "trace" else 0,
             "unmatched_time_percent": 100 * unmatched,
             "operation_ms": _sums(costs),

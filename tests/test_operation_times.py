@@ -313,7 +313,7 @@ def test_a_table_of_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
     assert not list(tmp_path.iterdir()), "nothing was traced"
     sums = table.details["operation_ms"]
-    assert sum(sums.values()) == pytest.approx(table.details["scaled_to_ms"])
+    assert sum(sums.values()) == pytest.approx(table.full_step_ms)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.fit.selections > 5
 
 
