@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,10 @@ def match_operations(
     known = {op.name for op in graph.get_operations()}
     flops = operation_times.count_flops(graph)
     named = {name: operation_times.match_op(name, known) for name in trace.op_ms}
-    theirs = {name: _their_path(name) for name, op in named.items() if op is None}
+    names = _OurNames(model)
+    theirs = {name: _their_path(name, names.layers) for name, op in named.items() if op is None}
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
-    candidates = _candidates(step, model, scopes)
+    candidates = _candidates(step, names, scopes)
     times: dict[str, float] = defaultdict(float)
     unmatched_ms = trace.unnamed_ms
     for name, time_ms in trace.op_ms.items():
@@ -95,7 +96,7 @@ def _joined(path: Sequence[str]) -> str:
     return re.sub(r"[-/]", "_", "/".join(path))
 
 
-def _their_path(name: str) -> list[str]:
+def _their_path(name: str, ours: Container[str]) -> list[str]:
     """Names along the scopes of a traced operation, without `gradient_tape`, the outermost model, transfers' ends."""
     parts = operation_times.strip_layout(name).split("/")
     if parts[0] == GRADIENTS:
@@ -104,9 +105,9 @@ def _their_path(name: str) -> list[str]:
         parts = parts[:-1]
     path = parts[1:] if len(parts) > 1 else parts
     if len(path) > 1:
-        # The head is the last dense layer, in or behind the backbone, and here always the same name.
+        # The head, in or behind the backbone, is a dense layer of whatever name; here it is always the same.
         at = 0 if len(path) == 2 or not _HEAD_LAYERS.fullmatch(path[1]) else 1
-        if _HEAD_LAYERS.fullmatch(path[at]):
+        if _HEAD_LAYERS.fullmatch(path[at]) and path[at] not in ours:
             path = ["head", *path[at + 1 :]]
     return path
 
@@ -120,6 +121,11 @@ class _OurNames:
             name = re.sub(r"[^\w.>-]", "_", layer.name)
             self._trained[name] = self._trained.get(name, False) or bool(layer.trainable_weights)
         self._model = model.name
+
+    @property
+    def layers(self) -> Container[str]:
+        """Names of all layers, also of those inside others."""
+        return self._trained.keys()
 
     def path(self, name: str) -> tuple[list[str], bool]:
         """Names along the scopes as `_their_path`, and whether a layer with weights is among them."""
@@ -136,13 +142,12 @@ class _OurNames:
         return path, any(self._trained.get(part, False) for part in path)
 
 
-def _candidates(step: TrainStep, model: keras.Model, scopes: set[str]) -> _Candidates:
+def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candidates:
     """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
     forward = operation_times.needed_operations([step.loss])
     backward = (
         operation_times.needed_operations([t for g in step.gradients if g is not None for t in _parts(g)]) - forward
     )
-    names = _OurNames(model)
     found: _Candidates = defaultdict(list)
     for op in step.graph.get_operations():
         if op.name not in forward and op.name not in backward:

@@ -377,6 +377,21 @@ def test_rewritten_operations_and_augmentation_find_their_place(small):
     assert unmatched == pytest.approx(9.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("model/dense/MatMul", ["head", "MatMul"]),
+        ("gradient_tape/model/vit-b16/head/MatMul_1", ["head", "MatMul_1"]),
+        ("model/dense_1/MatMul", ["dense_1", "MatMul"]),  # a layer of that very name is here
+        ("model/block/Dense_0/Tensordot/MatMul", ["block", "Dense_0", "Tensordot", "MatMul"]),
+        ("model/random_flip/Cast_1/_2", ["random_flip", "Cast_1"]),
+        ("AddN_3", ["AddN_3"]),
+    ],
+)
+def test_where_a_traced_operation_stands(name, path):
+    assert board._their_path(name, {"dense_1", "block", "Dense_0"}) == path
+
+
 def test_a_trace_of_another_network_is_refused(small):
     model, step, _ = small
     types = {
