@@ -22,6 +22,7 @@ DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digit
 TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "elastic_training")
 AUGMENTATIONS = ("none", "flip", "flip_rotation")
 OPTIMIZERS = ("sgd", "adam")
+TIMINGS = ("trace", "flops")
 
 GLYPH_WEIGHTS = Path(__file__).resolve().parent / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
@@ -247,7 +248,28 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace
     """The options of profiler.py, complete. Raises `UserError` for a value out of range."""
     parser = _OneLineParser(prog="profiler.py", description="Measure what each tensor of a network costs to train.")
     _add_network_options(parser)
+    group = parser.add_argument_group("operation times")
+    group.add_argument(
+        "--timing",
+        type=_one_of(TIMINGS),
+        default="trace",
+        metavar="SOURCE",
+        help="trace (each operation's measured time) or flops (counted, scaled to the measured step); "
+        "default: %(default)s",
+    )
+    group.add_argument(
+        "--from_trace",
+        type=Path,
+        metavar="FILE",
+        help="a board's *.xplane.pb: plan for that board, measure nothing here",
+    )
     args = parser.parse_args(arguments)
+    if args.from_trace is not None:
+        if args.timing != "trace":
+            raise UserError(f"--timing {args.timing}: --from_trace takes the times of its file; leave one of them out")
+        if not args.from_trace.is_file():
+            raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb that tf.profiler wrote")
+        args.weights = args.weights or "none"  # times do not depend on them
     _use_glyph_weights(args)
     return _filled_in(args)
 

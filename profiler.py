@@ -3,8 +3,9 @@
     t_dw  time for the tensor's own gradient, and for applying its update
     t_dy  time to pass the error gradient on to where this tensor is reached
 
-The step that training runs is traced with tf.profiler. Each operation's time is read off the trace, event by event, and
-given to a tensor by the data flow of the traced graph alone, whatever the layers are:
+The step that training runs is traced with tf.profiler. Each operation's time is read off the trace, event by event (or
+stands in for it by its FLOPs, or comes from a trace recorded on a board: `operation_times`, `board`), and given to a
+tensor by the data flow of the traced graph alone, whatever the layers are:
 
     F     the operations the loss depends on
     B_k   the operations the gradient of tensor k depends on, less F
@@ -18,15 +19,12 @@ model that is fitted to the measured steps of a few selections (`timing_table.Fi
 
 Command line: `python profiler.py --model_name … --input_size … --batch_size …` writes
 logs/profiles/<model>_<input>_<classes>_<batch>/ with table.csv, profile.json, a chart, and the trace for TensorBoard.
+With `--from_trace FILE` it measures nothing here, and plans for the board that FILE was recorded on.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,8 +36,8 @@ from tqdm import tqdm
 
 import options
 import utils
-from timing_table import TABLE_SETTINGS, TimingTable, chain_and_own, fit_wall_time, table_folder
-from utils import UserError
+from operation_times import OperationTrace, count_flops, read_op_times, read_trace, trace_step
+from timing_table import TABLE_SETTINGS, Fit, TimingTable, chain_and_own, fit_wall_time, table_folder
 
 if TYPE_CHECKING:
     import keras
@@ -49,88 +47,6 @@ if TYPE_CHECKING:
 TRACED_STEPS = 10
 WARM_UP_STEPS = 3
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 8, 40, 15  # small networks have noisy steps, but many fit into the time
-# Event names of operations are "name:Type"; those whose time is their inner operations' own are left out.
-_OP_EVENT = re.compile(r"([^:]+):([A-Za-z_]\w*)")
-_CALLS = frozenset(
-    ["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"]
-)
-
-
-# --- the trace --------------------------------------------------------------------------------------------------------
-
-
-def match_op(event_name: str, known: set[str] | frozenset[str]) -> str | None:
-    """The operation of the traced graph that an operation of the executed graph stands for, or None.
-
-    The graph optimizer adds transposes named `op-0-Transpose…-LayoutOptimizer`, rewrites operations to
-    `scope/ArithmeticOptimizer/Rule_op`, and inlines loops and functions to `op/inner`.
-    """
-    name = re.sub(r"(-\d+)+-\w+-LayoutOptimizer$", "", event_name)
-    if name in known:
-        return name
-    name = re.sub(r"(?:^|(?<=/))\w*Optimizer/[A-Za-z0-9]+_", "", name)
-    while name not in known:
-        name, separator, _ = name.rpartition("/")
-        if not separator:
-            return None
-    return name
-
-
-def read_op_times(trace: Path, known: set[str], steps: int) -> tuple[dict[str, float], float]:
-    """Milliseconds a step that each operation of the graph took, from one XSpace file.
-
-    Args:
-        trace: *.xplane.pb of `steps` equal steps.
-        known: names of the traced graph's operations.
-        steps: how many steps the trace holds.
-
-    Returns:
-        Times by operation, and the share of all operation time (0…1) that matched no operation.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    space = xplane_pb2.XSpace()
-    space.ParseFromString(trace.read_bytes())
-    durations: dict[str, list[float]] = defaultdict(list)
-    for plane in space.planes:
-        if not plane.name.startswith("/host:CPU"):
-            continue
-        names = {key: _OP_EVENT.fullmatch(metadata.name) for key, metadata in plane.event_metadata.items()}
-        for line in plane.lines:
-            for event in line.events:
-                match = names[event.metadata_id]
-                if match and match[2] not in _CALLS:
-                    durations[match[1]].append(event.duration_ps / 1e9)
-
-    times: dict[str, float] = defaultdict(float)
-    unmatched = 0.0
-    for name, each in durations.items():
-        # Once a step: the median shrugs off a step that was disturbed. Loops run more often, or not equally often.
-        time_ms = statistics.median(each) if len(each) == steps else sum(each) / steps
-        op = match_op(name, known)
-        if op is None:
-            unmatched += time_ms
-        else:
-            times[op] += time_ms
-    total = unmatched + sum(times.values())
-    return dict(times), unmatched / total if total else 0.0
-
-
-def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
-    """Trace `steps` calls of `run` into `folder` (as TensorBoard's profile page reads it); returns the XSpace file."""
-    import tensorflow as tf
-
-    shutil.rmtree(folder / "plugins", ignore_errors=True)
-    tf.profiler.experimental.start(str(folder))
-    try:
-        for _ in range(steps):
-            run()
-    finally:
-        tf.profiler.experimental.stop()
-    files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
-    if not files:
-        raise UserError(f"--logdir {folder}: TensorFlow wrote no trace there; is the disk full?")
-    return files[-1]
 
 
 # --- data flow --------------------------------------------------------------------------------------------------------
@@ -152,6 +68,17 @@ class Attribution:
     update_ms: np.ndarray
     forward_ms: float
     other_ms: float
+
+    def scaled(self, factor: float) -> Attribution:
+        """The same with all times multiplied by `factor`."""
+        return Attribution(
+            self.positions,
+            factor * self.t_dw_ms,
+            factor * self.t_dy_ms,
+            factor * self.update_ms,
+            factor * self.forward_ms,
+            factor * self.other_ms,
+        )
 
 
 def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
@@ -279,30 +206,43 @@ def measure_steps(runs: Sequence[Callable[[], object]]) -> np.ndarray:
     return np.array(times)
 
 
-def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> TimingTable:
+def _idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
+    """At a rate of 0 every operation of a step runs and no weight moves."""
+    from optimizers import make_optimizer
+
+    optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def _operation_times(
+    step: TrainStep, run: Callable[[], object], timing: str, folder: Path
+) -> tuple[dict[str, float], float]:
+    """ms (or, for timing "flops", FLOPs) of each operation of `step`, which `run` runs; and the share unmatched."""
+    if timing == "flops":
+        return count_flops(step.graph), 0.0
+    trace = trace_step(run, TRACED_STEPS, folder)
+    return read_op_times(trace, {op.name for op in step.graph.get_operations()}, TRACED_STEPS)
+
+
+def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
     """Measure the timing table of `model`. Its weights do not change.
 
     Args:
-        model: network with a layer "head".
+        model: network to be trained.
         settings: the options in `TABLE_SETTINGS`.
         folder: where the trace is kept.
+        timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
+            Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested: no GPU was at hand).
     """
     import tensorflow as tf
 
     import models
     import train
-    from optimizers import make_optimizer
 
-    if tf.config.list_physical_devices("GPU"):
-        raise UserError(
-            "a GPU is in use, whose operation times this version does not read; set CUDA_VISIBLE_DEVICES=-1 to profile "
-            "and train on the CPU"
-        )
     variables, head, batch_size = model.trainable_variables, models.head_mask(model), settings["batch_size"]
     names = models.tensor_names(model)
-    # At a rate of 0 every operation of a step runs and no weight moves.
-    optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
-    optimizer.build(variables)
+    optimizer = _idle_optimizer(model, settings)
     images, labels = (spec.shape for spec in train.batch_spec(model, batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
     with tqdm(total=5 + len(_CALIBRATION), unit="part") as bar:
@@ -311,11 +251,10 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
         for _ in range(WARM_UP_STEPS):
             full(*batch)
         bar.update()
-        bar.set_description("tracing")
-        trace = trace_step(lambda: full(*batch), TRACED_STEPS, folder)
+        bar.set_description("timing operations")
+        op_ms, unmatched = _operation_times(full, lambda: full(*batch), timing, folder)
         bar.update()
-        bar.set_description("reading the trace")
-        op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, TRACED_STEPS)
+        bar.set_description("attributing times")
         costs = attribute_times(full, variables, op_ms)
         bar.update()
 
@@ -335,6 +274,8 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
 
     median_ms = np.median(times, axis=0)
     measured, (forward_ms, gradient_pass_ms) = median_ms[:-2], median_ms[-2:].tolist()
+    if timing == "flops":
+        costs = costs.scaled(float(measured[-1]) / sum(op_ms.values()))
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
     fit = fit_wall_time(sums[:, 0], sums[:, 1], measured, rounds)
     spread = 100 * float(np.median((np.percentile(times, 75, axis=0) - np.percentile(times, 25, axis=0)) / median_ms))
@@ -350,15 +291,10 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
         fit=fit,
         settings=settings,
         details={
-            "traced_steps": TRACED_STEPS,
+            "timing": timing,
+            "traced_steps": TRACED_STEPS if timing == "trace" else 0,
             "unmatched_time_percent": 100 * unmatched,
-            "operation_ms": {
-                "forward": costs.forward_ms,
-                "error_chain": float(costs.t_dy_ms.sum()),
-                "weight_gradients": float((costs.t_dw_ms - costs.update_ms).sum()),
-                "updates": float(costs.update_ms.sum()),
-                "other": costs.other_ms,
-            },
+            "operation_ms": _sums(costs),
             "measured_selections": [
                 {"trained_tensors": int(mask.sum()), "chain_ms": chain, "own_ms": own, "step_ms": float(step_ms)}
                 for mask, (chain, own), step_ms in zip(masks, sums.tolist(), measured, strict=True)
@@ -366,6 +302,63 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path) -> Timin
             "measurement_spread_percent": spread,
             "tensors_without_gradient": [names[k] for k in costs.positions if full.gradients[k] is None],
             "environment": utils.environment(),
+        },
+    )
+
+
+def _sums(costs: Attribution) -> dict[str, float]:
+    return {
+        "forward": costs.forward_ms,
+        "error_chain": float(costs.t_dy_ms.sum()),
+        "weight_gradients": float((costs.t_dw_ms - costs.update_ms).sum()),
+        "updates": float(costs.update_ms.sum()),
+        "other": costs.other_ms,
+    }
+
+
+def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: OperationTrace, file_name: str) -> TimingTable:
+    """The timing table of the device that `trace` was recorded on; nothing is measured here.
+
+    Operation times are added up, as a GPU's one stream takes them: that is the fit. Time that matched no operation is
+    counted to what every step does. Where operations run side by side, on several cores, steps are shorter than this.
+
+    Args:
+        model: network built as the traced one was.
+        settings: the options in `TABLE_SETTINGS`.
+        trace: of full steps of that network; may lack the updates, whose time is then 0.
+        file_name: what profile.json calls the trace.
+
+    Raises:
+        UserError: the trace is not of this network.
+    """
+    import board
+    import models
+    import train
+
+    variables, names = model.trainable_variables, models.tensor_names(model)
+    full = train.TrainStep(model, _idle_optimizer(model, settings), variables, settings["batch_size"])
+    op_ms, unmatched_ms = board.match_operations(trace, full, model)
+    costs = attribute_times(full, variables, op_ms)
+    constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
+    return TimingTable(
+        names=[names[k] for k in costs.positions],
+        shapes=[tuple(variables[k].shape) for k in costs.positions],
+        positions=costs.positions,
+        t_dw_ms=costs.t_dw_ms,
+        t_dy_ms=costs.t_dy_ms,
+        forward_ms=constant_ms,
+        full_step_ms=constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum()),
+        gradient_pass_ms=constant_ms + float(costs.t_dy_ms.sum() + (costs.t_dw_ms - costs.update_ms).sum()),
+        fit=Fit(constant_ms, 1.0, 1.0, None, None, selections=0, rounds=0),
+        settings=settings,
+        details={
+            "timing": "trace",
+            "trace": file_name,
+            "planes": list(trace.planes),
+            "traced_steps": trace.iterations,
+            "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
+            "operation_ms": _sums(costs),
+            "tensors_without_gradient": [names[k] for k in costs.positions if full.gradients[k] is None],
         },
     )
 
@@ -391,20 +384,38 @@ def draw_table(table: TimingTable, stem: Path) -> None:
 
 
 def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
-    full, details = table.full_step_ms, table.details
+    full, details, fit = table.full_step_ms, table.details, table.fit
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
-    yield f"operation times in ms: {sums}"
+    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
-    yield (
-        f"predicted against measured step, each of {table.fit.selections} selections left out of its fit in turn, "
-        f"{table.fit.rounds} rounds: median error "
-        f"{table.fit.median_error_percent:.1f} %, 95th percentile {table.fit.p95_error_percent:.1f} % "
-        f"(spread of the measurements themselves {details['measurement_spread_percent']:.1f} %)"
-    )
+    if fit.median_error_percent is None or fit.p95_error_percent is None:
+        yield "predicted against measured step: not measured; operation times are added up"
+    else:
+        yield (
+            f"predicted against measured step, each of {fit.selections} selections left out of its fit in turn, "
+            f"{fit.rounds} rounds: median error {fit.median_error_percent:.1f} %, 95th percentile "
+            f"{fit.p95_error_percent:.1f} % (spread of the measurements themselves "
+            f"{details['measurement_spread_percent']:.1f} %)"
+        )
+    if not details["operation_ms"]["updates"]:
+        yield "the trace holds no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
         yield f"warning: {name} has no influence on the loss and will never be selected"
     yield f"smallest feasible rho (the head alone): {smallest_rho:.3f}"
+
+
+def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
+    """What elastic training would choose on the board, by the importance of the newest run if there is one."""
+    import board
+    import models
+
+    measured = board.latest_importance(logdir, models.tensor_names(model))
+    importance, source = measured or (np.ones(len(table.names)), None)
+    yield (
+        f"selections with the importance in {source}:" if source else "selections with equal importance of all tensors:"
+    )
+    yield from board.plan_lines(table, models.head_mask(model), importance)
 
 
 def main() -> None:
@@ -415,19 +426,27 @@ def main() -> None:
     import data
     import models
 
+    trace = read_trace(args.from_trace) if args.from_trace else None
     if args.num_classes is None:
         args.num_classes = data.count_classes(args.dataset_name, args.data_dir)
     keras.utils.set_random_seed(args.seed)
     model = models.build_model(
         args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
     )
-    folder = table_folder(args)
-    with utils.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        table = profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, folder)
+    folder, settings = table_folder(args), {key: getattr(args, key) for key in TABLE_SETTINGS}
+    if trace:
+        table = table_of_trace(model, settings, trace, args.from_trace.name)
+    else:
+        with utils.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            table = profile(model, settings, folder, args.timing)
     table.save(folder)
     draw_table(table, folder / "timing")
+    if trace:
+        print(f"{args.from_trace.name}: {trace.iterations} whole iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, table.predict_ms(models.head_mask(model)) / table.full_step_ms)))
+    if trace:
+        print("\n".join(_plan(table, model, args.logdir)))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
 
 

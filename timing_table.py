@@ -31,14 +31,15 @@ class Fit:
     """From operation times to wall time, in ms: constant + chain·sum(t_dy of the chain) + own·sum(t_dw selected).
 
     `constant` holds the forward pass and what every step does; `chain` and `own` fall below 1 by as much as operations
-    overlap. Errors are relative, in per cent, each of a selection that was left out of the fit that predicts it.
+    overlap. Errors are relative, in per cent, each of a selection that was left out of the fit that predicts it;
+    None where no selection was measured.
     """
 
     constant_ms: float
     chain_factor: float
     own_factor: float
-    median_error_percent: float
-    p95_error_percent: float
+    median_error_percent: float | None
+    p95_error_percent: float | None
     selections: int
     rounds: int
 
@@ -139,7 +140,9 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
 def table_folder(args: argparse.Namespace) -> Path:
     """Where the timing table of these options is kept."""
     name = f"{options.model_label(args)}_{args.input_size}_{args.num_classes}_{args.batch_size}"
-    return args.logdir / "profiles" / name
+    trace = getattr(args, "from_trace", None)
+    device = f"_from_{trace.name.removesuffix('.pb').removesuffix('.xplane')}" if trace else ""  # never this machine's
+    return args.logdir / "profiles" / (name + device)
 
 
 def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> TimingTable:
@@ -172,9 +175,9 @@ def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not the timing table of this network ({error}); make it anew: {command}") from error
-    costs = np.concatenate(
-        [table.t_dw_ms, table.t_dy_ms, [table.full_step_ms, table.gradient_pass_ms, *asdict(table.fit).values()]]
-    )
+    walls = [table.full_step_ms, table.gradient_pass_ms]
+    known = [value for value in (*walls, *asdict(table.fit).values()) if value is not None]
+    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, known])
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         raise UserError(f"{folder}: holds times that are negative or no numbers; make it anew: {command}")
     if len(rows) != len(names):
