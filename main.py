@@ -15,18 +15,14 @@ import utils
 def main() -> None:
     args = options.parse_main()
     utils.load_tensorflow()
-    import keras
 
     import data
     import models
     import timing_table
     import train
 
-    keras.utils.set_random_seed(args.seed)
     args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
-    model = models.build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
-    )
+    model = models.build_from_options(args)
     names = models.tensor_names(model)
     elastic = args.train_type == "elastic_training"
     table = (

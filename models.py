@@ -18,13 +18,16 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from utils import UserError
+
+if TYPE_CHECKING:
+    import argparse
 
 DROPOUT = 0.2
 HEAD = "head"
@@ -205,6 +208,14 @@ def build_model(
     x = keras.layers.Dropout(DROPOUT, seed=seed + 2, name="dropout")(x)
     outputs = keras.layers.Dense(num_classes, name=HEAD, dtype="float32")(x)
     return keras.Model(inputs, outputs, name=f"{name}_classifier")
+
+
+def build_from_options(args: argparse.Namespace) -> keras.Model:
+    """The network that the options of a command line ask for; see `build_model`. Sets Keras' global seed."""
+    keras.utils.set_random_seed(args.seed)
+    return build_model(
+        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
+    )
 
 
 def build_own_model(name: str, input_size: int, num_classes: int, weights: str = "none") -> keras.Model:

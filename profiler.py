@@ -37,7 +37,7 @@ from tqdm import tqdm
 import options
 import utils
 from operation_times import OperationTrace, count_flops, read_op_times, read_trace, trace_step
-from timing_table import TABLE_SETTINGS, Fit, TimingTable, chain_and_own, fit_wall_time, table_folder
+from timing_table import Fit, TimingTable, chain_and_own, fit_wall_time, table_folder, table_settings
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 TRACED_STEPS = 10
 WARM_UP_STEPS = 3
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 8, 40, 15  # small networks have noisy steps, but many fit into the time
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 60  # small networks have noisy steps, but many fit into the time
 
 
 # --- data flow --------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _update_owners(
 # How deep (share of all tensors) and how densely the selections reach that the fit is measured on.
 _CALIBRATION = (
     *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
-    *((depth, 0.5) for depth in (0.5, 1.0)),
+    *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )
 
@@ -189,24 +189,24 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_steps(runs: Sequence[Callable[[], object]]) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `MEASURING_SECONDS`."""
+def measure_steps(runs: Sequence[Callable[[], object]], rounds: int | None = None) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms of compiled steps; by default what fits into `MEASURING_SECONDS`."""
     for run in runs:
         for _ in range(WARM_UP_STEPS):
             run()
     start = time.perf_counter()
     times: list[np.ndarray] = []
-    with tqdm(total=MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
+    with tqdm(total=rounds or MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
         while len(times) < bar.total:
             times.append(utils.measure_ms(runs, rounds=1, unseen=1)[0])
-            if len(times) == 1:
-                rounds = int(MEASURING_SECONDS / (time.perf_counter() - start))
-                bar.total = min(max(rounds, MIN_ROUNDS), MAX_ROUNDS)
+            if len(times) == 1 and rounds is None:
+                fitting = int(MEASURING_SECONDS / (time.perf_counter() - start))
+                bar.total = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
             bar.update()
     return np.array(times)
 
 
-def _idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
+def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
     """At a rate of 0 every operation of a step runs and no weight moves."""
     from optimizers import make_optimizer
 
@@ -215,14 +215,116 @@ def _idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optim
     return optimizer
 
 
-def _operation_times(
-    step: TrainStep, run: Callable[[], object], timing: str, folder: Path
-) -> tuple[dict[str, float], float]:
-    """ms (or, for timing "flops", FLOPs) of each operation of `step`, which `run` runs; and the share unmatched."""
+def compile_steps(
+    model: keras.Model, settings: dict[str, Any], masks: Sequence[np.ndarray | None]
+) -> list[tuple[TrainStep, partial[Any]]]:
+    """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
+    import tensorflow as tf
+
+    import train
+
+    images, labels = (spec.shape for spec in train.batch_spec(model, settings["batch_size"]))
+    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
+    optimizer = idle_optimizer(model, settings)
+    steps: list[tuple[TrainStep, partial[Any]]] = []
+    for mask in tqdm(masks, desc="compiling steps", unit="step"):
+        step = train.TrainStep(model, optimizer, settings["batch_size"], mask)
+        step(*batch)  # the first call is what compiles
+        steps.append((step, partial(step, *batch)))
+    return steps
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measured steps of one network, which a timing table is fitted to.
+
+    Attributes:
+        model, settings: as for `profile`.
+        full: the step that trains everything; `run_full` runs it.
+        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
+        step_ms: [rounds, len(masks)] wall times.
+        forward_ms, gradient_pass_ms: medians, of the forward pass and of all gradients without updates.
+    """
+
+    model: keras.Model
+    settings: dict[str, Any]
+    full: TrainStep
+    run_full: Callable[[], object]
+    masks: list[np.ndarray]
+    step_ms: np.ndarray
+    forward_ms: float
+    gradient_pass_ms: float
+
+
+def measure(model: keras.Model, settings: dict[str, Any]) -> Measurement:
+    """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
+    import models
+    import train
+
+    [(full, run_full)] = compile_steps(model, settings, [None])
+    positions = attribute_times(full, model.trainable_variables, {}).positions
+    masks = calibration_masks(positions, models.head_mask(model))
+    runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
+    batch_size = settings["batch_size"]
+    passes = (train.forward_pass(model, batch_size), train.ImportanceEvaluator(model, batch_size).gradient_pass)
+    times = measure_steps([*runs, run_full, *(partial(one, *run_full.args) for one in passes)])
+    forward_ms, gradient_pass_ms = np.median(times[:, -2:], axis=0).tolist()
+    return Measurement(model, settings, full, run_full, masks, times[:, :-2], forward_ms, gradient_pass_ms)
+
+
+def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float]:
+    """Operation times given to tensors, and the share (0…1) that matched no operation."""
+    full, variables = measurement.full, measurement.model.trainable_variables
     if timing == "flops":
-        return count_flops(step.graph), 0.0
-    trace = trace_step(run, TRACED_STEPS, folder)
-    return read_op_times(trace, {op.name for op in step.graph.get_operations()}, TRACED_STEPS)
+        flops = count_flops(full.graph)
+        full_ms = float(np.median(measurement.step_ms[:, -1]))
+        return attribute_times(full, variables, flops).scaled(full_ms / sum(flops.values())), 0.0
+    with tqdm(total=TRACED_STEPS, desc="tracing steps", unit="step") as bar:
+
+        def run() -> None:
+            measurement.run_full()
+            bar.update()
+
+        trace = trace_step(run, TRACED_STEPS, folder)
+    op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, TRACED_STEPS)
+    return attribute_times(full, variables, op_ms), unmatched
+
+
+def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
+    """The timing table of a measured network. Arguments as for `profile`."""
+    import models
+
+    costs, unmatched = _operation_times(measurement, timing, folder)
+    masks, step_ms = measurement.masks, measurement.step_ms
+    names, variables = models.tensor_names(measurement.model), measurement.model.trainable_variables
+    median_ms = np.median(step_ms, axis=0)
+    sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
+    low, high = np.percentile(step_ms, (25, 75), axis=0)
+    return TimingTable(
+        names=[names[k] for k in costs.positions],
+        shapes=[tuple(variables[k].shape) for k in costs.positions],
+        positions=costs.positions,
+        t_dw_ms=costs.t_dw_ms,
+        t_dy_ms=costs.t_dy_ms,
+        forward_ms=measurement.forward_ms,
+        full_step_ms=float(median_ms[-1]),
+        gradient_pass_ms=measurement.gradient_pass_ms,
+        fit=fit_wall_time(sums[:, 0], sums[:, 1], median_ms, len(step_ms)),
+        settings=measurement.settings,
+        details={
+            "timing": timing,
+            "traced_steps": TRACED_STEPS if timing == "trace" else 0,
+            "unmatched_time_percent": 100 * unmatched,
+            "operation_ms": _sums(costs),
+            "measured_selections": [
+                {"trained_tensors": int(mask.sum()), "chain_ms": chain, "own_ms": own, "step_ms": float(median)}
+                for mask, (chain, own), median in zip(masks, sums.tolist(), median_ms, strict=True)
+            ],
+            "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
+            "tensors_without_gradient": [names[k] for k in costs.positions if measurement.full.gradients[k] is None],
+            "environment": utils.environment(),
+        },
+    )
 
 
 def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
@@ -235,75 +337,7 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: 
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
             Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested: no GPU was at hand).
     """
-    import tensorflow as tf
-
-    import models
-    import train
-
-    variables, head, batch_size = model.trainable_variables, models.head_mask(model), settings["batch_size"]
-    names = models.tensor_names(model)
-    optimizer = _idle_optimizer(model, settings)
-    images, labels = (spec.shape for spec in train.batch_spec(model, batch_size))
-    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    with tqdm(total=5 + len(_CALIBRATION), unit="part") as bar:
-        bar.set_description("compiling the full step")
-        full = train.TrainStep(model, optimizer, variables, batch_size)
-        for _ in range(WARM_UP_STEPS):
-            full(*batch)
-        bar.update()
-        bar.set_description("timing operations")
-        op_ms, unmatched = _operation_times(full, lambda: full(*batch), timing, folder)
-        bar.update()
-        bar.set_description("attributing times")
-        costs = attribute_times(full, variables, op_ms)
-        bar.update()
-
-        masks = calibration_masks(costs.positions, head)
-        steps = []
-        for mask in masks[:-1]:
-            bar.set_description("compiling selections")
-            chosen = [variable for variable, selected in zip(variables, mask, strict=True) if selected]
-            steps.append(train.TrainStep(model, optimizer, chosen, batch_size))
-            bar.update()
-        steps.append(full)
-        forward = train.forward_pass(model, batch_size)
-        gradient_pass = train.ImportanceEvaluator(model, batch_size).gradient_pass
-        bar.update()
-    times = measure_steps([partial(step, *batch) for step in (*steps, forward, gradient_pass)])
-    rounds = len(times)
-
-    median_ms = np.median(times, axis=0)
-    measured, (forward_ms, gradient_pass_ms) = median_ms[:-2], median_ms[-2:].tolist()
-    if timing == "flops":
-        costs = costs.scaled(float(measured[-1]) / sum(op_ms.values()))
-    sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
-    fit = fit_wall_time(sums[:, 0], sums[:, 1], measured, rounds)
-    spread = 100 * float(np.median((np.percentile(times, 75, axis=0) - np.percentile(times, 25, axis=0)) / median_ms))
-    return TimingTable(
-        names=[names[k] for k in costs.positions],
-        shapes=[tuple(variables[k].shape) for k in costs.positions],
-        positions=costs.positions,
-        t_dw_ms=costs.t_dw_ms,
-        t_dy_ms=costs.t_dy_ms,
-        forward_ms=forward_ms,
-        full_step_ms=float(measured[-1]),
-        gradient_pass_ms=gradient_pass_ms,
-        fit=fit,
-        settings=settings,
-        details={
-            "timing": timing,
-            "traced_steps": TRACED_STEPS if timing == "trace" else 0,
-            "unmatched_time_percent": 100 * unmatched,
-            "operation_ms": _sums(costs),
-            "measured_selections": [
-                {"trained_tensors": int(mask.sum()), "chain_ms": chain, "own_ms": own, "step_ms": float(step_ms)}
-                for mask, (chain, own), step_ms in zip(masks, sums.tolist(), measured, strict=True)
-            ],
-            "measurement_spread_percent": spread,
-            "tensors_without_gradient": [names[k] for k in costs.positions if full.gradients[k] is None],
-            "environment": utils.environment(),
-        },
-    )
+    return make_table(measure(model, settings), folder, timing)
 
 
 def _sums(costs: Attribution) -> dict[str, float]:
@@ -336,7 +370,7 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
     import train
 
     variables, names = model.trainable_variables, models.tensor_names(model)
-    full = train.TrainStep(model, _idle_optimizer(model, settings), variables, settings["batch_size"])
+    full = train.TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
     op_ms, unmatched_ms = board.match_operations(trace, full, model)
     costs = attribute_times(full, variables, op_ms)
     constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
@@ -421,7 +455,6 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
 def main() -> None:
     args = options.parse_profiler()
     utils.load_tensorflow()
-    import keras
 
     import data
     import models
@@ -429,11 +462,8 @@ def main() -> None:
     trace = read_trace(args.from_trace) if args.from_trace else None
     if args.num_classes is None:
         args.num_classes = data.count_classes(args.dataset_name, args.data_dir)
-    keras.utils.set_random_seed(args.seed)
-    model = models.build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
-    )
-    folder, settings = table_folder(args), {key: getattr(args, key) for key in TABLE_SETTINGS}
+    model = models.build_from_options(args)
+    folder, settings = table_folder(args), table_settings(args)
     if trace:
         table = table_of_trace(model, settings, trace, args.from_trace.name)
     else:

@@ -137,6 +137,11 @@ def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndar
     )
 
 
+def table_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those options that a table is made for."""
+    return {key: getattr(args, key) for key in TABLE_SETTINGS}
+
+
 def table_folder(args: argparse.Namespace) -> Path:
     """Where the timing table of these options is kept."""
     name = f"{options.model_label(args)}_{args.input_size}_{args.num_classes}_{args.batch_size}"

@@ -111,10 +111,15 @@ def batch_spec(model: keras.Model, batch_size: int | None) -> tuple[tf.TensorSpe
 
 
 class TrainStep:
-    """One compiled step that trains exactly the given variables.
+    """One compiled step that trains exactly the selected variables.
 
     Only they are watched, so TensorFlow prunes every gradient operation that none of them needs; no other variable and
     no other optimizer slot is written. Let go of the object to free its graph.
+
+    Args:
+        model, optimizer: the optimizer is built for all of `model.trainable_variables`.
+        batch_size: images a step.
+        mask: bool [N] over `model.trainable_variables`; all if left out.
 
     Attributes:
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None where a variable has
@@ -126,9 +131,11 @@ class TrainStep:
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        variables: list[keras.Variable],
         batch_size: int,
+        mask: np.ndarray | None = None,
     ) -> None:
+        variables = [v for k, v in enumerate(model.trainable_variables) if mask is None or mask[k]]
+
         def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -399,8 +406,7 @@ class _Trainee:
         if self._step is None or (choice.mask != self.choice.mask).any():
             self._step = None
             gc.collect()
-            chosen = [v for v, taken in zip(self._model.trainable_variables, choice.mask, strict=True) if taken]
-            self._step = TrainStep(self._model, self._optimizer, chosen, self._batch_size)
+            self._step = TrainStep(self._model, self._optimizer, self._batch_size, choice.mask)
             self._warm = False
         self.choice = choice
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import options
 import utils
-from timing_table import TABLE_SETTINGS, TimingTable
+from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     import keras
@@ -90,7 +90,6 @@ def main() -> None:
         intervals={"type": int, "default": 4, "help": "selections a run (default: %(default)s)"},
     )
     utils.load_tensorflow()
-    import keras
 
     import models
     import profiler
@@ -98,14 +97,11 @@ def main() -> None:
 
     if args.quick:
         args.rounds, args.steps, args.intervals = 1, 10, 2
-    keras.utils.set_random_seed(args.seed)
     args.num_classes = 10
-    model = models.build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
-    )
+    model = models.build_from_options(args)
     dataset = short_data(args, args.steps)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, Path(folder))
+        table = profiler.profile(model, table_settings(args), Path(folder))
 
     rhos = feasible_rhos(model, table)
     common: dict[str, Any] = {"optimizer": args.optimizer, "interval": 1}

@@ -29,7 +29,7 @@ import numpy as np
 
 import options
 import utils
-from timing_table import TABLE_SETTINGS, TimingTable
+from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     import keras
@@ -113,7 +113,6 @@ def main() -> None:
         busy={"type": int, "default": 2, "help": "competing processes (default: %(default)s)"},
     )
     utils.load_tensorflow()
-    import keras
 
     import data
     import models
@@ -122,14 +121,11 @@ def main() -> None:
 
     if args.quick:
         args.num_epochs = 4
-    keras.utils.set_random_seed(args.seed)
     args.num_classes = 10
-    model = models.build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
-    )
+    model = models.build_from_options(args)
     dataset = data.load("digits", args.input_size, args.batch_size, args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, Path(folder))
+        table = profiler.profile(model, table_settings(args), Path(folder))
 
     settings = train.Settings(
         optimizer=args.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho

@@ -15,28 +15,25 @@ import json
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from tqdm import tqdm
 
 import options
 import utils
-from timing_table import TABLE_SETTINGS, TimingTable
-
-if TYPE_CHECKING:
-    import keras
+from timing_table import TimingTable, table_settings
 
 RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
 
 
 def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
-    """Half the solver's choices, half random ones: (kind, bool [N] over `model.trainable_variables`), all different."""
+    """Half the solver's choices, half random ones: (kind, bool [N] over `model.trainable_variables`), all different.
+
+    Fewer than `count` where the network has not so many.
+    """
     import train
 
     rng = np.random.default_rng(1)
@@ -44,7 +41,7 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
     rhos = [rho for rho in RHOS if rho > smallest + 0.02]
     masks: list[tuple[str, np.ndarray]] = []
     seen = {head.tobytes(), np.ones(len(head), bool).tobytes()}
-    while len(masks) < count:
+    for _ in range(100 * count):
         if len(masks) < count / 2:
             rho = rhos[len(masks) * len(rhos) // ((count + 1) // 2)]
             kind, mask = "solver", train.select_tensors(table, rng.lognormal(size=len(head)), head, rho).mask
@@ -57,31 +54,9 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
         if mask.tobytes() not in seen:
             seen.add(mask.tobytes())
             masks.append((kind, mask))
+        if len(masks) == count:
+            break
     return masks
-
-
-def measure(model: keras.Model, args: Any, masks: list[np.ndarray], rounds: int) -> np.ndarray:
-    """Wall times [rounds, len(masks)] in ms of training steps."""
-    import tensorflow as tf
-
-    import train
-    from optimizers import make_optimizer
-
-    variables = model.trainable_variables
-    optimizer = make_optimizer(args.optimizer, options.PAPER["learning_rate"], options.PAPER["weight_decay"], 10_000)
-    optimizer.build(variables)
-    images, labels = (spec.shape for spec in train.batch_spec(model, args.batch_size))
-    batch = (tf.random.uniform(images, 0, 255, seed=1), tf.zeros(labels, tf.int32))
-    steps = []
-    for mask in tqdm(masks, desc="compiling selections"):
-        step = train.TrainStep(
-            model, optimizer, [v for v, m in zip(variables, mask, strict=True) if m], args.batch_size
-        )
-        for _ in range(2):
-            step(*batch)
-        steps.append(partial(step, *batch))
-    turns = [utils.measure_ms(steps, rounds=1, unseen=1)[0] for _ in tqdm(range(rounds), desc="measuring, rounds")]
-    return np.array(turns)
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
@@ -122,30 +97,30 @@ def main() -> None:
         rounds={"type": int, "default": 8, "help": "measured rounds (default: %(default)s)"},
     )
     utils.load_tensorflow()
-    import keras
 
     import models
     import profiler
 
-    keras.utils.set_random_seed(args.seed)
     args.num_classes = args.num_classes or 10
     count = args.selections or (12 if args.model_name == "vit" else 32)
     if args.quick:
         count, args.rounds = 8, 3
-    model = models.build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
-    )
+    model = models.build_from_options(args)
     head = models.head_mask(model)
-    begin = time.perf_counter()
+    settings = table_settings(args)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, {key: getattr(args, key) for key in TABLE_SETTINGS}, Path(folder))
-    profiling_seconds = time.perf_counter() - begin
+        begin = time.perf_counter()
+        measurement = profiler.measure(model, settings)
+        table = profiler.make_table(measurement, Path(folder))
+        profiling_seconds = time.perf_counter() - begin
+        by_flops = profiler.make_table(measurement, Path(folder), timing="flops")
 
     kinds, masks = zip(*test_selections(table, head, count), strict=True)
-    times = measure(model, args, [*masks, np.ones(len(head), bool)], args.rounds)
+    runs = [run for _, run in profiler.compile_steps(model, settings, masks)]
+    times = profiler.measure_steps([*runs, measurement.run_full], args.rounds)
     median_ms = np.median(times, axis=0)
     measured, full_ms = median_ms[:-1], float(median_ms[-1])
-    predicted = np.array([table.predict_ms(mask) for mask in masks])
+    predicted, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
     label = options.model_label(args)
     stem = args.output or Path("figures") / f"time_model_{label}_{args.input_size}_{args.batch_size}"
     title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
@@ -156,11 +131,12 @@ def main() -> None:
         "input_size": args.input_size,
         "batch_size": args.batch_size,
         "optimizer": args.optimizer,
-        "selections": count,
+        "selections": len(masks),
         "rounds": args.rounds,
         **errors(predicted, measured),
         # The same as shares of a full step measured in the same rounds: without the drift since profiling.
         "of_full": errors(predicted / table.full_step_ms, measured / full_ms),
+        "by_flops": errors(flops_predicted, measured),
         "repeat_spread_percent": float(100 * np.median(np.abs(times / median_ms - 1))),
         "full_step_ms": {"profiled": table.full_step_ms, "measured": full_ms},
         "fit": vars(table.fit),

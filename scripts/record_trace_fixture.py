@@ -44,7 +44,7 @@ def full_step(model: keras.Model) -> train.TrainStep:
     """A step that trains all of `model`, at a rate of 0."""
     optimizer = make_optimizer("sgd", 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return train.TrainStep(model, optimizer, model.trainable_variables, BATCH)
+    return train.TrainStep(model, optimizer, BATCH)
 
 
 def stripped(space: Any) -> Any:

@@ -66,7 +66,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
 def full_step(model, optimizer_name="sgd"):
     optimizer = make_optimizer(optimizer_name, 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, model.trainable_variables, BATCH)
+    return TrainStep(model, optimizer, BATCH)
 
 
 def naive_needs(step):

@@ -66,7 +66,7 @@ def test_batch_norm_statistics_never_move(name):
     keras.Sequential([model])(images, training=True)
     optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, optimizer, model.trainable_variables, 4)
+    step = TrainStep(model, optimizer, 4)
     for _ in range(3):
         step(images, labels)
     for old, new in zip(before, statistics_of(model), strict=True):

@@ -54,7 +54,7 @@ def test_exactly_the_selected_variables_and_their_slots_move_over_three_reselect
     masks[0][-2:] = True  # the head alone
     batches = list(small_data.train(0))
     for mask in masks:
-        step = TrainStep(small_model, optimizer, [v for v, m in zip(variables, mask, strict=True) if m], BATCH)
+        step = TrainStep(small_model, optimizer, BATCH, mask)
         for images, labels in batches[:2]:
             before, slots_before = values(variables), [values(own) for own in slots]
             step(images, labels)
@@ -71,7 +71,7 @@ def test_exactly_the_selected_variables_and_their_slots_move_over_three_reselect
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_measuring_importance_leaves_everything_as_it_was(name, small_model, small_data):
     optimizer = built_optimizer(name, small_model)
-    step = TrainStep(small_model, optimizer, small_model.trainable_variables, BATCH)
+    step = TrainStep(small_model, optimizer, BATCH)
     for images, labels in small_data.train(0):
         step(images, labels)
     everything = [*small_model.variables, *optimizer.variables]
@@ -115,6 +115,18 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
     np.testing.assert_allclose(measured, expected / np.abs(expected).max(), rtol=1e-3, atol=1e-6)
     assert np.abs(measured).max() == pytest.approx(1.0)
     assert loss_after < loss_before and expected.sum() > 0
+
+
+def test_what_a_models_regularisers_add_belongs_to_the_loss(small_data):
+    images, labels = small_data.probe(0)
+    inputs = keras.Input(images.shape[1:])
+    penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
+    model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
+    kernel = model.get_layer("head").kernel.numpy()
+    expected = float(train.classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
+    step = TrainStep(model, built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
+    assert step(images, labels)[0] == pytest.approx(expected, rel=1e-5)
+    assert train.forward_pass(model, BATCH)(images, labels) < expected
 
 
 def test_importance_that_is_not_finite_is_refused(small_model, small_data):
@@ -328,8 +340,7 @@ def test_memory_is_flat_over_30_reselections():
         step = None
         gc.collect()
         mask = rng.random(len(model.trainable_variables)) < 0.3
-        chosen = [v for v, m in zip(model.trainable_variables, mask, strict=True) if m]
-        step = TrainStep(model, optimizer, chosen, BATCH)
+        step = TrainStep(model, optimizer, BATCH, mask)
         step(images, labels)
         used.append(resident_mb())
     assert step is not None
