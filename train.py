@@ -31,6 +31,7 @@ import models
 import selection_solver_DP
 from data import ImageData
 from optimizers import make_optimizer
+from options import PAPER
 from time_budget import DeadlineBudget, Progress, RhoBudget, TimeBudget
 from timing_table import TimingTable
 from utils import RunLog, UserError, measure_ms, peak_memory_mb
@@ -41,12 +42,12 @@ class Settings:
     """Hyper-parameters of a run; defaults are the paper's (section 6). `deadline` is in seconds and replaces `rho`."""
 
     optimizer: str = "sgd"
-    learning_rate: float = 1e-4
-    weight_decay: float = 5e-4
-    num_epochs: int = 12
+    learning_rate: float = PAPER["learning_rate"]
+    weight_decay: float = PAPER["weight_decay"]
+    num_epochs: int = PAPER["num_epochs"]
     max_steps: int | None = None
-    interval: int = 3
-    rho: float = 0.5
+    interval: int = PAPER["interval"]
+    rho: float = PAPER["rho"]
     deadline: float | None = None
     correct_budget: bool = True
     time_resolution: int | None = None
@@ -271,8 +272,11 @@ class ElasticScheme:
             return None
         images, labels = self._data.probe(progress.epoch // self._settings.interval)
         importance = self._evaluator(optimizer, images, labels)
-        slowdown = self._slowdown(images, labels, len(progress.step_ms))
-        allowance = self._budget.allow(progress, slowdown)
+        if self._settings.correct_budget:
+            slowdown = self._slowdown(images, labels, len(progress.step_ms))
+            allowance = self._budget.allow(progress, slowdown)
+        else:
+            allowance = self._budget.allow(progress._replace(step_ms=()), slowdown=1.0)
         choice = select_tensors(
             self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
         )
@@ -280,17 +284,15 @@ class ElasticScheme:
         return replace(
             choice,
             epoch=progress.epoch,
-            predicted_step_ms=predicted_ms * slowdown * allowance.correction,
+            predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
             rho=allowance.rho,
-            slowdown=slowdown,
+            slowdown=allowance.slowdown,
             correction=allowance.correction,
         )
 
     def _slowdown(self, images: tf.Tensor, labels: tf.Tensor, steps_before: int) -> float:
         """How much longer a gradient pass takes than when the timing table was made."""
-        if not self._settings.correct_budget:
-            return 1.0
         passes = min(max(steps_before // 200, 3), 15)  # a small share of what they are compared with
         times = measure_ms([lambda: self._evaluator.gradient_pass(images, labels)], passes)
         return float(np.median(times)) / self._budget.table.gradient_pass_ms

@@ -205,6 +205,7 @@ def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
         assert float(row["predicted_step_ms"]) <= 0.6 * table.full_step_ms + 1e-9
         assert float(row["budget_step_ms"]) == pytest.approx(0.6 * table.full_step_ms)
         assert float(row["measured_step_ms"]) > 0
+        assert (row["rho"], row["slowdown"], row["correction"]) == ("0.6", "1.0", "1.0")
         assert row["chosen"] == "1" or not row["name"].startswith("head/")
     ever = {row["name"] for row in rows if row["chosen"] == "1"}
     assert 2 < len(ever) < len(names)
