@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from train import TrainStep
 
-TRACED_STEPS = 10
-WARM_UP_STEPS = 3
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 60  # small networks have noisy steps, but many fit into the time
+# Small networks have noisy steps, but many of them fit into the time.
+MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 60
 
 
 # --- data flow --------------------------------------------------------------------------------------------------------
@@ -189,18 +189,17 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_steps(runs: Sequence[Callable[[], object]], rounds: int | None = None) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps; by default what fits into `MEASURING_SECONDS`."""
+def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds."""
     for run in runs:
-        for _ in range(WARM_UP_STEPS):
-            run()
+        run()
     start = time.perf_counter()
     times: list[np.ndarray] = []
-    with tqdm(total=rounds or MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
+    with tqdm(total=MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
         while len(times) < bar.total:
             times.append(utils.measure_ms(runs, rounds=1, unseen=1)[0])
-            if len(times) == 1 and rounds is None:
-                fitting = int(MEASURING_SECONDS / (time.perf_counter() - start))
+            if len(times) == 1:
+                fitting = int(seconds / (time.perf_counter() - start))
                 bar.total = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
             bar.update()
     return np.array(times)
@@ -272,29 +271,30 @@ def measure(model: keras.Model, settings: dict[str, Any]) -> Measurement:
     return Measurement(model, settings, full, run_full, masks, times[:, :-2], forward_ms, gradient_pass_ms)
 
 
-def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float]:
-    """Operation times given to tensors, and the share (0…1) that matched no operation."""
+def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
+    """Operation times given to tensors, the share (0…1) that matched no operation, and the number of traced steps."""
     full, variables = measurement.full, measurement.model.trainable_variables
     if timing == "flops":
         flops = count_flops(full.graph)
         full_ms = float(np.median(measurement.step_ms[:, -1]))
-        return attribute_times(full, variables, flops).scaled(full_ms / sum(flops.values())), 0.0
-    with tqdm(total=TRACED_STEPS, desc="tracing steps", unit="step") as bar:
+        return attribute_times(full, variables, flops).scaled(full_ms / sum(flops.values())), 0.0, 0
+    steps = min(max(int(1e3 * TRACING_SECONDS / np.median(measurement.step_ms[:, -1])), MIN_TRACED), MAX_TRACED)
+    with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
         def run() -> None:
             measurement.run_full()
             bar.update()
 
-        trace = trace_step(run, TRACED_STEPS, folder)
-    op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, TRACED_STEPS)
-    return attribute_times(full, variables, op_ms), unmatched
+        trace = trace_step(run, steps, folder)
+    op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, steps)
+    return attribute_times(full, variables, op_ms), unmatched, steps
 
 
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
     import models
 
-    costs, unmatched = _operation_times(measurement, timing, folder)
+    costs, unmatched, traced_steps = _operation_times(measurement, timing, folder)
     masks, step_ms = measurement.masks, measurement.step_ms
     names, variables = models.tensor_names(measurement.model), measurement.model.trainable_variables
     median_ms = np.median(step_ms, axis=0)
@@ -313,7 +313,7 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         settings=measurement.settings,
         details={
             "timing": timing,
-            "traced_steps": TRACED_STEPS if timing == "trace" else 0,
+            "traced_steps": traced_steps,
             "unmatched_time_percent": 100 * unmatched,
             "operation_ms": _sums(costs),
             "measured_selections": [

@@ -41,13 +41,13 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
     rhos = [rho for rho in RHOS if rho > smallest + 0.02]
     masks: list[tuple[str, np.ndarray]] = []
     seen = {head.tobytes(), np.ones(len(head), bool).tobytes()}
-    for _ in range(100 * count):
-        if len(masks) < count / 2:
-            rho = rhos[len(masks) * len(rhos) // ((count + 1) // 2)]
+    for attempt in range(100 * count):
+        if attempt % 2 and rhos:
+            rho = rhos[attempt // 2 % len(rhos)]
             kind, mask = "solver", train.select_tensors(table, rng.lognormal(size=len(head)), head, rho).mask
         else:
             deepest = rng.integers(1, len(head) + 1)
-            chosen = rng.random(deepest) < DENSITIES[len(masks) % len(DENSITIES)]
+            chosen = rng.random(deepest) < DENSITIES[attempt // 2 % len(DENSITIES)]
             chosen[-1] = True
             kind, mask = "random", head.copy()
             mask[table.positions[:deepest][chosen]] = True
@@ -94,7 +94,7 @@ def main() -> None:
         "benchmark_time_model.py",
         __doc__,
         selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
-        rounds={"type": int, "default": 8, "help": "measured rounds (default: %(default)s)"},
+        seconds={"type": float, "default": 150, "help": "time for measuring (default: %(default)s)"},
     )
     utils.load_tensorflow()
 
@@ -104,7 +104,7 @@ def main() -> None:
     args.num_classes = args.num_classes or 10
     count = args.selections or (12 if args.model_name == "vit" else 32)
     if args.quick:
-        count, args.rounds = 8, 3
+        count, args.seconds = 8, 5
     model = models.build_from_options(args)
     head = models.head_mask(model)
     settings = table_settings(args)
@@ -117,7 +117,7 @@ def main() -> None:
 
     kinds, masks = zip(*test_selections(table, head, count), strict=True)
     runs = [run for _, run in profiler.compile_steps(model, settings, masks)]
-    times = profiler.measure_steps([*runs, measurement.run_full], args.rounds)
+    times = profiler.measure_steps([*runs, measurement.run_full], args.seconds)
     median_ms = np.median(times, axis=0)
     measured, full_ms = median_ms[:-1], float(median_ms[-1])
     predicted, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
@@ -132,7 +132,7 @@ def main() -> None:
         "batch_size": args.batch_size,
         "optimizer": args.optimizer,
         "selections": len(masks),
-        "rounds": args.rounds,
+        "rounds": len(times),
         **errors(predicted, measured),
         # The same as shares of a full step measured in the same rounds: without the drift since profiling.
         "of_full": errors(predicted / table.full_step_ms, measured / full_ms),
