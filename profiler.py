@@ -24,7 +24,6 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 60
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 75
+LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
 
 
 # --- data flow --------------------------------------------------------------------------------------------------------
@@ -191,18 +191,12 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
 
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds."""
-    for run in runs:
-        run()
-    start = time.perf_counter()
-    times: list[np.ndarray] = []
-    with tqdm(total=MIN_ROUNDS, desc="measuring steps", unit="round") as bar:
-        while len(times) < bar.total:
-            times.append(utils.measure_ms(runs, rounds=1, unseen=1)[0])
-            if len(times) == 1:
-                fitting = int(seconds / (time.perf_counter() - start))
-                bar.total = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-            bar.update()
-    return np.array(times)
+    warm_ms = utils.measure_ms(runs, rounds=1)
+    unseen = int(np.median(warm_ms) < LONG_STEP_MS)
+    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
+    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
+    with tqdm(range(rounds), desc="measuring steps", unit="round") as bar:
+        return np.concatenate([utils.measure_ms(runs, rounds=1, unseen=unseen) for _ in bar])
 
 
 def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
@@ -299,6 +293,7 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     names, variables = models.tensor_names(measurement.model), measurement.model.trainable_variables
     median_ms = np.median(step_ms, axis=0)
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
+    with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
     low, high = np.percentile(step_ms, (25, 75), axis=0)
     return TimingTable(
         names=[names[k] for k in costs.positions],
@@ -309,7 +304,9 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         forward_ms=measurement.forward_ms,
         full_step_ms=float(median_ms[-1]),
         gradient_pass_ms=measurement.gradient_pass_ms,
-        fit=fit_wall_time(sums[:, 0], sums[:, 1], median_ms, len(step_ms)),
+        fit=fit_wall_time(
+            with_forward[:, 0], with_forward[:, 1], np.append(measurement.forward_ms, median_ms), len(step_ms)
+        ),
         settings=measurement.settings,
         details={
             "timing": timing,

@@ -6,7 +6,7 @@ measured anew:
     slowdown     a gradient pass over all tensors now, over the same pass when the table was made: full training, as it
                  would run now, takes slowdown·full_step_ms a step
     correction   the latest steps over the table's prediction for them times slowdown: what the prediction leaves out.
-                 Halved in the logarithm (one interval is a noisy witness) and bounded
+                 Approached by a third each time (one interval is a noisy witness), and bounded
 
 and the next selection must fit into rho·full_step_ms / correction of the table's time. rho is what the user asked for
 (`RhoBudget`), or what the time left until a deadline allows (`DeadlineBudget`). In the paper (section 5) nothing is
@@ -26,6 +26,7 @@ from timing_table import TimingTable
 from utils import UserError
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
+CORRECTION_GAIN = 1 / 3
 LATEST_STEPS = 50  # the steps next to the measurement of slowdown are the ones to compare with it
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept for what nobody foresaw
 FIRST_SELECTION_STEPS = 30  # what a selection takes, in full steps, as long as none has been measured
@@ -100,7 +101,7 @@ class TimeBudget:
         latest = list(progress.step_ms)[-LATEST_STEPS:]
         if latest and self._predicted_ms is not None:
             error = statistics.median(latest) / (self._predicted_ms * slowdown)
-            self.correction = math.sqrt(self.correction * error)
+            self.correction *= (error / self.correction) ** CORRECTION_GAIN
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
         rho = self.target_rho(progress, slowdown)
         full_step_ms = self.table.full_step_ms * slowdown

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Is rho kept? Short elastic runs and full training in turn; median step time of the one over the other's.
 
-Every elastic run profits from the table and corrects its budget while it trains, as main.py does. Each is followed by a
-short full training; the ratio is that of the medians over all rounds. Data: handwritten digits at the input size asked
-for, a few steps an epoch. Draws asked against measured and prints one JSON object as its last line.
+Every elastic run uses the table and corrects its budget while it trains, as main.py does. Between any two of its steps,
+a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data: handwritten
+digits at the input size asked for, a few steps an epoch. Draws asked against measured and prints one JSON object as its
+last line.
 
     python scripts/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,40 +25,56 @@ import numpy as np
 
 import options
 import utils
+from options import PAPER
 from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     import keras
 
-    from data import ImageData
     from train import Settings
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 
 
-def short_data(args: Any, steps: int) -> ImageData:
-    """Digits, cut to `steps` training steps an epoch and one test batch."""
-    import data
+class Alternating:
+    """Digits, cut to a few steps an epoch; before each batch a step of full training of another network is timed."""
 
-    whole = data.load("digits", args.input_size, args.batch_size, args.seed)
-    images = steps * args.batch_size
-    train, test = (
-        data.Split(split.examples.take(count), count, split.decode, one_size=split.one_size)
-        for split, count in ((whole._train, images), (whole._test, args.batch_size))
-    )
-    return data.ImageData("digits", whole.num_classes, train, test, args.input_size, args.batch_size, args.seed)
+    def __init__(self, args: Any, steps: int, full: Callable[[Any, Any], object]) -> None:
+        import data
+
+        whole = data.load("digits", args.input_size, args.batch_size, args.seed)
+        train, test = (
+            data.Split(split.examples.take(count), count, split.decode, one_size=split.one_size)
+            for split, count in ((whole._train, steps * args.batch_size), (whole._test, args.batch_size))
+        )
+        size, batch_size = args.input_size, args.batch_size
+        self._data = data.ImageData("digits", whole.num_classes, train, test, size, batch_size, args.seed)
+        self._full = full
+        self.full_ms: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train(self, epoch: int) -> Alternating:
+        self._epoch = epoch
+        return self
+
+    def take(self, count: int) -> Iterator[tuple[Any, Any]]:
+        for images, labels in self._data.train(self._epoch).take(count):
+            self.full_ms.append(float(utils.measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
+            yield images, labels
 
 
-def run(model: keras.Model, dataset: ImageData, settings: Settings, table: TimingTable | None) -> dict[str, Any]:
-    """One run in a folder that is thrown away; returns its summary. Without a table: full training."""
+def run(model: keras.Model, dataset: Alternating, settings: Settings, table: TimingTable) -> dict[str, Any]:
+    """One elastic run in a folder that is thrown away; its summary, with the full steps between as "full_ms"."""
     import models
     import train
 
+    dataset.full_ms = []
     with tempfile.TemporaryDirectory() as folder, utils.RunLog(Path(folder), {}, models.tensor_names(model)) as log:
-        if table is None:
-            return train.full_training(model, dataset, settings, log)
-        budget = train.make_budget(model, dataset, settings, table)
-        return train.elastic_training(model, dataset, settings, log, budget)
+        budget = train.make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
+        summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
+    return {**summary, "full_ms": float(np.median(dataset.full_ms))}
 
 
 def draw(title: str, ratios: dict[float, float], stem: Path) -> None:
@@ -85,7 +103,7 @@ def main() -> None:
     args = options.parse_benchmark(
         "benchmark_rho.py",
         __doc__,
-        rounds={"type": int, "default": 2, "help": "elastic and full runs for each rho (default: %(default)s)"},
+        rounds={"type": int, "default": 2, "help": "runs for each rho (default: %(default)s)"},
         steps={"type": int, "default": 30, "help": "steps between two selections (default: %(default)s)"},
         intervals={"type": int, "default": 4, "help": "selections a run (default: %(default)s)"},
     )
@@ -93,28 +111,28 @@ def main() -> None:
 
     import models
     import profiler
-    from train import Settings
+    from optimizers import make_optimizer
+    from train import Settings, TrainStep
 
     if args.quick:
         args.rounds, args.steps, args.intervals = 1, 10, 2
     args.num_classes = 10
     model = models.build_from_options(args)
-    dataset = short_data(args, args.steps)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, table_settings(args), Path(folder))
+    other = models.build_from_options(args)
+    optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
+    optimizer.build(other.trainable_variables)
+    dataset = Alternating(args, args.steps, TrainStep(other, optimizer, args.batch_size))
 
     rhos = feasible_rhos(model, table)
-    common: dict[str, Any] = {"optimizer": args.optimizer, "interval": 1}
-    results: dict[float, list[tuple[dict[str, Any], dict[str, Any]]]] = {rho: [] for rho in rhos}
+    results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}
     for _ in range(args.rounds):
         for rho in rhos:
-            elastic = run(model, dataset, Settings(num_epochs=args.intervals, rho=rho, **common), table)
-            results[rho].append((elastic, run(model, dataset, Settings(num_epochs=1, **common), None)))
+            settings = Settings(num_epochs=args.intervals, interval=1, optimizer=args.optimizer, rho=rho)
+            results[rho].append(run(model, dataset, settings, table))
     ratios = {
-        rho: float(
-            np.median([e["median_step_ms"] for e, _ in pairs]) / np.median([f["median_step_ms"] for _, f in pairs])
-        )
-        for rho, pairs in results.items()
+        rho: float(np.median([one["median_step_ms"] / one["full_ms"] for one in runs])) for rho, runs in results.items()
     }
     label = options.model_label(args)
     stem = args.output or Path("figures") / f"rho_{label}_{args.input_size}_{args.batch_size}"
@@ -131,9 +149,9 @@ def main() -> None:
             {
                 "asked": rho,
                 "measured": ratios[rho],
-                "by_slowdown": float(np.median([elastic["rho_measured"] for elastic, _ in results[rho]])),
-                "elastic_step_ms": [elastic["median_step_ms"] for elastic, _ in results[rho]],
-                "full_step_ms": [full["median_step_ms"] for _, full in results[rho]],
+                "by_slowdown": float(np.median([one["rho_measured"] for one in results[rho]])),
+                "elastic_step_ms": [one["median_step_ms"] for one in results[rho]],
+                "full_step_ms": [one["full_ms"] for one in results[rho]],
             }
             for rho in rhos
         ],

@@ -56,7 +56,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         t_dy_ms=np.full(count, t_dy_ms),
         forward_ms=constant_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
-        gradient_pass_ms=constant_ms + count * t_dy_ms,
+        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # no selection's time
         fit=timing_table.Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},

@@ -49,7 +49,7 @@ def test_a_uniform_slowdown_changes_what_is_allowed_but_not_what_is_selected(cas
         assert a.full_step_ms == pytest.approx(table.full_step_ms * a.slowdown)
     # The selection made before the slowdown is compared with the slowdown measured after it, once.
     assert [a.correction for a in allowances[:6]] == [1.0] * 6
-    assert allowances[6].correction < 1 and allowances[-1].correction == pytest.approx(1, abs=0.02)
+    assert allowances[6].correction < 1 and allowances[-1].correction == pytest.approx(1, abs=0.04)
     for mask, a in zip(masks, allowances, strict=True):
         assert table.predict_ms(mask) <= a.table_share * table.full_step_ms + 1e-9
 
@@ -77,7 +77,9 @@ def test_the_correction_is_bounded(case):
     for factor, bound in ((50.0, CORRECTION_BOUND), (0.02, 1 / CORRECTION_BOUND)):
         budget.adopt(head)
         steps = [factor * table.predict_ms(head)]
-        assert budget.allow(Progress(step_ms=steps), 1.0).correction == pytest.approx(bound)
+        for _ in range(3):
+            correction = budget.allow(Progress(step_ms=steps), 1.0).correction
+        assert correction == pytest.approx(bound)
 
 
 def test_only_the_latest_steps_count(case):
