@@ -8,9 +8,9 @@ measured anew:
     correction   the latest steps over the table's prediction for them times slowdown: what the prediction leaves out.
                  Approached by a third each time (one interval is a noisy witness), and bounded
 
-and the next selection must fit into rho·full_step_ms / correction of the table's time. rho is what the user asked for
-(`RhoBudget`), or what the time left until a deadline allows (`DeadlineBudget`). In the paper (section 5) nothing is
-measured again; its published system misses rho by up to 11 points.
+and the next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`).
+With a deadline (`DeadlineBudget`), rho follows from the time left and the pace of the latest steps. In the paper
+(section 5) nothing is measured again; its published system misses rho by up to 11 points.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong
 CORRECTION_GAIN = 1 / 3
 LATEST_STEPS = 50  # the steps next to the measurement of slowdown are the ones to compare with it
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept for what nobody foresaw
-FIRST_SELECTION_STEPS = 30  # what a selection takes, in full steps, as long as none has been measured
+# As long as none has been measured: what a selection takes, in full steps, and a validation, in forward passes over all
+# test images (reading the images, and TensorFlow's first call, come on top).
+FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
 
 class Progress(NamedTuple):
@@ -41,7 +43,8 @@ class Progress(NamedTuple):
         elapsed_seconds: wall time since training began, everything included.
         step_ms: measured steps since the last selection.
         overhead_ms: what a step takes beside its own time (data, records), on average.
-        validation_seconds, selection_seconds: of one validation or selection, on average; None before the first.
+        between_seconds: what passed between the last two epochs (validation, records, saving); None in the first.
+        selection_seconds: of one selection, on average; None before the first.
     """
 
     epoch: int = 0
@@ -51,7 +54,7 @@ class Progress(NamedTuple):
     elapsed_seconds: float = 0.0
     step_ms: Sequence[float] = ()
     overhead_ms: float = 0.0
-    validation_seconds: float | None = None
+    between_seconds: float | None = None
     selection_seconds: float | None = None
 
 
@@ -92,21 +95,14 @@ class TimeBudget:
                 "the timing table says that training the head alone takes longer than training all; profile anew"
             )
 
-    def target_rho(self, progress: Progress, slowdown: float) -> float:
-        """Step time over a full step's that is allowed from now on."""
-        raise NotImplementedError
-
     def allow(self, progress: Progress, slowdown: float) -> Allowance:
         """The allowance of the next selection, corrected by the steps measured since the last one."""
+        raise NotImplementedError
+
+    def _pace(self, progress: Progress) -> float | None:
+        """Time of the latest steps over the table's time for them, or None before the first."""
         latest = list(progress.step_ms)[-LATEST_STEPS:]
-        if latest and self._predicted_ms is not None:
-            error = statistics.median(latest) / (self._predicted_ms * slowdown)
-            self.correction *= (error / self.correction) ** CORRECTION_GAIN
-            self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        rho = self.target_rho(progress, slowdown)
-        full_step_ms = self.table.full_step_ms * slowdown
-        share = rho / self.correction if rho < 1 else 1.0
-        return Allowance(rho, share, full_step_ms, slowdown, self.correction)
+        return statistics.median(latest) / self._predicted_ms if latest and self._predicted_ms else None
 
     def adopt(self, mask: np.ndarray) -> float:
         """Note that bool [N] `mask` trains from now on; returns the table's prediction, which its steps are held to."""
@@ -131,8 +127,13 @@ class RhoBudget(TimeBudget):
                 f"give at least {shown:g}"
             )
 
-    def target_rho(self, progress: Progress, slowdown: float) -> float:
-        return self._rho
+    def allow(self, progress: Progress, slowdown: float) -> Allowance:
+        pace = self._pace(progress)
+        if pace is not None:
+            self.correction *= (pace / slowdown / self.correction) ** CORRECTION_GAIN
+            self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
+        share = self._rho / self.correction if self._rho < 1 else 1.0
+        return Allowance(self._rho, share, self.table.full_step_ms * slowdown, slowdown, self.correction)
 
 
 class DeadlineBudget(TimeBudget):
@@ -171,17 +172,24 @@ class DeadlineBudget(TimeBudget):
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
         """Seconds that validations and selections still to come will take."""
-        validation, selection = progress.validation_seconds, progress.selection_seconds
-        if validation is None:
-            validation = self._test_batches * self.table.forward_ms * slowdown / 1e3
+        between, selection = progress.between_seconds, progress.selection_seconds
+        if between is None:
+            between = FIRST_VALIDATION * self._test_batches * self.table.forward_ms * slowdown / 1e3
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         epochs_left = progress.epochs - progress.epoch
-        return epochs_left * validation + math.ceil(epochs_left / self._interval) * selection
+        return epochs_left * between + math.ceil(epochs_left / self._interval) * selection
 
-    def target_rho(self, progress: Progress, slowdown: float) -> float:
-        """The time left over what full training would need for the steps left; at most 1, at least the head alone."""
+    def allow(self, progress: Progress, slowdown: float) -> Allowance:
+        """The time left over what full training would need for the steps left; at most 1, at least the head alone.
+
+        For the time left it is one whether the device or the prediction changed: what the latest steps took is taken
+        for both, `slowdown` only as long as there are none.
+        """
+        pace = self._pace(progress) or slowdown
         left = self._seconds - progress.elapsed_seconds
-        left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, slowdown)
+        left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, pace)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms
-        return min(max(step_ms / (self.table.full_step_ms * slowdown), self.smallest_rho), 1.0)
+        full_step_ms = self.table.full_step_ms * pace
+        rho = min(max(step_ms / full_step_ms, self.smallest_rho), 1.0)
+        return Allowance(rho, rho, full_step_ms, pace, correction=1.0)

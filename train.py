@@ -431,7 +431,8 @@ class _StepMeter:
 
     step_ms: list[float] = field(default_factory=list)
     since_choice: list[float] = field(default_factory=list)
-    validations: int = 0
+    between_seconds: float | None = None  # from the end of an epoch's training to the next one's begin
+    _outside: float = 0.0
     _choices: int = 0
     _full_step_ms: float | None = None  # of full training as it would run now
     _full_ms: float = 0.0  # what full training would have taken for the same steps
@@ -451,9 +452,10 @@ class _StepMeter:
         """Time of the measured steps over that of full training as it would have run, or None without a budget."""
         return sum(self.step_ms) / self._full_ms if self._full_ms else None
 
-    def validation_seconds(self, clocks: _Clocks) -> float:
-        """Mean time of a validation, 0 before the first."""
-        return clocks.validation / max(self.validations, 1)
+    def end_epoch(self, clocks: _Clocks) -> None:
+        """Note that validation, records and saving are done."""
+        outside = clocks.elapsed() - clocks.training
+        self.between_seconds, self._outside = outside - self._outside, outside
 
     def progress(self, epoch: int, epochs: int, done: int, total_steps: int, clocks: _Clocks) -> Progress:
         steps_ms = sum(self.step_ms)
@@ -465,7 +467,7 @@ class _StepMeter:
             clocks.elapsed(),
             tuple(self.since_choice),
             max(1e3 * (clocks.training - clocks.selection) - steps_ms, 0.0) / max(done, 1),
-            self.validation_seconds(clocks) if self.validations else None,
+            self.between_seconds,
             clocks.selection / self._choices if self._choices else None,
         )
 
@@ -511,12 +513,11 @@ def run_training(
                     run.record_step(done, clocks.training_now(), results[-1])
                     bar.set_postfix_str(_progress(results, trainee.choice, accuracies), refresh=False)
                     bar.update()
-                    if out_of_time := clocks.elapsed() + meter.validation_seconds(clocks) > deadline:
+                    if out_of_time := clocks.elapsed() + (meter.between_seconds or 0.0) > deadline:
                         break
             bar.set_description(f"epoch {epoch + 1}/{epochs}, testing")
             with clocks.running("validation"):
                 test_loss, test_accuracy = evaluation(data.test())
-            meter.validations += 1
             accuracies.append(test_accuracy)
             if settings.save_model:
                 run.save_model(model, best=test_accuracy > max(accuracies[:-1], default=-1.0))
@@ -536,6 +537,7 @@ def run_training(
                 budget_step_ms=trainee.choice.budget_step_ms,
                 trained_tensors=int(trainee.choice.mask.sum()),
             )
+            meter.end_epoch(clocks)
             if out_of_time:
                 break
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """A device that slows down half-way: does training still end in time?
 
-Short elastic runs on the handwritten digits. Half-way, as many busy processes as there are cores begin to compete (a
-stand-in for heat), until the run ends. Four runs: rho alone, undisturbed and disturbed; a deadline of the undisturbed
-run's time and a bit, undisturbed and disturbed. At the end full training is measured beside the busy processes, so that
-the disturbed half of the run with rho can be held against full training as it would then run. Draws step time over
-wall time and prints one JSON object as its last line.
+Short elastic runs on the handwritten digits. Half-way, busy processes begin to compete for the cores (a stand-in for
+heat), until the run ends. Four runs: rho, undisturbed; a deadline of that run's time and a bit, undisturbed and
+disturbed; and rho, disturbed, where between any two steps a second network takes a step of full training, so that both
+halves can be held against full training as it runs then. Draws step time over epochs and prints one JSON object as its
+last line.
 
     python scripts/benchmark_throttle.py
 """
@@ -18,14 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from benchmark_rho import Alternating, second_network
 
 import options
 import utils
@@ -39,18 +38,6 @@ if TYPE_CHECKING:
     from train import Choice, Settings
 
 BUSY = [sys.executable, "-c", "while True: pass"]
-
-
-@contextmanager
-def competition(processes: int) -> Iterator[None]:
-    """Keep `processes` cores busy."""
-    children = [subprocess.Popen(BUSY) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
 
 
 def run(
@@ -131,20 +118,17 @@ def main() -> None:
         optimizer=args.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho
     )
     runs = {"rho, undisturbed": run(model, dataset, settings, table, 0)}
-    runs["rho, disturbed"] = run(model, dataset, settings, table, args.busy)
-    half = [float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]][args.num_epochs // 2 :]
     deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
     hurried = train.Settings(**{**vars(settings), "deadline": deadline})
     runs["deadline, undisturbed"] = run(model, dataset, hurried, table, 0)
     runs["deadline, disturbed"] = run(model, dataset, hurried, table, args.busy)
 
-    everything = train.Settings(optimizer=args.optimizer, num_epochs=2)
-    with (
-        competition(args.busy),
-        tempfile.TemporaryDirectory() as folder,
-        utils.RunLog(Path(folder), {}, models.tensor_names(model)) as log,
-    ):
-        full = train.full_training(model, dataset, everything, log)
+    alternating = Alternating(args, dataset.steps_per_epoch, second_network(args))
+    runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)  # type: ignore[arg-type]
+    elastic_ms = [float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]]
+    full_ms = np.median(np.reshape(alternating.full_ms, (args.num_epochs, -1)), axis=1)
+    half = args.num_epochs // 2
+    ratios = [float(np.median(np.array(elastic_ms[part]) / full_ms[part])) for part in (slice(half), slice(half, None))]
 
     stem = args.output or Path("figures") / "throttle"
     draw(runs, stem)
@@ -156,8 +140,13 @@ def main() -> None:
         "rho": args.rho,
         "busy_processes": args.busy,
         "deadline_seconds": deadline,
-        "rho_in_the_disturbed_half": float(np.median(half) / full["median_step_ms"]),
-        "full_step_ms": {"profiled": table.full_step_ms, "disturbed": full["median_step_ms"]},
+        "rho_in_the_undisturbed_half": ratios[0],
+        "rho_in_the_disturbed_half": ratios[1],
+        "full_step_ms": {
+            "profiled": table.full_step_ms,
+            "undisturbed": float(np.median(full_ms[:half])),
+            "disturbed": float(np.median(full_ms[half:])),
+        },
         "runs": {
             name: {
                 "elapsed_seconds": summary["elapsed_seconds"],
