@@ -183,10 +183,10 @@ class DeadlineBudget(TimeBudget):
     def allow(self, progress: Progress, slowdown: float) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.
 
-        For the time left it is one whether the device or the prediction changed: what the latest steps took is taken
-        for both, `slowdown` only as long as there are none.
+        For the time left it is one whether the device or the prediction changed, so the latest steps speak for both;
+        but a device that is slower than it was during them is believed at once.
         """
-        pace = self._pace(progress) or slowdown
+        pace = max(self._pace(progress) or 0.0, slowdown)
         left = self._seconds - progress.elapsed_seconds
         left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, pace)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms

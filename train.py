@@ -513,7 +513,7 @@ def run_training(
                     run.record_step(done, clocks.training_now(), results[-1])
                     bar.set_postfix_str(_progress(results, trainee.choice, accuracies), refresh=False)
                     bar.update()
-                    if out_of_time := clocks.elapsed() + (meter.between_seconds or 0.0) > deadline:
+                    if out_of_time := clocks.elapsed() + 1.25 * (meter.between_seconds or 0.0) > deadline:
                         break
             bar.set_description(f"epoch {epoch + 1}/{epochs}, testing")
             with clocks.running("validation"):
