@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 75
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 110
 LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
 
 
