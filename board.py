@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import keras
 
     from timing_table import TimingTable
-    from train import TrainStep
+    from training_step import TrainStep
 
 RHOS = tuple(np.arange(35, 71, 5) / 100)
 MOST_UNMATCHED = 0.5  # a trace that shares less than this with the network is another network's

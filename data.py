@@ -63,23 +63,29 @@ class ImageData:
         self.steps_per_epoch = train.count // batch_size
         self._train, self._test = train, test
 
-    def train(self, epoch: int) -> tf.data.Dataset:
-        """The batches of epoch `epoch`, shuffled by seed and epoch: (images, labels), all of full size."""
-        return self._shuffled(epoch)
+    def train(self, epoch: int, skip: int = 0) -> tf.data.Dataset:
+        """The batches of epoch `epoch`, shuffled by seed and epoch: (images, labels), all of full size.
 
-    def probe(self, index: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """A training batch for the `index`-th evaluation of importance, drawn apart from the epochs' order."""
-        return next(iter(self._shuffled(_PROBE_STREAM + index).take(1)))
+        The first `skip` batches are left out, without decoding them.
+        """
+        return self._shuffled(epoch, skip)
+
+    def probe(self, index: int, count: int = 1) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Training batches for the `index`-th evaluation of importance, drawn apart from the epochs' order.
+
+        At most `count`, fewer where an epoch has not so many.
+        """
+        return list(self._shuffled(_PROBE_STREAM + index).take(count))
 
     def test(self) -> tf.data.Dataset:
         """All test images in a fixed order: (images, labels), the last batch as large as what is left."""
         return self._batches(self._test.examples, self._test, drop_remainder=False)
 
-    def _shuffled(self, stream: int) -> tf.data.Dataset:
+    def _shuffled(self, stream: int, skip: int = 0) -> tf.data.Dataset:
         seed = int(np.random.SeedSequence([self.seed, stream]).generate_state(1)[0]) >> 1
         buffer = min(self._train.count, self._train.shuffled)
         examples = self._train.examples.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
-        return self._batches(examples, self._train, drop_remainder=True)
+        return self._batches(examples.skip(skip * self.batch_size), self._train, drop_remainder=True)
 
     def _batches(self, examples: tf.data.Dataset, split: Split, drop_remainder: bool) -> tf.data.Dataset:
         size = (self.input_size, self.input_size)

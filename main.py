@@ -5,55 +5,94 @@ Every option is declared in options.py; README lists them. A run leaves its resu
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import options
 import utils
+from utils import UserError
+
+# What a run may be gone on with differently: where its files are, and what it leaves.
+FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt"}
+FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps"}
 
 
 def main() -> None:
     args = options.parse_main()
+    folder = args.logdir / args.run_name
+    if args.resume and (folder / "summary.json").is_file():
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
+        return
     utils.load_tensorflow()
+    if args.deterministic:
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()
 
     import data
     import models
     import timing_table
     import train
+    from run_log import RunLog
 
     args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
+    elastic = args.train_type in options.ELASTIC_TYPES
+    config = _config(args, elastic)
+    if args.resume:
+        _check_unchanged(config, folder)
     model = models.build_from_options(args)
     names = models.tensor_names(model)
-    elastic = args.train_type == "elastic_training"
-    table = (
-        timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables]) if elastic else None
-    )
     dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
     settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
-    budget = train.make_budget(model, dataset, settings, table) if table else None
-    folder = utils.new_run_folder(args.logdir, args.run_name, args.overwrite)
-    print(
-        f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
-        f"{dataset.test_count} test images, {args.num_classes} classes; run folder {folder}"
-    )
-    config = {
-        name: value if isinstance(value, (int, float, type(None))) else str(value) for name, value in vars(args).items()
-    }
+    budget = []
+    if elastic:
+        table = timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
+        budget = [train.make_budget(model, dataset, settings, table)]
+    with utils.run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
+        print(
+            f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
+            f"{dataset.test_count} test images, {args.num_classes} classes; run folder {folder}"
+        )
+        with RunLog(folder, config, names) as run:
+            summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
+        if args.save_txt:
+            hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
+            utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
+        print(_last_line(summary, args.deadline))
+
+
+def _config(args: argparse.Namespace, elastic: bool) -> dict[str, Any]:
+    """The options as config.json keeps them."""
+    plain = (int, float, list, type(None))
+    config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(args).items()}
     config["rho"] = args.rho if elastic and args.deadline is None else None
-    with utils.RunLog(folder, config, names) as run:
-        if budget:
-            results = train.elastic_training(model, dataset, settings, run, budget)
-        else:
-            results = getattr(train, args.train_type)(model, dataset, settings, run)
-        summary = run.finish(results)
-    if args.save_txt:
-        hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
-        utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
-    print(_last_line(summary, args.deadline))
+    return config
+
+
+def _check_unchanged(config: dict[str, Any], folder: Path) -> None:
+    """Raises `UserError` if the run in `folder` was begun with other options."""
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    try:
+        begun = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"--resume: {path} is damaged; begin anew with --overwrite") from error
+    for name, value in config.items():
+        if name not in FREE_ON_RESUME and value != begun.get(name, value):
+            raise UserError(
+                f"--resume: the run in {folder} was begun with --{name} {begun[name]}, not {value}; "
+                "give the same, or another --run_name"
+            )
 
 
 def _last_line(summary: dict[str, Any], deadline: float | None) -> str:
-    step_ms, rho = summary["median_step_ms"], summary["rho_measured"]
+    """What a person wants to know of a finished run."""
+    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary["rho_measured"]
     step = f", median step {step_ms:.1f} ms" if step_ms else ""
     if rho:
         asked = f"{summary['rho']:g}" if deadline is None else "what the deadline allows"
@@ -64,7 +103,8 @@ def _last_line(summary: dict[str, Any], deadline: float | None) -> str:
             step += f", stopped at the deadline after step {summary['steps']} of {summary['planned_steps']}"
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
-        f"{summary['train_seconds']:.1f} s, {summary['selection_seconds']:.1f} s of it selecting and compiling{step}"
+        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"
+        f"{step}"
     )
 
 

@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import utils
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -210,9 +211,23 @@ def build_model(
     return keras.Model(inputs, outputs, name=f"{name}_classifier")
 
 
+def mixed_precision_policy() -> str:
+    """Keras' policy for this machine: float16 on a GPU, bfloat16 on a CPU with instructions for it.
+
+    Raises:
+        UserError: the CPU has none (it would compute in float32 all the same, and convert to and fro).
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return "mixed_float16"
+    if not utils.has_bfloat16():
+        raise UserError("--mixed_precision: this machine has neither a GPU nor a CPU with bfloat16; leave it out")
+    return "mixed_bfloat16"
+
+
 def build_from_options(args: argparse.Namespace) -> keras.Model:
-    """The network that the options of a command line ask for; see `build_model`. Sets Keras' global seed."""
+    """The network that the options of a command line ask for; see `build_model`. Sets Keras' seed and precision."""
     keras.utils.set_random_seed(args.seed)
+    keras.mixed_precision.set_global_policy(mixed_precision_policy() if args.mixed_precision else "float32")
     return build_model(
         args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
     )

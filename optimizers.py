@@ -113,8 +113,18 @@ class FusedAdam(_OneDevice, keras.optimizers.Adam):
 def make_optimizer(
     name: str, learning_rate: float, weight_decay: float, total_steps: int
 ) -> keras.optimizers.Optimizer:
-    """The paper's optimizers: `sgd` with cosine decay to 0 over `total_steps`, or `adam` at a constant rate."""
+    """The paper's optimizers: `sgd` with cosine decay to 0 over `total_steps`, or `adam` at a constant rate.
+
+    Where Keras' policy is mixed_float16, it scales the loss, since small gradients are 0 in float16.
+    """
     if name == "adam":
-        return FusedAdam(learning_rate)
-    schedule = keras.optimizers.schedules.CosineDecay(learning_rate, decay_steps=total_steps)
-    return SGDW(schedule, momentum=0.9, decoupled_weight_decay=weight_decay)
+        optimizer = FusedAdam(learning_rate)
+    else:
+        schedule = keras.optimizers.schedules.CosineDecay(learning_rate, decay_steps=total_steps)
+        optimizer = SGDW(schedule, momentum=0.9, decoupled_weight_decay=weight_decay)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
+
+
+def in_float16() -> bool:
+    """Whether new networks compute in float16."""
+    return keras.config.dtype_policy().name == "mixed_float16"

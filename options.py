@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +21,8 @@ from utils import UserError
 
 MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
 DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digits", "image_folder")
-TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "elastic_training")
+ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
+TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES)
 AUGMENTATIONS = ("none", "flip", "flip_rotation")
 OPTIMIZERS = ("sgd", "adam")
 TIMINGS = ("trace", "flops")
@@ -150,6 +153,15 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         help="sgd (momentum 0.9, decoupled weight decay, cosine schedule) or adam (constant rate); "
         "default: adam for vit, sgd for the others",
     )
+    group.add_argument(
+        "--mixed_precision",
+        type=_truth,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="True|False",
+        help="compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
+    )
     group.add_argument("--seed", type=_natural_int, default=0, help="default: %(default)s")
     group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
     group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
@@ -174,9 +186,9 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--correct_budget",
         type=_truth,
-        default=True,
         metavar="True|False",
-        help="measure at each selection how fast the device is now, and correct the budget (default: %(default)s)",
+        help="measure at each selection how fast the device is now, and correct the budget (default: True; False with "
+        "--deterministic)",
     )
     group.add_argument(
         "--time_resolution",
@@ -184,13 +196,49 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="time steps the solver counts the budget in (T_q); default: rounding costs below 0.1 %% of it",
     )
-    group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
+    group.add_argument(
+        "--interval", type=_positive, metavar="EPOCHS", help="epochs between two selections; 0.5 is twice an epoch"
+    )
+    group.add_argument(
+        "--importance_batches",
+        type=_positive_int,
+        default=1,
+        metavar="N",
+        help="batches that importance is measured on (default: %(default)s)",
+    )
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
     group.add_argument(
         "--max_steps", type=_positive_int, metavar="N", help="end after this many steps in all, schedule included"
     )
     group.add_argument("--learning_rate", type=_positive, metavar="RATE")
     group.add_argument("--weight_decay", type=_natural, metavar="RATE", help="decoupled; with sgd only")
+    group.add_argument(
+        "--deterministic",
+        type=_truth,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="True|False",
+        help="two runs with one seed agree bit for bit: TensorFlow's deterministic operations, no clock in the choices",
+    )
+    group = parser.add_argument_group("leaving it alone")
+    group.add_argument(
+        "--resume",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="DIR",
+        help="go on with the run in DIR, with the options it was begun with; without DIR, with the run that the other "
+        "options name, which is begun if it is not there",
+    )
+    group.add_argument(
+        "--checkpoint_minutes",
+        type=_natural,
+        default=10.0,
+        metavar="MINUTES",
+        help="minutes from one checkpoint to the next (default: %(default)g)",
+    )
+    group.add_argument("--checkpoint_steps", type=_positive_int, metavar="N", help="a checkpoint every N steps as well")
     group = parser.add_argument_group("output")
     group.add_argument("--run_name", metavar="NAME", help="folder under --logdir; default: made from the settings")
     group.add_argument("--overwrite", action="store_true", help="replace the run of that name, do not number this one")
@@ -209,6 +257,8 @@ def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
             args.weights = "none"
         elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
             raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
+    if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
+        raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
     defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
     for name, value in defaults.items():
         if getattr(args, name, 0) is None:
@@ -227,11 +277,27 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _OneLineParser(prog="main.py", description="Train one network under one scheme.")
     _add_network_options(parser)
     _add_training_options(parser)
-    args = parser.parse_args(arguments)
-    elastic = args.train_type == "elastic_training"
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    args = parser.parse_args(given)
+    if isinstance(args.resume, Path):
+        folder = args.resume
+        command = _recorded_command(folder)
+        args = parser.parse_args([*command, *given])
+        args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
+    else:
+        command = given
+    args.command, args.resume = command, args.resume is not None
+    if args.resume and args.overwrite:
+        raise UserError("--resume: does not go with --overwrite; leave one of the two out")
+    elastic = args.train_type in ELASTIC_TYPES
     if args.deadline is not None and (args.rho is not None or not elastic):
         other = "--rho; give one of the two" if elastic else f"--train_type {args.train_type}, which has no time budget"
         raise UserError(f"--deadline: does not go with {other}")
+    if args.deterministic and (args.correct_budget or args.deadline is not None):
+        other = "--deadline" if args.deadline is not None else "--correct_budget True"
+        raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
+    if args.correct_budget is None:
+        args.correct_budget = not args.deterministic
     _use_glyph_weights(args)
     args = _filled_in(args)
     if args.run_name is None:
@@ -242,6 +308,16 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if args.run_name == "profiles":
         raise UserError("--run_name must not be 'profiles': the timing tables are kept under that name")
     return args
+
+
+def _recorded_command(folder: Path) -> list[str]:
+    """The options that the run in `folder` was begun with."""
+    try:
+        return [*map(str, json.loads((folder / "config.json").read_text(encoding="utf-8"))["command"])]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--resume {folder}: is not the folder of a run: its config.json cannot be read; give one, as logs/my_run"
+        ) from error
 
 
 def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -320,6 +396,8 @@ def profiler_command(args: argparse.Namespace) -> str:
         parts += ["--alpha", f"{args.alpha:g}"]
     for name in ("input_size", "num_classes", "batch_size", "optimizer", "augmentation"):
         parts += [f"--{name}", str(getattr(args, name))]
+    if args.mixed_precision:
+        parts.append("--mixed_precision")
     for name in ("weights", "data_dir", "logdir"):
         if str(getattr(args, name, None)) not in ("None", "logs"):
             parts += [f"--{name}", str(getattr(args, name))]

@@ -41,11 +41,11 @@ from timing_table import Fit, TimingTable, chain_and_own, fit_wall_time, table_f
 if TYPE_CHECKING:
     import keras
 
-    from train import TrainStep
+    from training_step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 3, 40, 110
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
 LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
 
 
@@ -190,13 +190,17 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
 
 
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds."""
+    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
+
+    What slowed down all of them alike for a while is taken out (`utils.without_drift`).
+    """
     warm_ms = utils.measure_ms(runs, rounds=1)
     unseen = int(np.median(warm_ms) < LONG_STEP_MS)
     fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
     rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
     with tqdm(range(rounds), desc="measuring steps", unit="round") as bar:
-        return np.concatenate([utils.measure_ms(runs, rounds=1, unseen=unseen) for _ in bar])
+        times = np.concatenate([utils.measure_ms(runs, rounds=1, unseen=unseen) for _ in bar])
+    return utils.without_drift(times)
 
 
 def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
@@ -214,14 +218,14 @@ def compile_steps(
     """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
     import tensorflow as tf
 
-    import train
+    import training_step
 
-    images, labels = (spec.shape for spec in train.batch_spec(model, settings["batch_size"]))
+    images, labels = (spec.shape for spec in training_step.batch_spec(model, settings["batch_size"]))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
     optimizer = idle_optimizer(model, settings)
     steps: list[tuple[TrainStep, partial[Any]]] = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
-        step = train.TrainStep(model, optimizer, settings["batch_size"], mask)
+        step = training_step.TrainStep(model, optimizer, settings["batch_size"], mask)
         step(*batch)  # the first call is what compiles
         steps.append((step, partial(step, *batch)))
     return steps
@@ -252,14 +256,15 @@ class Measurement:
 def measure(model: keras.Model, settings: dict[str, Any]) -> Measurement:
     """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
     import models
-    import train
+    import training_step
+    from importance import ImportanceEvaluator
 
     [(full, run_full)] = compile_steps(model, settings, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, models.head_mask(model))
     runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
     batch_size = settings["batch_size"]
-    passes = (train.forward_pass(model, batch_size), train.ImportanceEvaluator(model, batch_size).gradient_pass)
+    passes = (training_step.forward_pass(model, batch_size), ImportanceEvaluator(model, batch_size).gradient_pass)
     times = measure_steps([*runs, run_full, *(partial(one, *run_full.args) for one in passes)])
     forward_ms, gradient_pass_ms = np.median(times[:, -2:], axis=0).tolist()
     return Measurement(model, settings, full, run_full, masks, times[:, :-2], forward_ms, gradient_pass_ms)
@@ -364,10 +369,10 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
     """
     import board
     import models
-    import train
+    import training_step
 
     variables, names = model.trainable_variables, models.tensor_names(model)
-    full = train.TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
+    full = training_step.TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
     op_ms, unmatched_ms = board.match_operations(trace, full, model)
     costs = attribute_times(full, variables, op_ms)
     constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms

@@ -104,6 +104,11 @@ class TimeBudget:
         latest = list(progress.step_ms)[-LATEST_STEPS:]
         return statistics.median(latest) / self._predicted_ms if latest and self._predicted_ms else None
 
+    def resume(self, mask: np.ndarray, correction: float) -> None:
+        """Go on from a selection that was made before this object was."""
+        self.adopt(mask)
+        self.correction = correction
+
     def adopt(self, mask: np.ndarray) -> float:
         """Note that bool [N] `mask` trains from now on; returns the table's prediction, which its steps are held to."""
         self._predicted_ms = self.table.predict_ms(mask)
@@ -142,7 +147,7 @@ class DeadlineBudget(TimeBudget):
     Args:
         seconds: wall time for all of training.
         total_steps, epochs: how many there will be.
-        interval: epochs between two selections.
+        selection_steps: steps, counted from 0, before which a selection is due.
         test_batches: batches of one validation.
 
     Raises:
@@ -156,11 +161,11 @@ class DeadlineBudget(TimeBudget):
         seconds: float,
         total_steps: int,
         epochs: int,
-        interval: int,
+        selection_steps: Sequence[int],
         test_batches: int,
     ) -> None:
         super().__init__(table, head)
-        self._seconds, self._interval, self._test_batches = seconds, interval, test_batches
+        self._seconds, self._selection_steps, self._test_batches = seconds, selection_steps, test_batches
         start = Progress(epochs=epochs, total_steps=total_steps)
         shortest = total_steps * self.smallest_rho * table.full_step_ms / 1e3 / (1 - DEADLINE_RESERVE)
         shortest += self._beside_steps_seconds(start, 1.0)
@@ -177,8 +182,8 @@ class DeadlineBudget(TimeBudget):
             between = FIRST_VALIDATION * self._test_batches * self.table.forward_ms * slowdown / 1e3
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
-        epochs_left = progress.epochs - progress.epoch
-        return epochs_left * between + math.ceil(epochs_left / self._interval) * selection
+        selections_left = sum(step >= progress.step for step in self._selection_steps)
+        return (progress.epochs - progress.epoch) * between + selections_left * selection
 
     def allow(self, progress: Progress, slowdown: float) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.

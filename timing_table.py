@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # The options that a table is made for; it is of no use for others.
 TABLE_SETTINGS = ("model_name", "alpha", "input_size", "num_classes", "batch_size", "optimizer", "augmentation")
+TABLE_SETTINGS += ("mixed_precision",)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What every part leans on and none owns: clear errors, files that are whole or absent, the record of a run.
+"""What every part leans on and none owns: clear errors, signals, run folders, files that are whole or absent.
 
 Nothing here imports TensorFlow at load time, so that a mistyped flag is answered at once.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import os
 import platform
-import statistics
+import re
+import shutil
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
@@ -22,16 +25,68 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 if TYPE_CHECKING:
-    import keras
     from matplotlib.figure import Figure
-
-    from train import Choice, StepResult
 
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 
 
+DRIFT_WINDOW = 7
+
+
 class UserError(Exception):
     """A mistake that its maker can mend: the message names the flag or file, what is wrong and what would be right."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """The user or the system asked to stop, by signal `number`; the message says where and how to go on."""
+
+    def __init__(self, number: int, message: str = "stopped") -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class StopSignals:
+    """While in this context, SIGINT and SIGTERM only ask to stop, and `check` tells; a second one leaves at once.
+
+    A thread learns of them, since Python's own handlers wait until TensorFlow returns from a step or a compilation.
+    Outside the main thread, where Python allows no handlers, nothing is changed.
+    """
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def check(self) -> None:
+        """Raises `Stopped` if a signal came."""
+        if self.number is not None:
+            raise Stopped(self.number)
+
+    def __enter__(self) -> StopSignals:
+        self._restore = contextlib.ExitStack()
+        if threading.current_thread() is threading.main_thread():
+            reading, writing = socket.socketpair()
+            writing.setblocking(False)
+            self._restore.callback(reading.close)
+            self._restore.callback(writing.close)  # ends the thread
+            self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
+            for number in self.NUMBERS:
+                self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+            threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore.close()
+
+    def _listen(self, reading: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := reading.recv(1):
+                if data[0] not in self.NUMBERS:
+                    continue
+                if self.number is not None:
+                    os._exit(128 + data[0])
+                self.number = data[0]
+                print("\nstopping after this step; the same signal again leaves at once", file=sys.stderr)
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
@@ -42,8 +97,11 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
         message = " ".join(str(error).split())
         print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(f"{Path(sys.argv[0]).name}: {stopped}", file=sys.stderr)
+        sys.exit(128 + stopped.number)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
     sys.exit(0)
 
 
@@ -84,6 +142,8 @@ def writing(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path` with the same endings; rename it to `path` once the block succeeded.
 
+    What was written is on the disk before it takes the name, so that a power cut leaves the old file or the new one.
+
     Raises:
         UserError: the folder cannot be written to, or the disk is full.
     """
@@ -92,9 +152,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
+            sync(temporary)
             temporary.replace(path)
+            sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder `path` is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 0) -> np.ndarray:
@@ -111,6 +182,22 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 
             run()
             row[column] = (time.perf_counter() - begin) * 1e3
     return times
+
+
+def without_drift(times: np.ndarray) -> np.ndarray:
+    """Wall times [rounds, runs] as of a machine of one speed: its usual one while they were measured.
+
+    Neighbours on a shared machine, and heat, slow down whatever runs next to each other in time. That speed is the
+    running median, over DRIFT_WINDOW calls in the order they were made, of each time over what that run usually takes.
+    """
+    from scipy.ndimage import median_filter
+
+    speed = np.ones_like(times)
+    for _ in range(3):  # each knows the usual times better, as it knows the speed better
+        usual = np.median(times / speed, axis=0)
+        speed = median_filter((times / usual).ravel(), DRIFT_WINDOW, mode="nearest").reshape(times.shape)
+        speed /= np.median(speed)
+    return times / speed
 
 
 def write_text(path: Path, text: str) -> None:
@@ -139,37 +226,76 @@ def save_figure(figure: Figure, stem: Path) -> None:
             figure.savefig(temporary, bbox_inches="tight", dpi=150)
 
 
-def new_run_folder(logdir: Path, run_name: str, overwrite: bool) -> Path:
-    """Make the folder of a run: `logdir`/`run_name`, or with -2, -3, … behind it where that exists.
+@contextlib.contextmanager
+def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
+    """The folder of a run, held against other runs: `logdir`/`run_name`, or with -2, -3, … behind it where that exists.
 
-    With `overwrite`, an earlier run's folder is emptied of the files that a run writes, and of nothing else.
+    With `overwrite`, an earlier run's folder is emptied of the files that a run writes, and of nothing else; with
+    `resume` it is taken as it is, but for the half-written files of a run that was killed.
 
     Raises:
-        UserError: the folder cannot be made, or `overwrite` meets a folder that does not hold a run.
+        UserError: the folder cannot be made or is in use, or `overwrite` meets a folder that does not hold a run.
     """
+    taken = (overwrite or resume) and (logdir / run_name).exists()
     with writing(logdir):
-        if overwrite and (logdir / run_name).exists():
-            return _emptied_run_folder(logdir / run_name)
-        logdir.mkdir(parents=True, exist_ok=True)
-        for count in range(1, 1_000_000):
-            folder = logdir / (run_name if count == 1 else f"{run_name}-{count}")
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                return folder
+        folder = logdir / run_name if taken else _new_folder(logdir, run_name)
+    if not folder.is_dir():
+        raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
+    with _held(folder):
+        leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
+        if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
+            flag = "--overwrite" if overwrite else "--resume"
+            raise UserError(f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed")
+        if overwrite:
+            _empty(folder)
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+        yield folder
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `atomic_path` gives."""
+    return re.match(r"\.\d+\.", path.name) is not None
+
+
+def _new_folder(logdir: Path, run_name: str) -> Path:
+    logdir.mkdir(parents=True, exist_ok=True)
+    for count in range(1, 1_000_000):
+        folder = logdir / (run_name if count == 1 else f"{run_name}-{count}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
     raise UserError(f"--run_name {run_name}: a million runs have this name; choose another")
 
 
-def _emptied_run_folder(folder: Path) -> Path:
-    written = {"config.json", "summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt"}
-    written |= {"best.keras", "last.keras"}
-    if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").exists()):
-        raise UserError(
-            f"--overwrite: {folder} is not the folder of a run (it has no config.json); nothing was deleted"
-        )
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Lock `folder` itself: no file is left behind, and the system lets go when the process dies, however it dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs in one folder are not noticed
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    written = {"summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt", "best.keras", "last.keras"}
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     for path in folder.iterdir():
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
-    return folder
+    (folder / "config.json").unlink(missing_ok=True)  # last: as long as it is there, the folder is a run's
 
 
 def environment() -> dict[str, Any]:
@@ -198,6 +324,14 @@ def _processor_name() -> str:
     return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
 
 
+def has_bfloat16() -> bool:
+    """Whether the CPU has instructions for bfloat16, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
+        return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)  # the last is Arm's name
+    return False
+
+
 def peak_memory_mb() -> float | None:
     """Largest resident memory of this process so far in MB, or None where the system does not tell."""
     try:
@@ -206,174 +340,3 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-
-
-class RunLog:
-    """What a run leaves in its folder: config.json, metrics.csv, selections.csv, summary.json, TensorBoard events.
-
-    The tables are written anew, whole, after each epoch. Use as a context manager: it closes the events file.
-
-    Args:
-        folder: an empty folder of its own.
-        config: the options of the run; they and the environment go into config.json.
-        tensor_names: names of `model.trainable_variables`, in their order.
-    """
-
-    def __init__(self, folder: Path, config: dict[str, Any], tensor_names: Sequence[str]) -> None:
-        import tensorflow as tf
-
-        self.folder, self._config, self._names = folder, config, list(tensor_names)
-        self._tf = tf
-        self._epochs: list[dict[str, Any]] = []
-        self._choices: list[tuple[Choice, int, list[float]]] = []  # choice, step it was made at, medians of its epochs
-        self._since_point: list[StepResult] = []
-        self._last_point = time.monotonic()
-        self._last_second = -1
-        write_json(folder / "config.json", {**config, "environment": environment()})
-        self._writer = tf.summary.create_file_writer(str(folder))
-        self._write_layout()
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-
-    def record_choice(self, choice: Choice, step: int) -> None:
-        """Note the tensors that train from `step` on."""
-        self._choices.append((choice, step, []))
-        with self._writer.as_default(step=step):
-            for name in ("rho", "slowdown", "correction", "predicted_step_ms"):
-                if (value := getattr(choice, name)) is not None:
-                    self._tf.summary.scalar(f"budget/{name}", value)
-
-    def record_step(self, step: int, train_seconds: float, result: StepResult) -> None:
-        """Note one training step; means since the last point go to TensorBoard about twice a second."""
-        self._since_point.append(result)
-        if time.monotonic() - self._last_point < 0.5:
-            return
-        self._last_point = time.monotonic()
-        self._write_train_point(step, train_seconds)
-
-    def record_epoch(self, **row: Any) -> None:
-        """Note the end of an epoch; the keys become the columns of metrics.csv."""
-        self._epochs.append(row)
-        if self._since_point:
-            self._write_train_point(row["step"], row["train_seconds"])
-        self._write_points("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
-        with self._writer.as_default(step=row["step"]):
-            self._tf.summary.scalar("selection/seconds_so_far", row["selection_seconds"])
-            self._tf.summary.scalar("selection/trained_tensors", row["trained_tensors"])
-            if not self._choices[-1][2]:  # the first epoch of a new selection
-                self._write_selection_image()
-        if row["median_step_ms"] is not None:
-            self._choices[-1][2].append(row["median_step_ms"])
-        write_csv(self.folder / "metrics.csv", list(row), (list(epoch.values()) for epoch in self._epochs))
-        self._write_selections()
-        self._writer.flush()
-
-    def save_model(self, model: keras.Model, best: bool) -> None:
-        """Keep `model` as last.keras, and as best.keras where it is the best so far."""
-        for name in ("last.keras", "best.keras") if best else ("last.keras",):
-            with atomic_path(self.folder / name) as temporary:
-                model.save(temporary)
-
-    def finish(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Write summary.json from the run's options and its `results`; returns what it holds."""
-        keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        summary = {**{key: self._config.get(key) for key in keys}, **results}
-        write_json(self.folder / "summary.json", summary)
-        if self._epochs:
-            with self._writer.as_default(step=self._epochs[-1]["step"]):
-                self._write_selection_image()
-        return summary
-
-    def _write_train_point(self, step: int, train_seconds: float) -> None:
-        results, self._since_point = self._since_point, []
-        loss, accuracy = (statistics.fmean(getattr(r, name) for r in results) for name in ("loss", "accuracy"))
-        self._write_points("train", step, train_seconds, loss, accuracy)
-        step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        budget_ms = self._choices[-1][0].budget_step_ms
-        with self._writer.as_default(step=step):
-            self._tf.summary.scalar("learning_rate", results[-1].learning_rate)
-            if step_ms:
-                self._tf.summary.scalar("step_time/measured_ms", statistics.median(step_ms))
-            if budget_ms is not None:
-                self._tf.summary.scalar("step_time/budget_ms", budget_ms)
-
-    def _write_points(self, split: str, step: int, train_seconds: float, loss: float, accuracy: float) -> None:
-        """The same two curves twice: over steps, and with whole training seconds in the place of steps."""
-        with self._writer.as_default(step=step):
-            self._tf.summary.scalar(f"{split}/loss", loss)
-            self._tf.summary.scalar(f"{split}/accuracy", accuracy)
-        second = round(train_seconds)
-        if split == "train" and second == self._last_second:
-            return
-        self._last_second = second
-        with self._writer.as_default(step=second):
-            self._tf.summary.scalar(f"over_training_seconds/{split}_loss", loss)
-            self._tf.summary.scalar(f"over_training_seconds/{split}_accuracy", accuracy)
-
-    def _write_layout(self) -> None:
-        """One chart with step time and budget together, on TensorBoard's page of custom scalars."""
-        from tensorboard.plugins.custom_scalar import layout_pb2
-        from tensorboard.plugins.custom_scalar import summary as custom_scalar
-
-        lines = layout_pb2.MultilineChartContent(tag=["step_time/measured_ms", "step_time/budget_ms"])
-        chart = layout_pb2.Chart(title="step time against the budget (ms)", multiline=lines)
-        layout = layout_pb2.Layout(category=[layout_pb2.Category(title="time budget", chart=[chart])])
-        with self._writer.as_default(step=0):
-            self._tf.summary.experimental.write_raw_pb(custom_scalar.pb(layout).SerializeToString())
-
-    def _write_selections(self) -> None:
-        columns = [
-            "epoch",
-            "step",
-            "name",
-            "importance",
-            "chosen",
-            "predicted_step_ms",
-            "budget_step_ms",
-            "measured_step_ms",
-            "rho",
-            "slowdown",
-            "correction",
-        ]
-        rows = []
-        for choice, step, medians in self._choices:
-            measured = statistics.median(medians) if medians else None
-            budget = [choice.predicted_step_ms, choice.budget_step_ms, measured]
-            budget += [choice.rho, choice.slowdown, choice.correction]
-            for index, name in enumerate(self._names):
-                importance = None if choice.importance is None else float(choice.importance[index])
-                rows.append((choice.epoch, step, name, importance, int(choice.mask[index]), *budget))
-        write_csv(self.folder / "selections.csv", columns, rows)
-
-    def _write_selection_image(self) -> None:
-        """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, to TensorBoard's images."""
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-
-        epochs = len(self._epochs)
-        grid = np.zeros((len(self._names), epochs))
-        for choice, _, _ in self._choices:
-            grid[:, choice.epoch :] = choice.mask[:, None]
-        figure = Figure(figsize=(6, 6), layout="constrained")
-        axes = figure.add_subplot(
-            xlabel="epoch", ylabel="tensor (0 is next to the input)", title="trained tensors (blue)"
-        )
-        axes.imshow(
-            grid,
-            aspect="auto",
-            origin="lower",
-            interpolation="nearest",
-            cmap="Blues",
-            vmin=0,
-            vmax=1.3,
-            extent=(0.5, epochs + 0.5, -0.5, len(self._names) - 0.5),
-        )
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        with io.BytesIO() as file:
-            figure.savefig(file, format="png", dpi=100)
-            image = self._tf.io.decode_png(file.getvalue(), channels=3)
-        self._tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")

@@ -27,6 +27,7 @@ import numpy as np
 import options
 import utils
 from options import PAPER
+from run_log import RunLog
 from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class Alternating:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train(self, epoch: int) -> Alternating:
-        self._epoch = epoch
+    def train(self, epoch: int, skip: int = 0) -> Alternating:
+        self._epoch, self._skip = epoch, skip
         return self
 
     def take(self, count: int) -> Iterator[tuple[Any, Any]]:
-        for images, labels in self._data.train(self._epoch).take(count):
+        for images, labels in self._data.train(self._epoch, self._skip).take(count):
             self.full_ms.append(float(utils.measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
             yield images, labels
 
@@ -70,7 +71,7 @@ def second_network(args: Any) -> TrainStep:
     """A step of full training of a network of its own."""
     import models
     from optimizers import make_optimizer
-    from train import TrainStep
+    from training_step import TrainStep
 
     other = models.build_from_options(args)
     optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
@@ -84,7 +85,7 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
     import train
 
     dataset.full_ms = []
-    with tempfile.TemporaryDirectory() as folder, utils.RunLog(Path(folder), {}, models.tensor_names(model)) as log:
+    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, models.tensor_names(model)) as log:
         budget = train.make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         with (Path(folder) / "selections.csv").open(newline="", encoding="utf-8") as file:

@@ -28,14 +28,16 @@ from benchmark_rho import Alternating, second_network
 
 import options
 import utils
+from run_log import RunLog
 from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     import keras
 
     from data import ImageData
+    from history import Choice
     from time_budget import Progress
-    from train import Choice, Settings
+    from train import Settings
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 
@@ -50,7 +52,7 @@ def run(
     class Disturbed(train.ElasticScheme):
         children: list[subprocess.Popen] = []  # noqa: RUF012
 
-        def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+        def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
             if busy_processes and not self.children and progress.epoch >= progress.epochs / 2:
                 self.children += [subprocess.Popen(BUSY) for _ in range(busy_processes)]
                 time.sleep(0.5)
@@ -59,7 +61,7 @@ def run(
     budget = train.make_budget(model, dataset, settings, table)
     scheme = Disturbed(model, dataset, settings, budget)
     names = models.tensor_names(model)
-    with tempfile.TemporaryDirectory() as folder, utils.RunLog(Path(folder), {}, names) as log:
+    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, names) as log:
         try:
             summary = train.run_training(model, dataset, scheme, settings, log)
         finally:

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 import models
 import operation_times
-import train
 import utils
 from optimizers import make_optimizer
+from training_step import TrainStep
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "tests" / "data" / "small_step.xplane.pb"
@@ -40,11 +40,11 @@ def small_network() -> keras.Model:
     return models.freeze_batch_norm_statistics(keras.Model(inputs, outputs, name="small_classifier"))
 
 
-def full_step(model: keras.Model) -> train.TrainStep:
+def full_step(model: keras.Model) -> TrainStep:
     """A step that trains all of `model`, at a rate of 0."""
     optimizer = make_optimizer("sgd", 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return train.TrainStep(model, optimizer, BATCH)
+    return TrainStep(model, optimizer, BATCH)
 
 
 def stripped(space: Any) -> Any:

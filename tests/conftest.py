@@ -13,7 +13,7 @@ import data
 import models
 import timing_table
 from optimizers import make_optimizer
-from train import TrainStep
+from training_step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
 

@@ -40,7 +40,7 @@ def test_order_depends_on_seed_and_epoch_alone():
 
 def test_each_probe_is_a_fresh_batch():
     digits = data.load("digits", 8, 16)
-    probes = [digits.probe(index)[0].numpy() for index in (0, 1, 0)]
+    probes = [digits.probe(index)[0][0].numpy() for index in (0, 1, 0)]
     assert probes[0].shape == (16, 8, 8, 3)
     assert (probes[0] != probes[1]).any()
     np.testing.assert_array_equal(probes[0], probes[2])

@@ -10,7 +10,7 @@ import tensorflow as tf
 import models
 import options
 from optimizers import make_optimizer
-from train import TrainStep
+from training_step import TrainStep
 from utils import UserError
 
 SHARED_WEIGHTS = (

@@ -13,7 +13,7 @@ import models
 import profiler
 import timing_table
 from optimizers import make_optimizer
-from train import TrainStep
+from training_step import TrainStep
 from utils import UserError
 
 SIZE = 12
@@ -112,11 +112,12 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     assert name.endswith("/unused")
     assert f"warning: {name} has no influence on the loss" in "\n".join(profiler._report(table, 0.1))
     import train
+    from importance import ImportanceEvaluator
 
-    evaluator = train.ImportanceEvaluator(model, BATCH)
+    evaluator = ImportanceEvaluator(model, BATCH)
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
     optimizer.build(model.trainable_variables)
-    importance = evaluator(optimizer, *a_batch())
+    importance = evaluator(optimizer, [a_batch()])
     choice = train.select_tensors(table, importance, models.head_mask(model), rho=1.0)
     assert not choice.mask[models.tensor_names(model).index(name)]
 

@@ -173,3 +173,21 @@ def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
     )
     assert costs.positions[-1] == index
     assert costs.t_dy_ms[-1] == 0 and costs.t_dw_ms[-1] == 0
+
+
+def test_a_drift_of_the_machine_does_not_pass_for_a_difference_between_runs():
+    """Runs of known times on a machine that a neighbour slows down for spells of some calls."""
+    rng = np.random.default_rng(0)
+    true_ms = np.array([100.0, 140.0, 60.0, 180.0, 120.0, 90.0, 160.0])
+    calls = 12 * len(true_ms)
+    speed = np.ones(calls)
+    for begin in range(5, calls, 25):
+        speed[begin : begin + 10] = rng.uniform(1.2, 1.6)
+    times = true_ms * (speed * rng.normal(1, 0.01, calls)).reshape(12, -1)
+    plain, found = (np.abs(np.median(t, axis=0) / true_ms - 1).max() for t in (times, utils.without_drift(times)))
+    assert found < 0.02 < plain
+
+
+def test_without_a_drift_times_stay_as_they_are():
+    times = np.random.default_rng(0).normal([10.0, 30.0, 20.0], 0.1, (20, 3))
+    np.testing.assert_allclose(np.median(utils.without_drift(times), 0), np.median(times, 0), rtol=0.01)

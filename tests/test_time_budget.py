@@ -9,9 +9,10 @@ from conftest import make_small_data, make_small_model, make_table
 
 import models
 import train
+from run_log import RunLog
 from time_budget import CORRECTION_BOUND, DeadlineBudget, Progress, RhoBudget
 from train import Settings
-from utils import RunLog, UserError
+from utils import UserError
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_only_the_latest_steps_count(case):
 def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, slow):
     table, head = case
     seconds = 0.75 * 12 * 100 * table.full_step_ms / 1e3
-    budget = DeadlineBudget(table, head, seconds, 1200, 12, 1, 3)
+    budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
     allowances, _, elapsed = simulate(budget, head, lambda epoch, ms: ms * (slow if epoch >= 6 else 1.0))
     assert elapsed <= seconds
     assert elapsed > 0.9 * seconds
@@ -105,14 +106,14 @@ def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, s
 def test_a_deadline_leaves_room_for_validation_and_selection(case):
     table, head = case
     seconds = 0.7 * 12 * 100 * table.full_step_ms / 1e3
-    budget = DeadlineBudget(table, head, seconds, 1200, 12, 1, 3)
+    budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
     elapsed = simulate(budget, head, lambda epoch, ms: ms, seconds_beside=0.02 * seconds / 24)[2]
     assert 0.9 * seconds < elapsed <= seconds
 
 
 def test_a_generous_deadline_trains_everything_and_no_more(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 1e6, 1200, 12, 1, 3)
+    budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(epochs=12, total_steps=1200), 1.0)
     assert allowance.rho == 1.0
     assert train.select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
@@ -121,8 +122,8 @@ def test_a_generous_deadline_trains_everything_and_no_more(case):
 def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(case):
     table, head = case
     with pytest.raises(UserError, match=r"--deadline 1: training the head alone for 1200 steps takes about \d+ s here"):
-        DeadlineBudget(table, head, 1.0, 1200, 12, 1, 3)
-    budget = DeadlineBudget(table, head, 60.0, 1200, 12, 1, 3)
+        DeadlineBudget(table, head, 1.0, 1200, 12, range(0, 1200, 100), 3)
+    budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9), 1.0)
     assert allowance.rho == budget.smallest_rho
     choice = train.select_tensors(table, np.ones(len(head)), head, allowance.table_share)

@@ -14,10 +14,14 @@ from conftest import BATCH, make_small_data, make_small_model, make_table
 
 import models
 import train
+from history import Choice
+from importance import ImportanceEvaluator
 from optimizers import make_optimizer
+from run_log import RunLog
 from time_budget import RhoBudget
-from train import Choice, ImportanceEvaluator, Settings, TrainStep
-from utils import RunLog, UserError
+from train import Settings
+from training_step import TrainStep, classification_loss, forward_pass
+from utils import UserError
 
 
 def built_optimizer(name, model, rate=1e-2, decay=0.1):
@@ -78,10 +82,10 @@ def test_measuring_importance_leaves_everything_as_it_was(name, small_model, sma
     assert any("seed" in v.path for v in everything)
     before = values(everything)
     evaluator = ImportanceEvaluator(small_model, BATCH)
-    evaluator(optimizer, *small_data.probe(0))
+    evaluator(optimizer, small_data.probe(0))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
-    images, labels = small_data.probe(1)
+    [(images, labels)] = small_data.probe(1)
     step(images, labels)
     assert any((v.numpy() != old).any() for v, old in zip(everything, before, strict=True))
 
@@ -96,14 +100,14 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
             layer.rate = 0.0
     rate, decay = 0.05, 0.1
     optimizer = built_optimizer("sgd", model, rate, decay)
-    images, labels = small_data.probe(0)
+    [(images, labels)] = small_data.probe(0)
 
     def gradients():
         with tf.GradientTape() as tape:
-            loss = train.classification_loss(labels, model(images, training=True))
+            loss = classification_loss(labels, model(images, training=True))
         return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
 
-    measured = ImportanceEvaluator(model, BATCH)(optimizer, images, labels)
+    measured = ImportanceEvaluator(model, BATCH)(optimizer, [(images, labels)])
     loss_before, first = gradients()
     start = values(model.trainable_variables)
     for variable, gradient in zip(model.trainable_variables, first, strict=True):
@@ -117,23 +121,94 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
     assert loss_after < loss_before and expected.sum() > 0
 
 
+@pytest.mark.parametrize(("evaluator", "of"), [(WeightMagnitude, "weights"), (GradientMagnitude, "gradients")])
+def test_the_other_importances_are_sums_of_magnitudes(evaluator, of, small_model, small_data):
+    import tensorflow as tf
+
+    optimizer = built_optimizer("sgd", small_model)
+    [(images, labels)] = small_data.probe(0)
+    everything = [*small_model.variables, *optimizer.variables]
+    before = values(everything)
+    measured = evaluator(small_model, BATCH)(optimizer, [(images, labels)])
+    for variable, old in zip(everything, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
+    expected = values(small_model.trainable_variables)
+    if of == "gradients":
+        with tf.GradientTape() as tape:
+            loss = classification_loss(labels, small_model(images, training=True))
+        expected = [g.numpy() for g in tape.gradient(loss, [v.value for v in small_model.trainable_variables])]
+    sums = np.array([np.abs(array).sum() for array in expected])
+    np.testing.assert_allclose(measured, sums / sums.max(), rtol=1e-4, atol=1e-7)
+
+
+def test_importance_over_several_batches_is_their_mean(small_model, small_data):
+    optimizer = built_optimizer("adam", small_model)
+    evaluator = ImportanceEvaluator(small_model, BATCH)
+    batches = small_data.probe(0, 3)
+    assert len(batches) == 3 and (batches[0][0].numpy() != batches[1][0].numpy()).any()
+    np.testing.assert_array_equal(batches[0][0], small_data.probe(0)[0][0])
+    single = [np.array([float(one) for one in evaluator._measure(optimizer, *batch)]) for batch in batches]
+    mean = np.mean(single, axis=0)
+    np.testing.assert_allclose(evaluator(optimizer, batches), mean / np.abs(mean).max(), rtol=1e-4, atol=1e-7)
+
+
+def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small_data):
+    before = values(small_model.variables)
+    [(images, labels)] = small_data.probe(0)
+    assert ImportanceEvaluator(small_model, BATCH).pass_ms(images, labels, 3) > 0
+    for variable, old in zip(small_model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, small_data):
+    """Its momentum waits unchanged, and Adam's bias correction counts its own steps: the update is that of a tensor that
+    was never away, at the rate that the schedule has now."""
+    variables = small_model.trainable_variables
+    alone = np.zeros(len(variables), bool)
+    alone[0] = True
+    others = ~alone
+    optimizer = built_optimizer(name, small_model)
+    batches = list(small_data.train(0))
+    for mask in (alone, others):
+        step = TrainStep(small_model, optimizer, BATCH, mask)
+        for images, labels in batches[:3]:
+            step(images, labels)
+    slots = [slot.numpy() for slot in slots_of(optimizer, len(variables))[0]]
+    before, rate = variables[0].numpy(), float(optimizer.learning_rate)
+    step = TrainStep(small_model, optimizer, BATCH, alone)
+    step(*batches[3])
+    if name == "sgd":
+        momentum = slots_of(optimizer, len(variables))[0][0].numpy()
+        gradient = (0.9 * slots[0] - momentum) / rate  # what the update must have been made of
+        assert np.abs(gradient).max() > 0
+        np.testing.assert_allclose(variables[0].numpy(), before * (1 - rate * 0.1) + momentum, rtol=1e-4, atol=1e-7)
+        assert rate == pytest.approx(0.5e-2 * (1 + np.cos(np.pi * 6 / 100)), rel=1e-4)
+    else:
+        mean, square = (slot.numpy() for slot in slots_of(optimizer, len(variables))[0])
+        corrected = (
+            mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)
+        )  # its fourth step, the run's seventh
+        np.testing.assert_allclose(variables[0].numpy(), before - rate * corrected, rtol=1e-3, atol=1e-6)
+
+
 def test_what_a_models_regularisers_add_belongs_to_the_loss(small_data):
-    images, labels = small_data.probe(0)
+    [(images, labels)] = small_data.probe(0)
     inputs = keras.Input(images.shape[1:])
     penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
     model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
     kernel = model.get_layer("head").kernel.numpy()
-    expected = float(train.classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
+    expected = float(classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
     step = TrainStep(model, built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
     assert step(images, labels)[0] == pytest.approx(expected, rel=1e-5)
-    assert train.forward_pass(model, BATCH)(images, labels) < expected
+    assert forward_pass(model, BATCH)(images, labels) < expected
 
 
 def test_importance_that_is_not_finite_is_refused(small_model, small_data):
     optimizer = built_optimizer("sgd", small_model)
     small_model.get_layer("head").bias.assign([np.nan, 0, 0])
     with pytest.raises(UserError, match=r"importance is not finite.*lower --learning_rate"):
-        ImportanceEvaluator(small_model, BATCH)(optimizer, *small_data.probe(0))
+        ImportanceEvaluator(small_model, BATCH)(optimizer, small_data.probe(0))
 
 
 def test_selection_keeps_the_budget_and_always_has_the_head(small_model):
@@ -216,6 +291,71 @@ def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
     assert summary["selection_seconds"] < summary["train_seconds"]
 
 
+@pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, range(12)), (0.4, [0, 3, 5, 8, 10])])
+def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=interval, rho=0.6, correct_budget=False)
+    model = make_small_model()
+    run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
+    rows = rows_of(tmp_path / "selections.csv")[:: len(models.tensor_names(model))]
+    assert [int(row["step"]) for row in rows] == list(steps)
+    assert [float(row["epoch"]) for row in rows] == pytest.approx([step / 6 for step in steps], abs=1e-4)
+
+
+def test_an_interval_of_less_than_a_step_is_refused():
+    data = make_small_data()
+    with pytest.raises(UserError, match=r"--interval 0.1: is less than a step; .* give at least (0\.\d+)") as caught:
+        train.selection_steps(data, Settings(interval=0.1))
+    smallest = float(str(caught.value).rsplit(" ", 1)[1])
+    assert train.selection_steps(data, Settings(interval=smallest, num_epochs=2))[:3] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("scheme", ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude"])
+def test_the_other_elastic_schemes_run_and_record_their_importance(scheme, tmp_path):
+    model = make_small_model()
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False)
+    run(tmp_path, getattr(train, scheme), settings, model, table=make_table(model))
+    rows = rows_of(tmp_path / "selections.csv")
+    assert all(0 <= float(row["importance"]) <= 1 for row in rows)
+    assert any(row["chosen"] == "1" and not row["name"].startswith("head/") for row in rows)
+
+
+@pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
+def half_precision(request):
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy("float32")
+
+
+def test_half_precision_trains_float32_weights_and_only_those_selected(half_precision, small_data, tmp_path):
+    model = make_small_model()
+    settings = Settings(learning_rate=0.02, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+    names, before = models.tensor_names(model), values(model.trainable_variables)
+    run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
+    rows = rows_of(tmp_path / "selections.csv")
+    ever = {row["name"] for row in rows if row["chosen"] == "1"}
+    for name, variable, old in zip(names, model.trainable_variables, before, strict=True):
+        assert variable.dtype == "float32" and (variable.numpy() != old).any() == (name in ever), name
+    importances = {float(row["importance"]) for row in rows}
+    assert len(importances) > 10 and all(np.isfinite(one) for one in importances)
+    assert model.get_layer("stem").compute_dtype == half_precision.removeprefix("mixed_")
+
+
+def test_half_precision_computes_what_float32_does_but_for_its_rounding(half_precision, small_data):
+    results = []
+    for policy in (half_precision, "float32"):
+        keras.config.set_dtype_policy(policy)
+        model = make_small_model()
+        optimizer = built_optimizer("sgd", model, rate=1e-2)
+        start = values(model.trainable_variables)
+        loss = TrainStep(model, optimizer, BATCH)(*next(iter(small_data.train(0))))[0]
+        moved = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
+        results.append((loss, np.concatenate([one.ravel() for one in moved])))
+    (loss, moved), (single_loss, single_moved) = results
+    assert loss == pytest.approx(single_loss, rel=0.03)
+    cosine = moved @ single_moved / np.linalg.norm(moved) / np.linalg.norm(single_moved)
+    assert cosine > 0.97 and np.linalg.norm(moved) == pytest.approx(np.linalg.norm(single_moved), rel=0.1)
+
+
 def test_a_run_leaves_complete_records(tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=3, save_model=True)
     model, summary = run(tmp_path, train.full_training, settings)
@@ -232,7 +372,7 @@ def test_a_run_leaves_complete_records(tmp_path):
     assert max(float(row["test_accuracy"]) for row in epochs) == summary["best_accuracy"]
     assert "environment" in json.loads((tmp_path / "config.json").read_text())
     last = keras.models.load_model(tmp_path / "last.keras")
-    images, _ = make_small_data().probe(0)
+    [(images, _)] = make_small_data().probe(0)
     np.testing.assert_allclose(last(images, training=False), model(images, training=False), rtol=1e-5)
     assert (tmp_path / "best.keras").is_file()
     assert not list(tmp_path.glob(".*"))
@@ -295,8 +435,11 @@ def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-class AlternatingScheme:
+class AlternatingScheme(train.Scheme):
     """A new random selection every epoch."""
+
+    def due(self, step):
+        return step % 6 == 0
 
     def __init__(self, count):
         self._count = count

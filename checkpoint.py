@@ -1,0 +1,82 @@
+"""Checkpoints of a run: one file each, whole or absent, the last two kept.
+
+A file is numpy's .npz: the arrays of all variables, and the rest of the run's state as JSON. One file can be renamed
+into place in one go, and zip's checksum of each array tells damage apart from data.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import utils
+from utils import UserError
+
+KEPT = 2
+_STATE = "state"
+
+
+class Checkpoint(NamedTuple):
+    """What one checkpoint holds: arrays by name, and JSON-able state."""
+
+    arrays: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in `folder`, which need not exist yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+        """Write the checkpoint of `step`, then delete all but the last two.
+
+        Raises:
+            UserError: the disk is full or cannot be written to; the older checkpoints are still there.
+        """
+        text = json.dumps(state, separators=(",", ":")).encode()
+        path = self.folder / f"step-{step:010}.npz"
+        with utils.atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{_STATE: np.frombuffer(text, np.uint8)}, **arrays)
+        for old in self._paths()[KEPT:]:
+            old.unlink()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest one that is whole, or None if there are none at all. Says so where it passes over a damaged one.
+
+        Raises:
+            UserError: all of them are damaged.
+        """
+        paths = self._paths()
+        for path in paths:
+            try:
+                return _read(path)
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                print(f"{path} is damaged ({' '.join(str(error).split())}); trying the one before", file=sys.stderr)
+        if paths:
+            raise UserError(f"{self.folder}: every checkpoint in it is damaged; begin anew with --overwrite")
+        return None
+
+    def clear(self) -> None:
+        """Delete them all."""
+        for path in self._paths():
+            path.unlink()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _paths(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob("step-*.npz"), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}  # reading checks the checksums
+    return Checkpoint(arrays, json.loads(arrays.pop(_STATE).tobytes()))

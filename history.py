@@ -1,0 +1,232 @@
+"""What a run has done so far, in numbers: its records are written from this, its time budget follows from this.
+
+A checkpoint keeps all of it (`History.to_record`), so that a run that was cut off goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from time_budget import Progress
+
+CLOCKS = ("training", "selection", "validation")
+
+
+@dataclass
+class Choice:
+    """The tensors to train from now on, and why.
+
+    Attributes:
+        mask: bool [N] over `model.trainable_variables`.
+        importance: [N], normalised, or None for a scheme that does not measure it.
+        predicted_step_ms, budget_step_ms: by the time budget, or None.
+        epoch: when it was made, in epochs since the begin.
+        rho, slowdown, correction: as in `time_budget.Allowance`, or None.
+    """
+
+    mask: np.ndarray
+    importance: np.ndarray | None = None
+    predicted_step_ms: float | None = None
+    budget_step_ms: float | None = None
+    epoch: float = 0
+    rho: float | None = None
+    slowdown: float | None = None
+    correction: float | None = None
+
+    @property
+    def full_step_ms(self) -> float | None:
+        """Full training's step as it would have run when this was chosen, or None without a budget."""
+        return self.budget_step_ms / self.rho if self.budget_step_ms and self.rho else None
+
+
+class StepResult(NamedTuple):
+    """One training step: loss, share of right answers, learning rate, wall time (None where it is no measure)."""
+
+    loss: float
+    accuracy: float
+    learning_rate: float
+    step_ms: float | None
+
+
+@dataclass
+class Interval:
+    """The steps trained on one choice: the first one's number (0 is the run's first), and their measured times."""
+
+    choice: Choice
+    step: int
+    step_ms: list[float] = field(default_factory=list)
+
+
+class Clocks:
+    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began."""
+
+    def __init__(self, training: float = 0.0, selection: float = 0.0, validation: float = 0.0, elapsed: float = 0.0):
+        self._seconds = {"training": training, "selection": selection, "validation": validation}
+        self._started: dict[str, float] = {}
+        self._begin = time.perf_counter() - elapsed
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        self._started[name] = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self.seconds(name)
+            del self._started[name]
+
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """Leave what happens in this block out of `name`, where that runs."""
+        runs = name in self._started
+        self._seconds[name] = self.seconds(name)
+        self._started.pop(name, None)
+        try:
+            yield
+        finally:
+            if runs:
+                self._started[name] = time.perf_counter()
+
+    def seconds(self, name: str) -> float:
+        """Up to this moment."""
+        return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
+
+    def elapsed(self) -> float:
+        """Wall seconds since the run began, without those between a cut and its resumption."""
+        return time.perf_counter() - self._begin
+
+    def to_record(self) -> dict[str, float]:
+        return {**{name: self.seconds(name) for name in CLOCKS}, "elapsed": self.elapsed()}
+
+
+@dataclass
+class History:
+    """See the module's header.
+
+    Attributes:
+        step: steps done.
+        intervals: choices in their order.
+        epochs: rows of metrics.csv, one for each epoch that was completed and tested.
+        results: steps of the epoch under way.
+        between_seconds: what passed between the last two epochs' training (validation, records); None in the first.
+    """
+
+    step: int = 0
+    intervals: list[Interval] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
+    between_seconds: float | None = None
+    clocks: Clocks = field(default_factory=Clocks)
+    _outside: float = 0.0
+
+    @property
+    def choice(self) -> Choice:
+        """The choice that holds now."""
+        return self.intervals[-1].choice
+
+    @property
+    def step_ms(self) -> list[float]:
+        """All measured steps."""
+        return [ms for interval in self.intervals for ms in interval.step_ms]
+
+    @property
+    def best_accuracy(self) -> float:
+        """On the test images, 0…1; -1 before the first test."""
+        return max((row["test_accuracy"] for row in self.epochs), default=-1.0)
+
+    def record_step(self, result: StepResult) -> None:
+        self.step += 1
+        self.results.append(result)
+        if result.step_ms is not None:
+            self.intervals[-1].step_ms.append(result.step_ms)
+
+    def record_epoch(self, test_loss: float, test_accuracy: float) -> dict[str, Any]:
+        """End the epoch under way with its test; returns its row of metrics.csv."""
+        results, self.results = self.results, []
+        step_ms = [result.step_ms for result in results if result.step_ms is not None]
+        self.epochs.append(
+            {
+                "epoch": len(self.epochs) + 1,
+                "step": self.step,
+                "train_seconds": self.clocks.seconds("training"),
+                "selection_seconds": self.clocks.seconds("selection"),
+                "validation_seconds": self.clocks.seconds("validation"),
+                "learning_rate": results[-1].learning_rate,
+                "train_loss": float(np.mean([result.loss for result in results])),
+                "train_accuracy": float(np.mean([result.accuracy for result in results])),
+                "test_loss": test_loss,
+                "test_accuracy": test_accuracy,
+                "median_step_ms": float(np.median(step_ms)) if step_ms else None,
+                "budget_step_ms": self.choice.budget_step_ms,
+                "trained_tensors": int(self.choice.mask.sum()),
+            }
+        )
+        return self.epochs[-1]
+
+    def end_epoch(self) -> None:
+        """Note that validation, records and saving are done."""
+        outside = self.clocks.elapsed() - self.clocks.seconds("training")
+        self.between_seconds, self._outside = outside - self._outside, outside
+
+    def full_training_ms(self) -> float | None:
+        """What full training, as it would have run, takes for the measured steps; None without a budget."""
+        pairs = [(interval.choice.full_step_ms, len(interval.step_ms)) for interval in self.intervals]
+        return sum(full_ms * count for full_ms, count in pairs if full_ms) or None
+
+    def progress(self, epochs: int, total_steps: int) -> Progress:
+        """What the time budget has to know when a selection is due."""
+        training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
+        return Progress(
+            len(self.epochs),
+            epochs,
+            self.step,
+            total_steps,
+            self.clocks.elapsed(),
+            tuple(self.intervals[-1].step_ms) if self.intervals else (),
+            max(1e3 * (training - selection) - sum(self.step_ms), 0.0) / max(self.step, 1),
+            self.between_seconds,
+            selection / len(self.intervals) if self.intervals else None,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it, fit for JSON (which keeps floats to the last bit)."""
+        return {
+            "step": self.step,
+            "intervals": [
+                {"choice": _choice_record(one.choice), "step": one.step, "step_ms": one.step_ms}
+                for one in self.intervals
+            ],
+            "epochs": self.epochs,
+            "results": self.results,
+            "between_seconds": self.between_seconds,
+            "clocks": self.clocks.to_record(),
+            "outside": self._outside,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> History:
+        """What `to_record` wrote; the clocks go on from there."""
+        return cls(
+            record["step"],
+            [Interval(_choice(one["choice"]), one["step"], one["step_ms"]) for one in record["intervals"]],
+            record["epochs"],
+            [StepResult(*result) for result in record["results"]],
+            record["between_seconds"],
+            Clocks(**record["clocks"]),
+            record["outside"],
+        )
+
+
+def _choice_record(choice: Choice) -> dict[str, Any]:
+    importance = None if choice.importance is None else choice.importance.tolist()
+    return {**vars(choice), "mask": choice.mask.astype(int).tolist(), "importance": importance}
+
+
+def _choice(record: dict[str, Any]) -> Choice:
+    importance = None if record["importance"] is None else np.array(record["importance"])
+    return Choice(**{**record, "mask": np.array(record["mask"], bool), "importance": importance})

@@ -1,0 +1,105 @@
+"""Tensor Importance Evaluator: how much training each tensor matters now (paper section 4, and Fig 20 for the others).
+
+ImportanceEvaluator   how much the tensor's update lowers the loss: gradient times update
+WeightMagnitude       sum of the magnitudes of its weights
+GradientMagnitude     sum of the magnitudes of its gradient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from optimizers import in_float16
+from training_step import batch_spec, training_loss
+from utils import UserError, measure_ms
+
+FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
+Batch = tuple[tf.Tensor, tf.Tensor]
+
+
+class ImportanceEvaluator:
+    """How much each tensor's update lowers the loss (paper section 4, first-order Taylor share of the loss change).
+
+    I_k = -sum(g(w + dw) * dw) over the weights of tensor k: dw is the update the optimizer would make on this batch, g
+    the gradient on the same batch (and the same dropout) after it.
+    """
+
+    def __init__(self, model: keras.Model, batch_size: int) -> None:
+        self._model = model
+        variables = [variable.value for variable in model.trainable_variables]
+        scale = FLOAT16_SCALE if in_float16() else 1.0
+
+        def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = scale * training_loss(model, images, labels)[0]
+            gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return [gradient / scale for gradient in gradients] if scale != 1 else gradients
+
+        self._gradients = tf.function(gradients, input_signature=batch_spec(model, batch_size))
+
+    def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
+        """Mean importance over `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
+
+        Weights, optimizer slots and step count, batch-norm statistics and random state are afterwards as before.
+
+        Raises:
+            UserError: it is not finite.
+        """
+        measured = [[float(one) for one in self._measure(optimizer, *batch)] for batch in batches]
+        importance = np.mean(measured, axis=0)
+        if not np.isfinite(importance).all():
+            raise UserError(f"importance is not finite at step {int(optimizer.iterations)}; lower --learning_rate")
+        return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        """Importance on one batch, before it is normalised."""
+        variables = self._model.trainable_variables
+        with _restored([*self._model.variables, *optimizer.variables]) as before:
+            with _restored(self._model.non_trainable_variables):
+                unscaled = getattr(optimizer, "inner_optimizer", optimizer)
+                unscaled.apply(self._gradients(images, labels), variables)
+            return [
+                -tf.reduce_sum(gradient * (variable.value - before[id(variable)]))
+                for gradient, variable in zip(self._gradients(images, labels), variables, strict=True)
+            ]
+
+    def pass_ms(self, images: tf.Tensor, labels: tf.Tensor, passes: int) -> float:
+        """Median wall time in ms of `passes` gradient passes, which leave the random state as it was."""
+        with _restored(self._model.non_trainable_variables):
+            return float(np.median(measure_ms([lambda: self.gradient_pass(images, labels)], passes)))
+
+    def gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+        """Compute every gradient and train nothing: a measure of how fast the device is. Returns once it is done."""
+        return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
+
+
+class WeightMagnitude(ImportanceEvaluator):
+    """I_k = sum(|w|) over the weights of tensor k."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reduce_sum(tf.abs(variable.value)) for variable in self._model.trainable_variables]
+
+
+class GradientMagnitude(ImportanceEvaluator):
+    """I_k = sum(|g|) over the weights of tensor k."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with _restored(self._model.non_trainable_variables):
+            return [tf.reduce_sum(tf.abs(gradient)) for gradient in self._gradients(images, labels)]
+
+
+@contextmanager
+def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
+    """Put `variables` back afterwards, bit for bit; yields what they hold now, by `id` of the variable."""
+    before = {id(variable): tf.identity(variable.value) for variable in variables}
+    try:
+        yield before
+    finally:
+        for variable in variables:
+            variable.value.assign(before[id(variable)])
