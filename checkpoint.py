@@ -1,7 +1,7 @@
 """Checkpoints of a run: one file each, whole or absent, the last two kept.
 
-A file is numpy's .npz: the arrays of all variables, and the rest of the run's state as JSON. One file can be renamed
-into place in one go, and zip's checksum of each array tells damage apart from data.
+A file has numpy's .npz form: the arrays of all variables, and the rest of the run's state as JSON. One file can be
+renamed into place in one go, and zip's checksum of each array tells damage apart from data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import utils
 from utils import UserError
 
-KEPT = 2
+VERSION = 1  # of what the state holds
 _STATE = "state"
 
 
@@ -34,42 +34,56 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._last: Path | None = None  # what was saved or loaded last, so known to be good
 
     def save(self, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of `step`, then delete all but the last two.
+        """Write the checkpoint of `step`; keep it and the last good one before, and delete all others.
 
         Raises:
             UserError: the disk is full or cannot be written to; the older checkpoints are still there.
         """
-        text = json.dumps(state, separators=(",", ":")).encode()
+        text = json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
-        with utils.atomic_path(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **{_STATE: np.frombuffer(text, np.uint8)}, **arrays)
-        for old in self._paths()[KEPT:]:
-            old.unlink()
+        with utils.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+            for name, array in {_STATE: np.frombuffer(text, np.uint8), **arrays}.items():
+                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+        with utils.writing(self.folder):
+            for old in self._paths():
+                if old not in (path, self._last):
+                    old.unlink()
+        self._last = path
 
     def latest(self) -> Checkpoint | None:
         """The newest one that is whole, or None if there are none at all. Says so where it passes over a damaged one.
 
         Raises:
-            UserError: all of them are damaged.
+            UserError: all of them are damaged, or cannot be read.
         """
         paths = self._paths()
         for path in paths:
             try:
-                return _read(path)
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                checkpoint = _read(path)
+            except PermissionError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            except Exception as error:  # damage takes many forms in zip, numpy and JSON
                 print(f"{path} is damaged ({' '.join(str(error).split())}); trying the one before", file=sys.stderr)
+                continue
+            if checkpoint.state.get("version") != VERSION:
+                raise UserError(f"{path}: was written by another version of this program; begin anew with --overwrite")
+            self._last = path
+            return checkpoint
         if paths:
             raise UserError(f"{self.folder}: every checkpoint in it is damaged; begin anew with --overwrite")
         return None
 
     def clear(self) -> None:
-        """Delete them all."""
-        for path in self._paths():
-            path.unlink()
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        """Delete them all. Raises `UserError` where the system refuses."""
+        with utils.writing(self.folder):
+            for path in self._paths():
+                path.unlink()
+            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self.folder.rmdir()
 
     def _paths(self) -> list[Path]:
         """Newest first."""

@@ -114,6 +114,7 @@ class History:
         epochs: rows of metrics.csv, one for each epoch that was completed and tested.
         results: steps of the epoch under way.
         between_seconds: what passed between the last two epochs' training (validation, records); None in the first.
+        out_of_time: the deadline has come.
     """
 
     step: int = 0
@@ -121,8 +122,8 @@ class History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     between_seconds: float | None = None
+    out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
-    _outside: float = 0.0
 
     @property
     def choice(self) -> Choice:
@@ -145,8 +146,8 @@ class History:
         if result.step_ms is not None:
             self.intervals[-1].step_ms.append(result.step_ms)
 
-    def record_epoch(self, test_loss: float, test_accuracy: float) -> dict[str, Any]:
-        """End the epoch under way with its test; returns its row of metrics.csv."""
+    def record_epoch(self, test_loss: float, test_accuracy: float) -> None:
+        """End the epoch under way with its test."""
         results, self.results = self.results, []
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
         self.epochs.append(
@@ -166,12 +167,6 @@ class History:
                 "trained_tensors": int(self.choice.mask.sum()),
             }
         )
-        return self.epochs[-1]
-
-    def end_epoch(self) -> None:
-        """Note that validation, records and saving are done."""
-        outside = self.clocks.elapsed() - self.clocks.seconds("training")
-        self.between_seconds, self._outside = outside - self._outside, outside
 
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps; None without a budget."""
@@ -205,7 +200,7 @@ class History:
             "results": self.results,
             "between_seconds": self.between_seconds,
             "clocks": self.clocks.to_record(),
-            "outside": self._outside,
+            "out_of_time": self.out_of_time,
         }
 
     @classmethod
@@ -217,8 +212,8 @@ class History:
             record["epochs"],
             [StepResult(*result) for result in record["results"]],
             record["between_seconds"],
+            record["out_of_time"],
             Clocks(**record["clocks"]),
-            record["outside"],
         )
 
 

@@ -37,11 +37,17 @@ class ImportanceEvaluator:
         def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                loss = scale * training_loss(model, images, labels)[0]
-            gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return [gradient / scale for gradient in gradients] if scale != 1 else gradients
+                loss, _ = training_loss(model, images, labels)
+                loss = loss * scale if scale != 1 else loss
+            gradients = tape.gradient(loss, variables)
+            self._matters = [gradient is not None for gradient in gradients]
+            filled = [
+                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+            return [gradient / scale for gradient in filled] if scale != 1 else filled
 
-        self._gradients = tf.function(gradients, input_signature=batch_spec(model, batch_size))
+        self._gradients = tf.function(gradients).get_concrete_function(*batch_spec(model, batch_size))
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Mean importance over `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -72,6 +78,7 @@ class ImportanceEvaluator:
     def pass_ms(self, images: tf.Tensor, labels: tf.Tensor, passes: int) -> float:
         """Median wall time in ms of `passes` gradient passes, which leave the random state as it was."""
         with _restored(self._model.non_trainable_variables):
+            self.gradient_pass(images, labels)  # TensorFlow optimises the graph in the first one
             return float(np.median(measure_ms([lambda: self.gradient_pass(images, labels)], passes)))
 
     def gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
@@ -80,10 +87,11 @@ class ImportanceEvaluator:
 
 
 class WeightMagnitude(ImportanceEvaluator):
-    """I_k = sum(|w|) over the weights of tensor k."""
+    """I_k = sum(|w|) over the weights of tensor k; 0 where they have no influence on the loss."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.reduce_sum(tf.abs(variable.value)) for variable in self._model.trainable_variables]
+        pairs = zip(self._model.trainable_variables, self._matters, strict=True)
+        return [tf.reduce_sum(tf.abs(variable.value)) if matters else tf.zeros(()) for variable, matters in pairs]
 
 
 class GradientMagnitude(ImportanceEvaluator):

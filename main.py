@@ -13,6 +13,7 @@ from typing import Any
 
 import options
 import utils
+from checkpoint import Checkpoints
 from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
@@ -23,10 +24,12 @@ FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps"}
 def main() -> None:
     args = options.parse_main()
     folder = args.logdir / args.run_name
-    if args.resume and (folder / "summary.json").is_file():
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
-        return
+    if args.resume:
+        _check_unchanged(args, folder)
+        if (folder / "summary.json").is_file():
+            with utils.run_folder(args.logdir, args.run_name, resume=True):
+                _print_finished(args, folder)
+            return
     utils.load_tensorflow()
     if args.deterministic:
         import tensorflow as tf
@@ -40,54 +43,71 @@ def main() -> None:
     from run_log import RunLog
 
     args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
-    elastic = args.train_type in options.ELASTIC_TYPES
-    config = _config(args, elastic)
     if args.resume:
-        _check_unchanged(config, folder)
+        _check_unchanged(args, folder)
     model = models.build_from_options(args)
     names = models.tensor_names(model)
     dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
     settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
     budget = []
-    if elastic:
+    if args.train_type in options.ELASTIC_TYPES:
         table = timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
         budget = [train.make_budget(model, dataset, settings, table)]
     with utils.run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
+        if (folder / "summary.json").is_file():  # another process was faster
+            _print_finished(args, folder)
+            return
         print(
             f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
             f"{dataset.test_count} test images, {args.num_classes} classes; run folder {folder}"
         )
-        with RunLog(folder, config, names) as run:
+        with RunLog(folder, _config(args), names) as run:
             summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
-        if args.save_txt:
-            hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
-            utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
+        _write_txt(args, folder, summary)
         print(_last_line(summary, args.deadline))
 
 
-def _config(args: argparse.Namespace, elastic: bool) -> dict[str, Any]:
+def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) -> None:
+    if args.save_txt:
+        hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
+        utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
+
+
+def _print_finished(args: argparse.Namespace, folder: Path) -> None:
+    """Say what came of the run in `folder`, and do what it may have been cut off from after its summary."""
+    summary = _read_json(folder / "summary.json")
+    Checkpoints(folder / "checkpoints").clear()
+    _write_txt(args, folder, summary)
+    print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
+
+
+def _config(args: argparse.Namespace) -> dict[str, Any]:
     """The options as config.json keeps them."""
     plain = (int, float, list, type(None))
     config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(args).items()}
-    config["rho"] = args.rho if elastic and args.deadline is None else None
-    return config
+    elastic = args.train_type in options.ELASTIC_TYPES
+    return {**config, "rho": args.rho if elastic and args.deadline is None else None}
 
 
-def _check_unchanged(config: dict[str, Any], folder: Path) -> None:
+def _check_unchanged(args: argparse.Namespace, folder: Path) -> None:
     """Raises `UserError` if the run in `folder` was begun with other options."""
-    path = folder / "config.json"
-    if not path.exists():
+    if not (folder / "config.json").exists():
         return
-    try:
-        begun = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"--resume: {path} is damaged; begin anew with --overwrite") from error
-    for name, value in config.items():
-        if name not in FREE_ON_RESUME and value != begun.get(name, value):
+    begun = _read_json(folder / "config.json")
+    for name, value in _config(args).items():
+        unknown_yet = name == "num_classes" and value is None
+        if name not in FREE_ON_RESUME and not unknown_yet and value != begun.get(name, value):
             raise UserError(
                 f"--resume: the run in {folder} was begun with --{name} {begun[name]}, not {value}; "
                 "give the same, or another --run_name"
             )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--resume: {path} is damaged; begin anew with --overwrite") from error
 
 
 def _last_line(summary: dict[str, Any], deadline: float | None) -> str:
@@ -96,7 +116,10 @@ def _last_line(summary: dict[str, Any], deadline: float | None) -> str:
     step = f", median step {step_ms:.1f} ms" if step_ms else ""
     if rho:
         asked = f"{summary['rho']:g}" if deadline is None else "what the deadline allows"
-        step += f", steps {rho:.2f} of full training's as it would have run (asked: {asked})"
+        step += (
+            f"; {summary['time_over_full']:.2f} of full training's time as it would have run, its steps {rho:.2f} "
+            f"(asked: {asked})"
+        )
     if deadline is not None:
         step += f", {summary['elapsed_seconds']:.0f} s of the {deadline:.0f} s given"
         if summary["steps"] < summary["planned_steps"]:

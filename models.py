@@ -295,6 +295,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     if spec is None or spec.loader is None:
         raise UserError(f"--model_name {name}: {file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # as an import would: dataclasses and Keras' files look there
     sys.path.insert(0, str(path.parent))  # it may import its neighbours
     try:
         spec.loader.exec_module(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import statistics
@@ -47,7 +48,7 @@ class RunLog:
         self._since_point: list[StepResult] = []
         self._last_point = time.monotonic()
         self._last_second = -1
-        self._drawn = 0  # intervals on the latest selection image
+        self._drawn, self._drawn_step = 0, -1  # intervals on the latest selection image, and its step
         if not (folder / "config.json").exists():
             write_json(folder / "config.json", {**config, "environment": environment()})
 
@@ -58,7 +59,8 @@ class RunLog:
     def __exit__(self, *exception: object) -> None:
         self.stop.__exit__(*exception)
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.nullcontext() if exception[0] is None else contextlib.suppress(UserError), self._writing():
+                self._writer.close()
 
     def begin(self, history: History, events: dict[str, int] | None = None) -> None:
         """Start recording, from a checkpoint's `history` where there is one.
@@ -72,13 +74,16 @@ class RunLog:
                 if path.name not in (events or {}):
                     path.unlink()
                 else:
-                    os.truncate(path, (events or {})[path.name])
-        self._writer = self._tf.summary.create_file_writer(str(self.folder))
+                    os.truncate(path, min((events or {})[path.name], path.stat().st_size))
+        with self._writing():
+            self._writer = self._tf.summary.create_file_writer(str(self.folder))
         if events is None:
             self._write_layout()
         else:
             self._last_second = round(self._history.clocks.seconds("training"))
-            self._drawn = len(self._history.intervals)
+            tested = self._history.epochs[-1]["step"] if self._history.epochs else 0
+            self._drawn = sum(interval.step < tested for interval in self._history.intervals)
+            self._drawn_step = tested
             self._write_tables()
 
     def flushed_events(self) -> dict[str, int]:
@@ -94,7 +99,7 @@ class RunLog:
         """Note the tensors that train from now on."""
         self._write_train_point()  # what went before belongs to the budget before
         self._history.intervals.append(Interval(choice, self._history.step))
-        with self._writer.as_default(step=self._history.step):
+        with self._events(self._history.step):
             for name in ("rho", "slowdown", "correction", "predicted_step_ms"):
                 if (value := getattr(choice, name)) is not None:
                     self._tf.summary.scalar(f"budget/{name}", value)
@@ -110,7 +115,7 @@ class RunLog:
         row = self._history.epochs[-1]
         self._write_train_point()
         self._write_points("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
-        with self._writer.as_default(step=row["step"]):
+        with self._events(row["step"]):
             self._tf.summary.scalar("selection/seconds_so_far", row["selection_seconds"])
             self._tf.summary.scalar("selection/trained_tensors", row["trained_tensors"])
         if len(self._history.intervals) != self._drawn:
@@ -128,7 +133,8 @@ class RunLog:
         """Write summary.json from the run's options and its `results`, delete the checkpoints; returns the summary."""
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         summary = {**{key: self._config.get(key) for key in keys}, **results}
-        self._write_selection_image()
+        if self._drawn_step != self._history.step:
+            self._write_selection_image()
         self._flush()
         write_json(self.folder / "summary.json", summary)
         self.checkpoints.clear()
@@ -137,11 +143,23 @@ class RunLog:
     def _events_files(self) -> list[Path]:
         return sorted(self.folder.glob("events.out.*"))
 
-    def _flush(self) -> None:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What TensorFlow's writer of events cannot do in this block becomes a `UserError`."""
         try:
-            self._writer.flush()
+            yield
         except self._tf.errors.OpError as error:
-            raise UserError(f"{self.folder}: events cannot be written: {error.message}") from error
+            raise UserError(f"{self.folder}: TensorBoard's events cannot be written: {error.message}") from error
+
+    @contextlib.contextmanager
+    def _events(self, step: int) -> Iterator[None]:
+        """Events of this block belong to `step`."""
+        with self._writing(), self._writer.as_default(step=step):
+            yield
+
+    def _flush(self) -> None:
+        with self._writing():
+            self._writer.flush()
 
     def _write_train_point(self) -> None:
         """Means of the steps since the last point, if there were any."""
@@ -152,7 +170,7 @@ class RunLog:
         loss, accuracy = (statistics.fmean(getattr(r, name) for r in results) for name in ("loss", "accuracy"))
         self._write_points("train", self._history.step, self._history.clocks.seconds("training"), loss, accuracy)
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        with self._writer.as_default(step=self._history.step):
+        with self._events(self._history.step):
             self._tf.summary.scalar("learning_rate", results[-1].learning_rate)
             if step_ms:
                 self._tf.summary.scalar("step_time/measured_ms", statistics.median(step_ms))
@@ -161,14 +179,14 @@ class RunLog:
 
     def _write_points(self, split: str, step: int, train_seconds: float, loss: float, accuracy: float) -> None:
         """The same two curves twice: over steps, and with whole training seconds in the place of steps."""
-        with self._writer.as_default(step=step):
+        with self._events(step):
             self._tf.summary.scalar(f"{split}/loss", loss)
             self._tf.summary.scalar(f"{split}/accuracy", accuracy)
         second = round(train_seconds)
         if split == "train" and second == self._last_second:
             return
         self._last_second = second
-        with self._writer.as_default(step=second):
+        with self._events(second):
             self._tf.summary.scalar(f"over_training_seconds/{split}_loss", loss)
             self._tf.summary.scalar(f"over_training_seconds/{split}_accuracy", accuracy)
 
@@ -180,7 +198,7 @@ class RunLog:
         lines = layout_pb2.MultilineChartContent(tag=["step_time/measured_ms", "step_time/budget_ms"])
         chart = layout_pb2.Chart(title="step time against the budget (ms)", multiline=lines)
         layout = layout_pb2.Layout(category=[layout_pb2.Category(title="time budget", chart=[chart])])
-        with self._writer.as_default(step=0):
+        with self._events(0):
             self._tf.summary.experimental.write_raw_pb(custom_scalar.pb(layout).SerializeToString())
 
     def _write_tables(self) -> None:
@@ -207,7 +225,7 @@ class RunLog:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        self._drawn = len(self._history.intervals)
+        self._drawn, self._drawn_step = len(self._history.intervals), self._history.step
         masks = np.array([interval.choice.mask for interval in self._history.intervals]).T
         edges = [*(interval.choice.epoch for interval in self._history.intervals), len(self._history.epochs)]
         figure = Figure(figsize=(6, 6), layout="constrained")
@@ -219,5 +237,5 @@ class RunLog:
         with io.BytesIO() as file:
             figure.savefig(file, format="png", dpi=100)
             image = self._tf.io.decode_png(file.getvalue(), channels=3)
-        with self._writer.as_default(step=self._history.step):
+        with self._events(self._history.step):
             self._tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")

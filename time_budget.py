@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     """Where a run stands when a selection may be due.
 
     Attributes:
-        epoch, epochs: the epoch that begins, counted from 0, and how many there are.
+        epoch, epochs: the epoch that begins or is under way, counted from 0, and how many there are.
         step, total_steps: steps done, and in all.
         elapsed_seconds: wall time since training began, everything included.
         step_ms: measured steps since the last selection.
@@ -98,6 +98,10 @@ class TimeBudget:
     def allow(self, progress: Progress, slowdown: float) -> Allowance:
         """The allowance of the next selection, corrected by the steps measured since the last one."""
         raise NotImplementedError
+
+    def first_test_seconds(self) -> float:
+        """What the first test may take, as far as there is a deadline that it must not miss."""
+        return 0.0
 
     def _pace(self, progress: Progress) -> float | None:
         """Time of the latest steps over the table's time for them, or None before the first."""
@@ -175,11 +179,14 @@ class DeadlineBudget(TimeBudget):
                 "here; give more time or fewer --num_epochs"
             )
 
+    def first_test_seconds(self) -> float:
+        return FIRST_VALIDATION * self._test_batches * self.table.forward_ms / 1e3
+
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
         """Seconds that validations and selections still to come will take."""
         between, selection = progress.between_seconds, progress.selection_seconds
         if between is None:
-            between = FIRST_VALIDATION * self._test_batches * self.table.forward_ms * slowdown / 1e3
+            between = self.first_test_seconds() * slowdown
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)

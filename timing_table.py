@@ -7,6 +7,7 @@ logs/profiles/<model>_<input>_<classes>_<batch>/ as table.csv (a row a tensor) a
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +24,16 @@ if TYPE_CHECKING:
     import argparse
 
 # The options that a table is made for; it is of no use for others.
-TABLE_SETTINGS = ("model_name", "alpha", "input_size", "num_classes", "batch_size", "optimizer", "augmentation")
-TABLE_SETTINGS += ("mixed_precision",)
+TABLE_SETTINGS = (
+    "model_name",
+    "alpha",
+    "input_size",
+    "num_classes",
+    "batch_size",
+    "optimizer",
+    "augmentation",
+    "mixed_precision",
+)
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,14 @@ class TimingTable:
         chain, own = chain_and_own(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
         return self.fit.constant_ms + self.fit.chain_factor * chain + self.fit.own_factor * own
 
+    def digest(self) -> str:
+        """Tells tables with different times apart."""
+        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, [self.full_step_ms, self.gradient_pass_ms]])
+        return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
+
     def save(self, folder: Path) -> None:
-        """Write table.csv and profile.json into `folder`."""
+        """Write table.csv and profile.json into `folder`; one is never left beside the other of an older table."""
+        (folder / "profile.json").unlink(missing_ok=True)
         rows = zip(self.names, self.shapes, range(len(self.names)), self.t_dw_ms, self.t_dy_ms, strict=True)
         utils.write_csv(
             folder / "table.csv",

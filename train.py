@@ -20,9 +20,9 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -67,6 +67,13 @@ class Settings:
     checkpoint_minutes: float = 10.0
 
 
+class Network(NamedTuple):
+    """A model and the optimizer that is built for all of its trainable variables."""
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+
+
 # --- schemes ----------------------------------------------------------------------------------------------------------
 
 
@@ -81,8 +88,25 @@ class Scheme:
         """The choice that holds from the step on that comes."""
         raise NotImplementedError
 
-    def resume(self, choice: Choice) -> None:
-        """Go on from `choice`, which a checkpoint kept."""
+    def penalty(self, model: keras.Model) -> tf.Tensor | None:
+        """What is added to the loss within the step, besides the model's own regularisers; None: nothing."""
+        return None
+
+    def reconfigured(self, network: Network) -> Network | None:
+        """Another network to go on with, asked for before each choice; None: the same."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep of the scheme, fit for JSON, beside the choice."""
+        return {}
+
+    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
+        """Go on from what a checkpoint kept; returns the network that its weights belong to."""
+        return network
+
+    def first_test_seconds(self) -> float:
+        """What the first test may take, for runs with a deadline."""
+        return 0.0
 
 
 class FixedScheme(Scheme):
@@ -137,8 +161,17 @@ class ElasticScheme(Scheme):
             correction=allowance.correction,
         )
 
-    def resume(self, choice: Choice) -> None:
+    def state(self) -> dict[str, Any]:
+        return {"table": self._budget.table.digest()}
+
+    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
+        if state != self.state():
+            print("the timing table was made anew since the checkpoint: selections from now on follow the new one")
         self._budget.resume(choice.mask, choice.correction or 1.0)
+        return network
+
+    def first_test_seconds(self) -> float:
+        return self._budget.first_test_seconds()
 
 
 def selection_steps(data: ImageData, settings: Settings) -> list[int]:
@@ -153,8 +186,9 @@ def selection_steps(data: ImageData, settings: Settings) -> list[int]:
             f"--interval {settings.interval:g}: is less than a step; an epoch has {data.steps_per_epoch} steps, so "
             f"give at least {math.ceil(1e4 / data.steps_per_epoch) / 1e4:g}"
         )
-    count = math.ceil(run_length(data, settings)[1] / steps)
-    return [math.ceil(index * steps - 1e-6) for index in range(count)]
+    total_steps = run_length(data, settings)[1]
+    due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(total_steps / steps))]
+    return [step for step in due if step < total_steps]
 
 
 def select_tensors(
@@ -187,11 +221,11 @@ def select_tensors(
 def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
     """The time budget that `settings` ask for. Raises `UserError` where even training the head alone exceeds it."""
     head = models.head_mask(model)
+    selections = selection_steps(data, settings)
     if settings.deadline is None:
         return RhoBudget(table, head, settings.rho)
     epochs, total_steps = run_length(data, settings)
     test_batches = math.ceil(data.test_count / data.batch_size)
-    selections = selection_steps(data, settings)
     return DeadlineBudget(table, head, settings.deadline, total_steps, epochs, selections, test_batches)
 
 
@@ -244,9 +278,15 @@ def elastic_training_grad_magnitude(
 class _Trainee:
     """The network, its optimizer, the tensors that train at present, and the compiled step that trains them."""
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch_size: int) -> None:
-        self.model, self.optimizer, self._batch_size = model, optimizer, batch_size
-        self.evaluation = Evaluation(model)
+    def __init__(self, network: Network, batch_size: int, penalty: Callable[[keras.Model], tf.Tensor | None]) -> None:
+        self._batch_size, self._penalty = batch_size, penalty
+        self.replace(network)
+
+    def replace(self, network: Network) -> None:
+        """Train another network from now on, once a choice is adopted."""
+        self.network = network
+        self.model, self.optimizer = network
+        self.evaluation = Evaluation(self.model)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | None = None
         self._warm = False
@@ -257,7 +297,7 @@ class _Trainee:
             return
         self._step = None
         gc.collect()
-        self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask)
+        self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
         self._warm, self._mask = False, mask
 
     def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
@@ -287,7 +327,13 @@ class _Trainee:
         if shapes != {name: value.shape for name, value in values.items()}:
             raise UserError("--resume: the checkpoint is of another network or optimizer; give the same options")
         for name, variable in variables.items():
-            variable.assign(values[name])
+            kind = variable.dtype.as_numpy_dtype  # numpy forgets the name of bfloat16
+            variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
+
+    def is_finite(self) -> bool:
+        """Whether all that training changes still consists of numbers."""
+        variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        return all(np.isfinite(variable.numpy()).all() for variable in variables)
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):
@@ -303,15 +349,20 @@ class _Training:
         self._epochs, self._total_steps = run_length(data, settings)
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, self._total_steps)
         optimizer.build(model.trainable_variables)
-        self._trainee = _Trainee(model, optimizer, data.batch_size)
+        self._trainee = _Trainee(Network(model, optimizer), data.batch_size, scheme.penalty)
         self._history = History()
-        self._out_of_time = False
         checkpoint = run.checkpoints.latest()
         if checkpoint is not None:
-            self._trainee.assign(checkpoint.arrays)
+            if checkpoint.state["images"] != self._images():
+                raise UserError(
+                    f"--resume: the run was begun with {checkpoint.state['images']} training and test images, now they "
+                    f"are {self._images()}; give the same data, or begin anew with --overwrite"
+                )
             self._history = History.from_record(checkpoint.state["history"])
-            scheme.resume(self._history.choice)
-            self._trainee.adopt(self._history.choice.mask)
+            choice = self._history.choice
+            self._trainee.replace(scheme.resume(checkpoint.state["scheme"], choice, self._trainee.network))
+            self._trainee.assign(checkpoint.arrays)
+            self._trainee.adopt(choice.mask)
         run.begin(self._history, checkpoint.state["events"] if checkpoint is not None else None)
         self._last_checkpoint = time.monotonic()
 
@@ -320,7 +371,7 @@ class _Training:
         history = self._history
         try:
             with tqdm(total=self._total_steps, initial=history.step, unit="step", dynamic_ncols=True) as bar:
-                while len(history.epochs) < self._epochs and not self._out_of_time:
+                while len(history.epochs) < self._epochs and not history.out_of_time:
                     with history.clocks.running("training"):
                         self._train_epoch(bar)
                     self._test(bar)
@@ -337,7 +388,7 @@ class _Training:
         """The steps of the present epoch that are still to do."""
         history, epoch = self._history, len(self._history.epochs)
         begin, end = (min(count * self._data.steps_per_epoch, self._total_steps) for count in (epoch, epoch + 1))
-        if history.step == end:  # all steps were done when the run was cut off, but not the test
+        if history.step == end or history.out_of_time:  # the run was cut off when only the test was left
             return
         title = f"epoch {epoch + 1}/{self._epochs}"
         for images, labels in self._data.train(epoch, history.step - begin).take(end - history.step):
@@ -350,50 +401,61 @@ class _Training:
             self._run.record_step()
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
-            self._run.stop.check()
             deadline = self._settings.deadline or math.inf
-            self._out_of_time = history.clocks.elapsed() + 1.25 * (history.between_seconds or 0.0) > deadline
-            if self._out_of_time:
+            between_seconds = history.between_seconds or self._scheme.first_test_seconds()
+            history.out_of_time = history.clocks.elapsed() + 1.25 * between_seconds > deadline
+            self._run.stop.check()
+            if history.out_of_time:
                 break
             self._save_checkpoint_if_due()
 
     def _select(self) -> None:
         progress = self._history.progress(self._epochs, self._total_steps)
+        if (network := self._scheme.reconfigured(self._trainee.network)) is not None:
+            self._trainee.replace(network)
         choice = self._scheme.choose(progress, self._trainee.optimizer)
         self._trainee.adopt(choice.mask)
         self._run.record_choice(choice)
 
     def _test(self, bar: tqdm) -> None:
         """Test, and record the epoch."""
-        history = self._history
+        history, begin = self._history, time.perf_counter()
         bar.set_description(f"epoch {len(history.epochs) + 1}/{self._epochs}, testing")
         with history.clocks.running("validation"):
             loss, accuracy = self._trainee.evaluation(self._data.test(), self._run.stop.check)
+        is_best = self._settings.save_model and accuracy > history.best_accuracy
         if self._settings.save_model:
-            self._run.save_model(self._trainee.model, best=accuracy > history.best_accuracy)
+            self._run.save_model(self._trainee.model, is_best)
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
-        history.end_epoch()
-        self._save_checkpoint_if_due()
+        history.between_seconds = time.perf_counter() - begin
+        self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that comes again
 
-    def _save_checkpoint_if_due(self) -> None:
+    def _save_checkpoint_if_due(self, at_once: bool = False) -> None:
         every, minutes = self._settings.checkpoint_steps, self._settings.checkpoint_minutes
         by_steps = every is not None and bool(self._history.results) and self._history.step % every == 0
-        if by_steps or time.monotonic() - self._last_checkpoint >= 60 * minutes:
+        if at_once or by_steps or time.monotonic() - self._last_checkpoint >= 60 * minutes:
             self._save_checkpoint()
 
     def _save_checkpoint(self) -> None:
         """Raises `UserError` where weights are no longer finite: the last good checkpoint must stay."""
         with self._history.clocks.paused("training"):
-            values = self._trainee.values()
-            if not all(np.isfinite(value).all() for value in values.values()):
+            if not self._trainee.is_finite():
                 raise UserError(
                     f"a weight is not finite after step {self._history.step} with learning rate "
                     f"{float(self._trainee.optimizer.learning_rate):g}; lower --learning_rate"
                 )
-            state = {"history": self._history.to_record(), "events": self._run.flushed_events()}
-            self._run.checkpoints.save(self._history.step, values, state)
+            state = {
+                "history": self._history.to_record(),
+                "scheme": self._scheme.state(),
+                "images": self._images(),
+                "events": self._run.flushed_events(),
+            }
+            self._run.checkpoints.save(self._history.step, self._trainee.values(), state)
         self._last_checkpoint = time.monotonic()
+
+    def _images(self) -> list[int]:
+        return [self._data.train_count, self._data.test_count]
 
     def _summary(self) -> dict[str, Any]:
         history = self._history
@@ -412,6 +474,8 @@ class _Training:
             "elapsed_seconds": history.clocks.elapsed(),
             "median_step_ms": float(np.median(step_ms)) if step_ms else None,
             "rho_measured": sum(step_ms) / full_ms if full_ms else None,
+            # All of training time, selecting included, over that of full training as it would have run.
+            "time_over_full": 1e3 * training / (full_ms / len(step_ms) * history.step) if full_ms else None,
             "peak_memory_mb": peak_memory_mb(),
             "energy_joules": None,
         }

@@ -36,6 +36,7 @@ class TrainStep:
         model, optimizer: the optimizer is built for all of `model.trainable_variables`.
         batch_size: images a step.
         mask: bool [N] over `model.trainable_variables`; all if left out.
+        penalty: what it returns for `model`, if not None, is lowered along with the loss, but not part of what is told.
 
     Attributes:
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None where a variable has
@@ -49,6 +50,7 @@ class TrainStep:
         optimizer: keras.optimizers.Optimizer,
         batch_size: int,
         mask: np.ndarray | None = None,
+        penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
     ) -> None:
         variables = [v for k, v in enumerate(model.trainable_variables) if mask is None or mask[k]]
 
@@ -58,7 +60,9 @@ class TrainStep:
                 tape.watch([variable.value for variable in variables])
                 loss, logits = training_loss(model, images, labels)
                 in_float16 = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-                scaled = optimizer.scale_loss(loss) if in_float16 else loss
+                added = penalty(model)
+                total = loss if added is None else loss + added
+                scaled = optimizer.scale_loss(total) if in_float16 else total
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
             self.loss, self.gradients = loss, gradients
             optimizer.apply(gradients, variables)

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -79,14 +78,17 @@ class StopSignals:
         self._restore.close()
 
     def _listen(self, reading: socket.socket) -> None:
+        first = 0.0
         with contextlib.suppress(OSError):
             while data := reading.recv(1):
                 if data[0] not in self.NUMBERS:
                     continue
-                if self.number is not None:
+                if self.number is None:
+                    self.number, first = data[0], time.monotonic()
+                    with contextlib.suppress(OSError):
+                        print("\nstopping after this step; another signal leaves at once", file=sys.stderr)
+                elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
                     os._exit(128 + data[0])
-                self.number = data[0]
-                print("\nstopping after this step; the same signal again leaves at once", file=sys.stderr)
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
@@ -242,14 +244,17 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
     if not folder.is_dir():
         raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
     with _held(folder):
-        leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
-        if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
-            flag = "--overwrite" if overwrite else "--resume"
-            raise UserError(f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed")
-        if overwrite:
-            _empty(folder)
-        for path in leftovers:
-            path.unlink(missing_ok=True)
+        with writing(folder):
+            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
+            if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
+                flag = "--overwrite" if overwrite else "--resume"
+                raise UserError(
+                    f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed"
+                )
+            if overwrite:
+                _empty(folder)
+            for path in leftovers:
+                path.unlink(missing_ok=True)
         yield folder
 
 
@@ -276,7 +281,8 @@ def _held(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows: two runs in one folder are not noticed
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    with writing(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -290,8 +296,10 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _empty(folder: Path) -> None:
+    from checkpoint import Checkpoints
+
     written = {"summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt", "best.keras", "last.keras"}
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    Checkpoints(folder / "checkpoints").clear()
     for path in folder.iterdir():
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()

@@ -4,7 +4,7 @@
 Trains the embedded default elastically with --deterministic, once unbroken, once killed with SIGKILL at random moments
 and started anew with --resume each time. Every third kill falls into the writing of a checkpoint: it waits until the
 temporary file is there. Then compares the two: weights of last.keras bit for bit, the tables but for their times, and
-TensorBoard's events (no step twice, none missing). Prints one JSON object as its last line; exit status 1 if anything
+TensorBoard's events (no step twice, none missing). Prints one JSON object as its last line; exit status 2 if anything
 differs.
 
     python scripts/torture_resume.py
@@ -42,10 +42,10 @@ def python(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the end. Raises `UserError` with the end of its log if it failed."""
+    """Wait for the end. Raises `UserError` with the last line of its log if it failed."""
     if process.wait():
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise utils.UserError(f"{log}: a run failed: {lines[-1] if lines else 'without a word'}")
+        raise utils.UserError(f"a run failed: {lines[-1] if lines else 'without a word'}")
 
 
 def kill_somewhere(process: subprocess.Popen[bytes], folder: Path, seconds: float, while_saving: bool) -> str | None:
@@ -98,7 +98,7 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
         "best_weights_equal": equal_weights(unbroken / "best.keras", tortured / "best.keras"),
         "metrics_equal": table(unbroken / "metrics.csv") == table(tortured / "metrics.csv"),
         "selections_equal": table(unbroken / "selections.csv") == table(tortured / "selections.csv"),
-        "events_without_overlap": all(sorted(set(steps)) == steps for steps in found.values()),
+        "events_without_overlap": all(sorted(set(points)) == points for points in found.values()),
         "events_without_gap": all(set(expected[tag]) <= set(found[tag]) for tag in by_epoch)
         and found["train/loss"][-1] == steps,
         "nothing_left_over": not [*tortured.rglob(".*")] and not (tortured / "checkpoints").exists(),
@@ -119,9 +119,9 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="torture-"))
     try:
         record = torture(work, args)
+    finally:
         if args.output is not None:
             shutil.copytree(work, args.output, dirs_exist_ok=True)
-    finally:
         shutil.rmtree(work)
     print(json.dumps(record))
     if not all(record["held"].values()):
@@ -142,7 +142,7 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
     held: dict[str, bool] = {}
     folder, finished = logdir / "tortured", 0
     begin = time.monotonic()
-    while sum(kills.values()) < args.kills or folder.exists():
+    while sum(kills.values()) < args.kills or not finished or folder.exists():
         process = python("main.py", *flags, "--run_name", folder.name, "--resume", log=log)
         count = sum(kills.values())
         seconds = rng.uniform(0.0, 0.9 * unbroken_seconds)

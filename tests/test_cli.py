@@ -147,10 +147,14 @@ def test_overwrite_spares_a_folder_that_holds_no_run(tmp_path):
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"):
-        utils.new_run_folder(tmp_path, "mine", overwrite=True)
+    with (
+        pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"),
+        utils.run_folder(tmp_path, "mine", overwrite=True),
+    ):
+        pass
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-    assert utils.new_run_folder(tmp_path, "mine", overwrite=False).name == "mine-2"
+    with utils.run_folder(tmp_path, "mine") as folder:
+        assert folder.name == "mine-2"
 
 
 def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):

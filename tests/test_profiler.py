@@ -10,6 +10,7 @@ from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_tab
 import models
 import profiler
 import timing_table
+import utils
 from utils import UserError
 
 SETTINGS = {
@@ -20,6 +21,7 @@ SETTINGS = {
     "batch_size": BATCH,
     "optimizer": "sgd",
     "augmentation": "none",
+    "mixed_precision": False,
 }
 
 

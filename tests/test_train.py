@@ -15,7 +15,7 @@ from conftest import BATCH, make_small_data, make_small_model, make_table
 import models
 import train
 from history import Choice
-from importance import ImportanceEvaluator
+from importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
 from optimizers import make_optimizer
 from run_log import RunLog
 from time_budget import RhoBudget
@@ -162,8 +162,8 @@ def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, small_data):
-    """Its momentum waits unchanged, and Adam's bias correction counts its own steps: the update is that of a tensor that
-    was never away, at the rate that the schedule has now."""
+    """Its momentum waits unchanged, and Adam's bias correction counts its own steps: the update is that of a tensor
+    that was never away, at the rate that the schedule has now."""
     variables = small_model.trainable_variables
     alone = np.zeros(len(variables), bool)
     alone[0] = True
@@ -186,9 +186,7 @@ def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, sm
         assert rate == pytest.approx(0.5e-2 * (1 + np.cos(np.pi * 6 / 100)), rel=1e-4)
     else:
         mean, square = (slot.numpy() for slot in slots_of(optimizer, len(variables))[0])
-        corrected = (
-            mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)
-        )  # its fourth step, the run's seventh
+        corrected = mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)  # its 4th step, the run's 7th
         np.testing.assert_allclose(variables[0].numpy(), before - rate * corrected, rtol=1e-3, atol=1e-6)
 
 
@@ -345,11 +343,12 @@ def test_half_precision_computes_what_float32_does_but_for_its_rounding(half_pre
     for policy in (half_precision, "float32"):
         keras.config.set_dtype_policy(policy)
         model = make_small_model()
+        next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
         optimizer = built_optimizer("sgd", model, rate=1e-2)
         start = values(model.trainable_variables)
         loss = TrainStep(model, optimizer, BATCH)(*next(iter(small_data.train(0))))[0]
-        moved = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
-        results.append((loss, np.concatenate([one.ravel() for one in moved])))
+        changes = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
+        results.append((loss, np.concatenate([one.ravel() for one in changes])))
     (loss, moved), (single_loss, single_moved) = results
     assert loss == pytest.approx(single_loss, rel=0.03)
     cosine = moved @ single_moved / np.linalg.norm(moved) / np.linalg.norm(single_moved)
