@@ -59,8 +59,8 @@ class CuttingData:
         return self._data.test()
 
 
-def run(folder, data, **changes):
-    """One elastic run, or what is left of it; its weights and optimizer-driven records."""
+def run(folder, data, elastic=False, **changes):
+    """One run, or what is left of it; its weights and summary. Elastic ones select twice an epoch."""
     settings = Settings(
         **{
             "learning_rate": 0.05,
@@ -75,8 +75,12 @@ def run(folder, data, **changes):
     folder.mkdir(exist_ok=True)
     model = make_small_model()
     with RunLog(folder, {"seed": 0}, models.tensor_names(model)) as log:
-        budget = train.make_budget(model, data, settings, make_table(model))
-        summary = log.finish(train.elastic_training(model, data, settings, log, budget))
+        if elastic:
+            budget = train.make_budget(model, data, settings, make_table(model))
+            results = train.elastic_training(model, data, settings, log, budget)
+        else:
+            results = train.full_training(model, data, settings, log)
+        summary = log.finish(results)
     return [variable.numpy() for variable in model.variables], summary
 
 
@@ -105,7 +109,13 @@ def events_of(folder):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    return folder, *run(folder, make_small_data())
+    return folder, *run(folder, make_small_data(), elastic=True)
+
+
+@pytest.fixture(scope="module")
+def unbroken_weights(tmp_path_factory):
+    """Of full training."""
+    return run(tmp_path_factory.mktemp("unbroken") / "run", make_small_data())[0]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +132,13 @@ def test_a_resumed_run_ends_as_an_unbroken_one(optimizer, cuts, every, tmp_path,
     folder, weights, summary = unbroken
     if optimizer == "adam":
         folder = tmp_path / "unbroken"
-        weights, summary = run(folder, make_small_data(), optimizer="adam")
+        weights, summary = run(folder, make_small_data(), optimizer="adam", elastic=True)
     for at, in_test in cuts:
         with pytest.raises(Cut):
-            run(tmp_path / "cut", CuttingData(at, in_test), optimizer=optimizer, checkpoint_steps=every)
-    resumed, resumed_summary = run(tmp_path / "cut", make_small_data(), optimizer=optimizer, checkpoint_steps=every)
+            run(tmp_path / "cut", CuttingData(at, in_test), optimizer=optimizer, checkpoint_steps=every, elastic=True)
+    resumed, resumed_summary = run(
+        tmp_path / "cut", make_small_data(), optimizer=optimizer, checkpoint_steps=every, elastic=True
+    )
     for one, other in zip(weights, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
     assert (resumed_summary["steps"], resumed_summary["epochs"]) == (EPOCHS * STEPS, EPOCHS)
@@ -145,8 +157,8 @@ def test_a_resumed_run_ends_as_an_unbroken_one(optimizer, cuts, every, tmp_path,
 def test_events_of_a_resumed_run_have_no_gap_and_no_overlap(tmp_path, unbroken):
     for at, in_test in [(2, False), (10, False), (2 * STEPS, True)]:
         with pytest.raises(Cut):
-            run(tmp_path / "cut", CuttingData(at, in_test), checkpoint_steps=4)
-    run(tmp_path / "cut", make_small_data(), checkpoint_steps=4)
+            run(tmp_path / "cut", CuttingData(at, in_test), checkpoint_steps=4, elastic=True)
+    run(tmp_path / "cut", make_small_data(), checkpoint_steps=4, elastic=True)
     expected, found = events_of(unbroken[0]), events_of(tmp_path / "cut")
     assert set(expected) <= set(found)
     for tag in expected:
@@ -183,17 +195,17 @@ def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RhoBudget, "allow", remembering)
     with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(11), correct_budget=True)
+        run(tmp_path / "cut", CuttingData(11), correct_budget=True, elastic=True)
     saved = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]["choice"]
     assert saved["correction"] != 1
     allowed.clear()
-    run(tmp_path / "cut", make_small_data(), correct_budget=True)
+    run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True)
     step, correction, pace = allowed[0]
     assert (step, correction) == (12, saved["correction"])
     assert pace is not None  # the steps before the cut are held against the prediction for them
 
 
-def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken):
+def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken_weights):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
     paths = sorted((tmp_path / "cut" / "checkpoints").iterdir())
@@ -205,7 +217,7 @@ def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_
         assert checkpoint is not None and checkpoint.state["history"]["step"] == 8
         assert "step-0000000009.npz is damaged" in capsys.readouterr().err
     weights, _ = run(tmp_path / "cut", make_small_data())
-    for one, other in zip(unbroken[1], weights, strict=True):
+    for one, other in zip(unbroken_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -341,7 +353,7 @@ def test_bfloat16_comes_back_as_bfloat16(tmp_path):
         np.testing.assert_array_equal(variable.numpy(), old)
 
 
-def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken):
+def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken_weights):
     data = make_small_data()
     folder = tmp_path / "run"
     calls = []
@@ -362,14 +374,15 @@ def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken
     model = make_small_model()
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, interval=0.5, rho=0.6, correct_budget=False)
     folder.mkdir()
-    with StoppingLog(folder, {"seed": 0}, models.tensor_names(model)) as log:
-        budget = train.make_budget(model, data, settings, make_table(model))
-        with pytest.raises(Stopped, match=r"stopped after step 12 of 18; go on with: python main.py --resume"):
-            train.elastic_training(model, data, settings, log, budget)
+    with (
+        StoppingLog(folder, {"seed": 0}, models.tensor_names(model)) as log,
+        pytest.raises(Stopped, match=r"stopped after step 12 of 18; go on with: python main.py --resume"),
+    ):
+        train.full_training(model, data, settings, log)
     assert latest(folder / "checkpoints").state["history"]["step"] == 2 * STEPS
     weights, summary = run(folder, data)
     assert summary["epochs"] == EPOCHS
-    for one, other in zip(unbroken[1], weights, strict=True):
+    for one, other in zip(unbroken_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
