@@ -28,7 +28,16 @@ def main() -> None:
     table = (
         timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables]) if elastic else None
     )
-    dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
+    models.check_memory(model, args)
+    dataset = data.load(
+        args.dataset_name,
+        args.input_size,
+        args.batch_size,
+        args.seed,
+        args.data_dir,
+        args.num_classes,
+        args.skip_broken,
+    )
     settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
     budget = train.make_budget(model, dataset, settings, table) if table else None
     folder = utils.new_run_folder(args.logdir, args.run_name, args.overwrite)
