@@ -454,7 +454,7 @@ def memory_needed_mb(
 
 
 def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
-    """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, as far as there is one."""
+    """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, where there is one."""
     calls = []
     ways, seen = list(getattr(model, "outputs", None) or ()), set()
     while ways:

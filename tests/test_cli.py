@@ -111,7 +111,7 @@ def test_bad_options_are_named(arguments, message):
 def test_a_flag_of_the_other_command_is_told_apart_from_a_mistyped_one():
     from utils import UserError
 
-    with pytest.raises(UserError, match="--num_epochs: is a flag of main.py, not of profiler.py"):
+    with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
         options.parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         options.parse_profiler(["--num_class", "3"])
