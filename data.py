@@ -155,13 +155,18 @@ class ImageData:
             for raw, _ in examples.skip(index * self.batch_size).take(self.batch_size):
                 try:
                     split.decode(raw)
+                except tf.errors.ResourceExhaustedError:
+                    raise
                 except tf.errors.OpError as error:
                     if not split.files:
                         return UserError(f"{self.name}: one of its images is broken: {_reason(error)}; prepare it anew")
+                    path = os.fsdecode(raw.numpy())
                     return UserError(
-                        f"{os.fsdecode(raw.numpy())}: cannot be read as an image: {_reason(error)}; mend or remove it, "
+                        f"{path}: cannot be read as an image: {_reason(error, path)}; mend or remove it, "
                         "or leave out what is broken with --skip_broken"
                     )
+        except tf.errors.ResourceExhaustedError:
+            raise
         except tf.errors.OpError as error:
             return UserError(f"{self.name}: its files cannot be read: {_reason(error)}; prepare it anew")
         return None
@@ -426,12 +431,14 @@ def _wrong_inside(path: str) -> str | None:
     """Why a file cannot be decoded, or None where it can."""
     try:
         _decode_file(os.fsencode(path))
+    except tf.errors.ResourceExhaustedError:
+        raise
     except tf.errors.OpError as error:
-        return f"cannot be read as an image: {_reason(error)}"
+        return f"cannot be read as an image: {_reason(error, path)}"
     return None
 
 
-def _reason(error: tf.errors.OpError) -> str:
-    """What TensorFlow says of an error, without the names of its own parts."""
+def _reason(error: tf.errors.OpError, path: str = "") -> str:
+    """What TensorFlow says of an error, without the names of its own parts and the file's `path`."""
     text = re.sub(r"\{\{.*?\}\}|\[Op:.*|\[\[.*|; Input filename.*", "", " ".join(str(error.message).split()))
-    return text.strip(" .:") or type(error).__name__
+    return text.strip().removeprefix(f"{path}; ").strip(" .:") or type(error).__name__

@@ -455,8 +455,8 @@ def memory_needed_mb(
 
 def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
     """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, where there is one."""
-    calls = []
-    ways, seen = list(getattr(model, "outputs", None) or ()), set()
+    calls: list[tuple[Any, list[Any], list[Any]]] = []
+    ways, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
     while ways:
         operation, index, _ = ways.pop()._keras_history
         if (id(operation), index) in seen:

@@ -361,5 +361,8 @@ def test_memory_that_runs_out_is_one_line(kind, capsys):
 def test_other_errors_keep_their_traceback():
     import utils
 
+    def main():
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        utils.run_cli(lambda: 1 / 0)
+        utils.run_cli(main)

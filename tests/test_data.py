@@ -179,15 +179,6 @@ def truncated(path):
     path.write_bytes(encoded[: len(encoded) * 2 // 3])
 
 
-def bitmap(path):
-    """A Windows bitmap with a palette, which TensorFlow does not read."""
-    path.write_bytes(
-        b"BM" + (62 + 8).to_bytes(4, "little") + bytes(4) + (62).to_bytes(4, "little")
-        + b"".join(n.to_bytes(size, "little") for n, size in ((40, 4), (2, 4), (2, 4), (1, 2), (8, 2)))
-        + bytes(24) + bytes(8) + bytes(8)
-    )  # fmt: skip
-
-
 BROKEN_AT_START = {
     "empty": (lambda path: path.write_bytes(b""), "is empty"),
     "text": (lambda path: path.write_text("<html>not found</html>"), "is no JPEG, PNG, GIF or BMP, whatever its name"),
@@ -197,7 +188,7 @@ BROKEN_INSIDE = {
     "truncated.jpg": truncated,
     "truncated.png": truncated,
     "cut.jpg": lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"),
-    "palette.bmp": bitmap,
+    "cut.bmp": lambda path: path.write_bytes(b"BM" + bytes(10)),
     "no.gif": lambda path: path.write_bytes(b"GIF89a" + bytes(20)),
 }
 
@@ -263,7 +254,7 @@ def test_the_batch_before_a_broken_image_is_still_given(folder):
 def test_an_image_that_vanishes_while_training_is_named(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
     (folder / "train" / "red" / "3.png").unlink()
-    with pytest.raises(UserError, match=r"/train/red/3\.png: cannot be read as an image: .*No such file"):
+    with pytest.raises(UserError, match=r"/train/red/3\.png: cannot be read as an image: No such file"):
         list(images.train(0))
 
 
@@ -330,16 +321,19 @@ def test_a_broken_image_ends_main_in_one_line_that_names_it(folder):
     """The whole way: also the last line of what C libraries and progress bars write to stderr is ours."""
     truncated(folder / "train" / "red" / "1.png")
     root = Path(__file__).resolve().parent.parent
-    words = [sys.executable, root / "main.py", "--train_type", "traditional_tl_training", "--model_name"]
-    words += [f"{root}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "2", "--max_steps", "5"]
-    words += ["--dataset_name", "image_folder", "--data_dir", folder, "--logdir", folder / "logs"]
+    flags = ["--train_type", "traditional_tl_training", "--model_name", f"{root}/tests/zoo.py:branches"]
+    flags += ["--input_size", "16", "--batch_size", "2", "--max_steps", "5", "--logdir", str(folder / "logs")]
+    flags += ["--dataset_name", "image_folder", "--data_dir", str(folder)]
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+    def run(*more):
+        words = [sys.executable, str(root / "main.py"), *flags, *more]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+    done = run()
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.match(r"main\.py: error: .*/train/red/1\.png: cannot be read as an", done.stderr.splitlines()[-1])
-    done = subprocess.run(
-        [*words, "--skip_broken"], capture_output=True, text=True, timeout=300, check=False, env=environment
-    )
+    done = run("--skip_broken")
     assert done.returncode == 0, done.stderr
     assert "left out as broken: 1 of 14 images" in done.stdout and ": 9 training and 4 test images" in done.stdout
 
