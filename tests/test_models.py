@@ -210,12 +210,6 @@ def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, f
                 models._load_weights(backbone, path, name)
 
 
-def test_weights_for_another_size_of_image_fit_only_where_no_weight_depends_on_it(files):
-    models.build_model("mobilenetv2", 96, 10, str(files["mobilenetv2", ".weights.h5"]), alpha=0.35)
-    with pytest.raises(UserError, match="does not fit vit without its top layers"):
-        models.build_model("vit", 48, 10, str(files["vit", ".weights.h5"]))
-
-
 def test_weights_of_a_deeper_network_do_not_fit_though_every_layer_finds_its_own(tmp_path):
     """Keras itself loads such a file without a word."""
     vgg16 = keras.applications.VGG16(input_shape=(32, 32, 3), include_top=False, weights=None)
@@ -336,8 +330,7 @@ def test_too_little_memory_is_refused_before_training(monkeypatch):
 
 
 @pytest.mark.parametrize("name", options.MODEL_NAMES)
-def test_no_network_is_refused_that_runs_in_a_few_gigabytes(name, monkeypatch):
-    """Upper bounds from runs that were measured, so that the estimate stays a lower one; see docs."""
+def test_no_network_is_refused_where_a_few_gigabytes_are_left(name, monkeypatch):
     model = models.build_model(name, 64, 10)
     monkeypatch.setattr(models, "available_memory_mb", lambda: 3000.0)
     for scheme in options.TRAIN_TYPES:
