@@ -47,7 +47,16 @@ def main() -> None:
         _check_unchanged(args, folder)
     model = models.build_from_options(args)
     names = models.tensor_names(model)
-    dataset = data.load(args.dataset_name, args.input_size, args.batch_size, args.seed, args.data_dir, args.num_classes)
+    models.check_memory(model, args)
+    dataset = data.load(
+        args.dataset_name,
+        args.input_size,
+        args.batch_size,
+        args.seed,
+        args.data_dir,
+        args.num_classes,
+        args.skip_broken,
+    )
     settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
     budget = []
     if args.train_type in options.ELASTIC_TYPES:

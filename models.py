@@ -17,18 +17,22 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import utils
-from utils import UserError
+from optimizers import SLOTS
+from utils import UserError, available_memory_mb
 
 if TYPE_CHECKING:
     import argparse
+
+    import h5py
 
 DROPOUT = 0.2
 HEAD = "head"
@@ -153,18 +157,48 @@ def _build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.M
 
 
 def _load_weights(backbone: keras.Model, path: Path, name: str) -> None:
+    """Load all weights of `backbone` (network `name`) from a file, or raise `UserError`."""
+    import h5py  # Keras brings it
+
     if not path.is_file():
-        raise UserError(f"--weights {path}: no such file; give imagenet, none, or a file of weights of {name}")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise UserError(f"--weights {path}: {what}; give imagenet, none, or a file of weights of {name}")
     if path.suffix != ".h5":
         raise UserError(f"--weights {path}: must end in .h5 or .weights.h5, as Keras saves a backbone's weights")
+    what = f"{name} without its top layers" if name in ARCHITECTURES else name
+    try:
+        with h5py.File(path) as file:
+            arrays = _count_arrays(file)
+    except Exception as error:  # h5py raises many kinds for a file that is none of its own, or damaged
+        raise UserError(f"--weights {path}: is no HDF5 file, or a damaged one: {_first_line(error)}") from error
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
             backbone.load_weights(path)
-    except Exception as error:  # Keras and h5py raise many kinds for a file that does not fit
+    except Exception as error:  # so does Keras for a file that does not fit
+        raise UserError(f"--weights {path}: does not fit {what}: {_reason(error)}") from error
+    # Keras takes what it finds and says nothing of what is left over, as from a deeper network.
+    if name in ARCHITECTURES and arrays > len(backbone.weights):
         raise UserError(
-            f"--weights {path}: does not fit {name} without its top layers: {_first_line(error)}"
-        ) from error
+            f"--weights {path}: does not fit {what}: it holds {arrays} arrays, the network has {len(backbone.weights)}"
+        )
+    if not all(np.isfinite(weight.numpy()).all() for weight in backbone.weights):
+        raise UserError(f"--weights {path}: holds weights that are no finite numbers; the file is damaged")
+
+
+def _count_arrays(file: h5py.File) -> int:
+    """Weights in a file of Keras', without what an optimizer or a random seed left there."""
+    import h5py
+
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return sum("optimizer" not in name and "seed_generator" not in name for name in names)
+
+
+def _reason(error: Exception) -> str:
+    """Why Keras could not load: its first line, and the example it gives of the layers that do not fit."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
 
 
 def _first_line(error: Exception) -> str:
@@ -382,3 +416,119 @@ def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:
     """Bool [N] over `model.trainable_variables`: scales and shifts of normalisation layers, biases, and the head."""
     names = np.array([variable.name in ("gamma", "beta", "bias") for variable in model.trainable_variables])
     return names | head_mask(model)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+# The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
+_INPUT_KEEPERS = (
+    keras.layers.Dense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.BatchNormalization,
+)
+_SAME_MEMORY = ("Flatten", "Reshape", "Squeeze", "ExpandDims", "Identity")  # layers that return what they were given
+
+
+def memory_needed_mb(
+    model: keras.Model, batch_size: int, slots: int, mask: np.ndarray, measures_importance: bool = False
+) -> float:
+    """What training `model` takes in MB at the very least, beside its weights, by the shapes in its graph.
+
+    Counted are the batch, the optimizer's variables, and the larger of two things that are not there at one time: what
+    the backward pass needs of the forward pass, and all gradients. Of the forward pass only inputs of convolutions,
+    dense layers and batch norm count. Left out are TensorFlow itself, its buffers, and layers within custom layers.
+
+    Args:
+        model: the network.
+        batch_size: images a step.
+        slots: variables that the optimizer keeps of each trainable one.
+        mask: bool [N] over `model.trainable_variables`, what trains.
+        measures_importance: each selection computes all gradients at once and keeps a copy of weights and optimizer.
+    """
+    trainable_bytes = [prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.trainable_variables]
+    gradient_bytes = sum(size for size, taken in zip(trainable_bytes, mask, strict=True) if taken)
+    lasting_bytes = slots * sum(trainable_bytes)
+    if measures_importance:
+        lasting_bytes += (1 + slots) * sum(trainable_bytes)
+    trained = {id(v) for v, taken in zip(model.trainable_variables, mask, strict=True) if taken}
+    kept: dict[int, int] = {}
+    largest_call = 0
+    for layer, inputs, outputs in _layer_calls(model):
+        if not isinstance(layer, _INPUT_KEEPERS):
+            continue
+        sizes = {id(tensor): _tensor_bytes(tensor, batch_size) for tensor in map(_source, inputs) if tensor is not None}
+        if not isinstance(layer, keras.layers.BatchNormalization):  # which may write over its input
+            largest_call = max(largest_call, sum(sizes.values()) + _tensor_bytes(outputs[0], batch_size))
+        if any(id(v) in trained and v.name not in ("bias", "beta") for v in layer.trainable_variables):
+            kept |= sizes
+    batch_bytes = 4 * batch_size * prod(model.input_shape[1:])
+    return (batch_bytes + lasting_bytes + max(sum(kept.values()), largest_call, gradient_bytes)) / 1e6
+
+
+def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
+    """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, where there is one."""
+    calls: list[tuple[Any, list[Any], list[Any]]] = []
+    ways, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
+    while ways:
+        operation, index, _ = ways.pop()._keras_history
+        if (id(operation), index) in seen:
+            continue
+        if getattr(operation, "outputs", None) and not any(id(operation) == done for done, _ in seen):
+            calls += _layer_calls(operation)
+        seen.add((id(operation), index))
+        node = operation._inbound_nodes[index]
+        calls.append((operation, node.input_tensors, node.output_tensors))
+        ways += node.input_tensors
+    return calls
+
+
+def _source(tensor: Any) -> Any:
+    """The symbolic tensor whose memory `tensor` is: through reshapes, and into the models that return it.
+
+    None for what a model is given: that is the memory of another, or the batch itself.
+    """
+    while True:
+        operation, index, position = tensor._keras_history
+        if isinstance(operation, keras.layers.InputLayer):
+            return None
+        if getattr(operation, "outputs", None):
+            tensor = operation.outputs[position]
+        elif type(operation).__name__ in _SAME_MEMORY:
+            tensor = operation._inbound_nodes[index].input_tensors[0]
+        else:
+            return tensor
+
+
+def _tensor_bytes(tensor: Any, batch_size: int) -> int:
+    """Size of a symbolic tensor at a batch size, or 0 where the graph does not tell."""
+    if None in tensor.shape[1:]:
+        return 0
+    return batch_size * prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
+
+
+def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
+    """Raise `UserError` if training by these options needs more memory than the system can give now.
+
+    Says nothing where the system does not tell, or where a GPU with memory of its own trains.
+    """
+    available_mb = available_memory_mb()
+    if available_mb is None or tf.config.list_physical_devices("GPU"):
+        return
+    scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
+    if scheme == "full_training" or scheme.startswith("elastic_training"):
+        mask = np.ones(len(model.trainable_variables), bool)
+    else:
+        mask = normalisation_and_bias_mask(model) if scheme == "bn_plus_bias_training" else head_mask(model)
+    needed_mb = memory_needed_mb(
+        model, args.batch_size, SLOTS[args.optimizer], mask, scheme.startswith("elastic_training")
+    )
+    if needed_mb > available_mb:
+        raise UserError(
+            f"--batch_size {args.batch_size}: training {args.model_name} on images of {args.input_size}×"
+            f"{args.input_size} takes at least {needed_mb:,.0f} MB more, and {available_mb:,.0f} MB are available; "
+            "choose a smaller one, or a smaller --input_size"
+        )

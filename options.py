@@ -56,8 +56,33 @@ EMBEDDED: dict[str, Any] = {
 
 
 class _OneLineParser(argparse.ArgumentParser):
+    """Mistakes become a `UserError`. No flag may be shortened: what it stands for would change as flags are added."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
     def error(self, message: str) -> NoReturn:
-        raise UserError(message.replace("argument ", "", 1))
+        kind, _, rest = message.partition("unrecognized arguments: ")
+        raise UserError(self._unknown(rest.split()) if not kind and rest else message.replace("argument ", "", 1))
+
+    def _unknown(self, words: list[str]) -> str:
+        """What to say of words that belong to no flag."""
+        word = next((word for word in words if word.startswith("-")), None)
+        if word is None:
+            return f"'{words[0]}' belongs to no flag; each value stands behind its flag, such as --seed 1"
+        flag = word.partition("=")[0]
+        for other in (_main_parser(), _profiler_parser()):
+            if flag in other._option_string_actions and other.prog != self.prog:
+                return f"{flag}: is a flag of {other.prog}, not of {self.prog}"
+        hint = _did_you_mean(flag, [known for known in self._option_string_actions if known.startswith("--")])
+        return f"{flag}: there is no such flag{hint or '; --help lists them'}"
+
+
+def _did_you_mean(text: str, names: Sequence[str]) -> str:
+    """`; did you mean '…'?` with the one of `names` that is most like `text`, or nothing if none is."""
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(text.lower(), by_lower, n=1)
+    return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
 
 
 def _number(kind: type, low: float, high: float, rule: str) -> Callable[[str], Any]:
@@ -73,10 +98,12 @@ def _number(kind: type, low: float, high: float, rule: str) -> Callable[[str], A
     return parse
 
 
-_positive_int = _number(int, 1, 10**9, "a whole number of at least 1")
-_natural_int = _number(int, 0, 2**31 - 1, "a whole number of at least 0")
-_positive = _number(float, 1e-12, 1e12, "a number above 0")
-_natural = _number(float, 0, 1e12, "a number of at least 0")
+def _whole_number(low: int, high: int) -> Callable[[str], int]:
+    return _number(int, low, high, f"a whole number from {low:,} to {high:,}")
+
+
+# Upper bounds lie far beyond any use and before what a slip of the finger would make of a device's memory.
+_count = _whole_number(1, 1_000_000_000)
 _share = _number(float, 1e-9, 1, "above 0 and at most 1")
 
 
@@ -96,9 +123,7 @@ def _one_of(names: Sequence[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text in names:
             return text
-        near = difflib.get_close_matches(text, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise argparse.ArgumentTypeError(f"'{text}' is not one of {', '.join(names)}{hint}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not one of {', '.join(names)}{_did_you_mean(text, names)}")
 
     return parse
 
@@ -118,6 +143,16 @@ def _network(text: str) -> str:
     if not Path(file).is_file():
         raise argparse.ArgumentTypeError(f"there is no file '{file}'")
     return os.path.normpath(text)
+
+
+def _weights(text: str) -> str:
+    """imagenet, none, or the path of a file, which must be there."""
+    if text in ("imagenet", "none") or Path(text).is_file():
+        return text
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder; give imagenet, none, or a file of weights")
+    hint = _did_you_mean(text, ("imagenet", "none"))
+    raise argparse.ArgumentTypeError(f"'{text}' is neither imagenet nor none, and there is no such file{hint}")
 
 
 def _truth(text: str) -> bool:
@@ -140,11 +175,15 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dataset_name", type=_one_of(DATASET_NAMES), metavar="NAME", default="digits", help=", ".join(DATASET_NAMES)
     )
-    group.add_argument("--input_size", type=_positive_int, metavar="PIXELS", help="height and width of the input")
-    group.add_argument("--batch_size", type=_positive_int, metavar="N")
-    group.add_argument("--num_classes", type=_positive_int, metavar="N", help="default: the data set's own")
-    group.add_argument("--weights", metavar="imagenet|none|PATH", help="where the backbone starts from")
-    group.add_argument("--alpha", type=_positive, metavar="WIDTH", help="width of MobileNetV2")
+    group.add_argument(
+        "--input_size", type=_whole_number(1, 4096), metavar="PIXELS", help="height and width of the input"
+    )
+    group.add_argument("--batch_size", type=_whole_number(1, 65_536), metavar="N")
+    group.add_argument("--num_classes", type=_whole_number(2, 100_000), metavar="N", help="default: the data set's own")
+    group.add_argument("--weights", type=_weights, metavar="imagenet|none|PATH", help="where the backbone starts from")
+    group.add_argument(
+        "--alpha", type=_number(float, 0.01, 4, "from 0.01 to 4"), metavar="WIDTH", help="width of MobileNetV2"
+    )
     group.add_argument("--augmentation", type=_one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
     group.add_argument(
         "--optimizer",
@@ -162,7 +201,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         metavar="True|False",
         help="compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
     )
-    group.add_argument("--seed", type=_natural_int, default=0, help="default: %(default)s")
+    group.add_argument("--seed", type=_whole_number(0, 2**31 - 1), default=0, help="default: %(default)s")
     group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
     group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
 
@@ -192,26 +231,41 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--time_resolution",
-        type=_number(int, 10, 10**7, "a whole number from 10 to 10,000,000"),
+        type=_whole_number(10, 10_000_000),
         metavar="STEPS",
         help="time steps the solver counts the budget in (T_q); default: rounding costs below 0.1 %% of it",
     )
     group.add_argument(
-        "--interval", type=_positive, metavar="EPOCHS", help="epochs between two selections; 0.5 is twice an epoch"
+        "--interval",
+        type=_number(float, 1e-9, 1e9, "a number above 0"),
+        metavar="EPOCHS",
+        help="epochs between two selections; 0.5 is twice an epoch",
     )
     group.add_argument(
         "--importance_batches",
-        type=_positive_int,
+        type=_count,
         default=1,
         metavar="N",
         help="batches that importance is measured on (default: %(default)s)",
     )
-    group.add_argument("--num_epochs", type=_positive_int, metavar="N")
+    group.add_argument("--num_epochs", type=_whole_number(1, 1_000_000), metavar="N")
     group.add_argument(
-        "--max_steps", type=_positive_int, metavar="N", help="end after this many steps in all, schedule included"
+        "--max_steps", type=_count, metavar="N", help="end after this many steps in all, schedule included"
     )
-    group.add_argument("--learning_rate", type=_positive, metavar="RATE")
-    group.add_argument("--weight_decay", type=_natural, metavar="RATE", help="decoupled; with sgd only")
+    group.add_argument("--learning_rate", type=_number(float, 1e-12, 100, "above 0 and at most 100"), metavar="RATE")
+    group.add_argument(
+        "--weight_decay", type=_number(float, 0, 100, "from 0 to 100"), metavar="RATE", help="decoupled; with sgd only"
+    )
+    group.add_argument(
+        "--skip_broken",
+        action="store_true",
+        help="of an image_folder, look at every image before training and leave out those that cannot be decoded",
+    )
+    group.add_argument(
+        "--allow_stale_profile",
+        action="store_true",
+        help="use a timing table made with another TensorFlow or on another machine all the same",
+    )
     group.add_argument(
         "--deterministic",
         type=_truth,
@@ -233,12 +287,12 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--checkpoint_minutes",
-        type=_natural,
+        type=_number(float, 0, 1e6, "a number of at least 0"),
         default=10.0,
         metavar="MINUTES",
         help="minutes from one checkpoint to the next (default: %(default)g)",
     )
-    group.add_argument("--checkpoint_steps", type=_positive_int, metavar="N", help="a checkpoint every N steps as well")
+    group.add_argument("--checkpoint_steps", type=_count, metavar="N", help="a checkpoint every N steps as well")
     group = parser.add_argument_group("output")
     group.add_argument("--run_name", metavar="NAME", help="folder under --logdir; default: made from the settings")
     group.add_argument("--overwrite", action="store_true", help="replace the run of that name, do not number this one")
@@ -252,6 +306,8 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     """Every option that was not given takes its data set's default."""
     alpha_given = args.alpha is not None
+    if args.data_dir is not None and args.dataset_name == "digits":
+        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
     if is_own_model(args.model_name):
         if args.weights is None:
             args.weights = "none"
@@ -272,11 +328,16 @@ def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of main.py, complete. Raises `UserError` for a value out of range."""
+def _main_parser() -> _OneLineParser:
     parser = _OneLineParser(prog="main.py", description="Train one network under one scheme.")
     _add_network_options(parser)
     _add_training_options(parser)
+    return parser
+
+
+def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of main.py, complete. Raises `UserError` for a value out of range."""
+    parser = _main_parser()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     args = parser.parse_args(given)
     if isinstance(args.resume, Path):
@@ -298,12 +359,15 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
+    if args.skip_broken and args.dataset_name != "image_folder":
+        raise UserError("--skip_broken: goes with --dataset_name image_folder only")
     _use_glyph_weights(args)
     args = _filled_in(args)
     if args.run_name is None:
         budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
         args.run_name = f"{model_label(args)}_{args.dataset_name}_{args.train_type}{budget if elastic else ''}"
-    if args.run_name in (".", "..") or Path(args.run_name).name != args.run_name:
+    plain = args.run_name.isprintable() and Path(args.run_name).name == args.run_name
+    if args.run_name in ("", ".", "..") or not plain:
         raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
     if args.run_name == "profiles":
         raise UserError("--run_name must not be 'profiles': the timing tables are kept under that name")
@@ -320,8 +384,7 @@ def _recorded_command(folder: Path) -> list[str]:
         ) from error
 
 
-def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of profiler.py, complete. Raises `UserError` for a value out of range."""
+def _profiler_parser() -> _OneLineParser:
     parser = _OneLineParser(prog="profiler.py", description="Measure what each tensor of a network costs to train.")
     _add_network_options(parser)
     group = parser.add_argument_group("operation times")
@@ -339,7 +402,12 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace
         metavar="FILE",
         help="a board's *.xplane.pb: plan for that board, measure nothing here",
     )
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of profiler.py, complete. Raises `UserError` for a value out of range."""
+    args = _profiler_parser().parse_args(arguments)
     if args.from_trace is not None:
         if args.timing != "trace":
             raise UserError(f"--timing {args.timing}: --from_trace takes the times of its file; leave one of them out")

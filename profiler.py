@@ -469,6 +469,7 @@ def main() -> None:
     if trace:
         table = table_of_trace(model, settings, trace, args.from_trace.name)
     else:
+        models.check_memory(model, args)
         with utils.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             table = profile(model, settings, folder, args.timing)

@@ -23,6 +23,16 @@ from utils import UserError
 if TYPE_CHECKING:
     import argparse
 
+# What a table depends on beside the network: keys of `utils.environment()` and their names in messages.
+_ORIGIN = {
+    "tensorflow": "TensorFlow",
+    "machine": "machine",
+    "processor": "processor",
+    "cores": "cores",
+    "usable_cores": "usable cores",
+    "thread_settings": "thread settings",
+    "system": "system",
+}
 # The options that a table is made for; it is of no use for others.
 TABLE_SETTINGS = (
     "model_name",
@@ -169,18 +179,28 @@ def table_folder(args: argparse.Namespace) -> Path:
 def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> TimingTable:
     """The timing table for a network whose trainable tensors have these `names` and `shapes`, in their order.
 
+    With `args.allow_stale_profile` one from another machine or TensorFlow is taken too, with a warning; not one of
+    another network.
+
     Raises:
-        UserError: there is none, it cannot be read, or it was measured for another network.
+        UserError: there is none, it cannot be read, or it was measured for another network or elsewhere.
     """
     folder = table_folder(args)
     command = options.profiler_command(args)
     if not (folder / "profile.json").is_file() or not (folder / "table.csv").is_file():
         raise UserError(f"no timing table in {folder}; make it with: {command}")
+    anew = f"make it anew: {command}"
     try:
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        settings = {key: record.pop(key) for key in TABLE_SETTINGS}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder}: not a timing table ({error}); {anew}") from error
+    others = [f"--{key} {was}, not {getattr(args, key)}" for key, was in settings.items() if was != getattr(args, key)]
+    if others:
+        raise UserError(f"{folder}: measured with {'; '.join(others)}; {anew}")
+    try:
         with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
             rows = sorted(csv.DictReader(file), key=lambda row: int(row["order"]))
-        settings = {key: record.pop(key) for key in TABLE_SETTINGS}
         table = TimingTable(
             names=[row["name"] for row in rows],
             shapes=[tuple(int(n) for n in row["shape"].split("x") if n) for row in rows],
@@ -194,23 +214,52 @@ def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[
             settings=settings,
             details=record,
         )
+        walls = [table.full_step_ms, table.gradient_pass_ms]
+        known = [float(value) for value in (*walls, *asdict(table.fit).values()) if value is not None]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: not the timing table of this network ({error}); make it anew: {command}") from error
-    walls = [table.full_step_ms, table.gradient_pass_ms]
-    known = [value for value in (*walls, *asdict(table.fit).values()) if value is not None]
+        raise UserError(f"{folder}: not the timing table of this network ({error}); {anew}") from error
     costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, known])
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
-        raise UserError(f"{folder}: holds times that are negative or no numbers; make it anew: {command}")
+        raise UserError(f"{folder}: holds times that are negative or no numbers; {anew}")
     if len(rows) != len(names):
-        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(names)} tensors; make it anew: {command}")
+        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(names)} tensors; {anew}")
     for name, shape, position in zip(table.names, table.shapes, table.positions, strict=True):
         if shape != shapes[position]:
-            raise UserError(
-                f"{folder}: holds {name} with shape {shape}, not {shapes[position]}; make it anew: {command}"
-            )
-    for key, value in settings.items():
-        if value != getattr(args, key):
-            raise UserError(
-                f"{folder}: measured with --{key} {value}, not {getattr(args, key)}; make it anew: {command}"
-            )
+            raise UserError(f"{folder}: holds {name} with shape {shape}, not {shapes[position]}; {anew}")
+    if not getattr(args, "from_trace", None):  # a board's table is of another machine by intent
+        _check_origin(table, folder, getattr(args, "allow_stale_profile", False), anew)
     return table
+
+
+def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, anew: str) -> None:
+    """Refuse, or with `allow_stale` only warn of, a table that was not made on this machine with this TensorFlow."""
+    differences = stale_since(table.details.get("environment"), utils.environment())
+    if not differences:
+        return
+    text = f"{folder}: made elsewhere: {'; '.join(differences)}"
+    if not allow_stale:
+        raise UserError(f"{text}; {anew}; or use it all the same with --allow_stale_profile")
+    print(f"warning: {text}; used all the same (--allow_stale_profile)")
+
+
+def stale_since(was: Any, now: dict[str, Any]) -> list[str]:
+    """What differs, in words, of the places a table depends on: `utils.environment()` when it was made, and now.
+
+    What the older of the two did not record is not compared.
+    """
+    if not isinstance(was, dict):
+        return ["it does not say on what machine"]
+    places = [{**place, **dict(place.get("packages") or {})} for place in (was, now)]
+    pairs = {name: [place.get(key) for place in places] for key, name in _ORIGIN.items()}
+    return [
+        f"{name} {_shown(old)}, here {_shown(new)}"
+        for name, (old, new) in pairs.items()
+        if old is not None and new is not None and old != new
+    ]
+
+
+def _shown(value: Any) -> str:
+    """A recorded value in one piece of text."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={setting}" for name, setting in value.items()) or "unset"
+    return str(value) or "unknown"

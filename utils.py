@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # what TensorFlow heeds
 
 
 DRIFT_WINDOW = 7
@@ -92,19 +93,30 @@ class StopSignals:
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`; a `UserError` becomes one line on stderr and exit status 2."""
+    """Run a command line's `main`; a `UserError`, or lack of memory, becomes one line on stderr and exit status 2."""
     try:
         main()
-    except UserError as error:
-        message = " ".join(str(error).split())
-        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
-        sys.exit(2)
     except Stopped as stopped:
         print(f"{Path(sys.argv[0]).name}: {stopped}", file=sys.stderr)
         sys.exit(128 + stopped.number)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        message = str(error) if isinstance(error, UserError) else _out_of_memory(error)
+        if message is None:
+            raise
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0)
+
+
+def _out_of_memory(error: Exception) -> str | None:
+    """What to say if `error` is Python's or TensorFlow's for too little memory, else None."""
+    if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+        return None
+    # TensorFlow's message is pages long; NumPy's is one such line.
+    wanted = re.search(r"tensor with shape ?\[[\d, ]*\]|[Uu]nable to allocate [^\n]*", str(error))
+    return f"memory ran out{f' ({wanted[0]})' if wanted else ''}; a smaller --batch_size or --input_size takes less"
 
 
 def load_tensorflow() -> None:
@@ -307,7 +319,7 @@ def _empty(folder: Path) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware that a figure depends on."""
+    """Versions, hardware and bounds on threads that a figure depends on."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -318,6 +330,8 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor_name(),
         "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "system": platform.system(),
     }
 
@@ -348,3 +362,62 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def available_memory_mb(root: Path = Path("/")) -> float | None:
+    """Memory in MB that this process can still get, swap included, or None where the system does not tell.
+
+    That is what Linux calls available, or what the control groups that hold this process (of a container, a service)
+    leave below their limits, if that is less. What a group keeps of files counts as free: it is dropped when needed.
+
+    Args:
+        root: the folder that holds proc and sys.
+    """
+    system = _numbers_in(root / "proc" / "meminfo")  # in KiB
+    if "MemAvailable:" not in system:
+        return None
+    swap = 1024 * system.get("SwapFree:", 0)
+    room = 1024 * system["MemAvailable:"] + swap
+    for group in _memory_groups(root):
+        for limit, usage, kept in (
+            ("memory.max", "memory.current", ("inactive_file", "active_file")),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+        ):
+            largest, used = _whole_number_in(group / limit), _whole_number_in(group / usage)
+            if largest is not None and used is not None:
+                counts = _numbers_in(group / "memory.stat")
+                room = min(room, largest - used + sum(counts.get(name, 0) for name in kept) + swap)
+    return max(room, 0) / 1e6
+
+
+def _memory_groups(root: Path) -> Iterator[Path]:
+    """Folders of the control groups that bound this process's memory, each with those around it."""
+    base = root / "sys" / "fs" / "cgroup"
+    for line in _text_of(root / "proc" / "self" / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" or "memory" in controllers.split(","):
+            top = base if number == "0" else base / "memory"
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            # A container may see its own group as the top one, whatever the path says.
+            yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
+
+
+def _text_of(path: Path) -> str:
+    """A file of the kernel's, or nothing if it is not there."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _numbers_in(path: Path) -> dict[str, int]:
+    """The lines `name number …` of a file of the kernel's."""
+    lines = [line.split() for line in _text_of(path).splitlines()]
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _whole_number_in(path: Path) -> int | None:
+    """The one number in a file of the kernel's; None if it is not there or says `max`."""
+    text = _text_of(path).strip()
+    return int(text) if text.isdigit() else None

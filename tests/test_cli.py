@@ -42,22 +42,79 @@ def error_line(script, *arguments):
         (["--train_type", "elastic"], "--train_type: 'elastic' is not one of .*; did you mean 'elastic_training'?"),
         (["--rho", "1.5"], "--rho: must be above 0 and at most 1, not '1.5'"),
         (["--rho", "0"], "--rho: must be above 0"),
-        (["--batch_size", "0"], "--batch_size: must be a whole number of at least 1, not '0'"),
-        (["--learning_rate", "nan"], "--learning_rate: must be a number above 0, not 'nan'"),
+        (["--rho", "nan"], "--rho: must be above 0"),
+        (["--rho", "half"], "--rho: must be above 0 and at most 1, not 'half'"),
+        (["--batch_size", "0"], "--batch_size: must be a whole number from 1 to 65,536, not '0'"),
+        (["--batch_size", "-4"], "--batch_size: must be a whole number from 1 to 65,536, not '-4'"),
+        (["--batch_size", "4.0"], "--batch_size: must be a whole number from 1 to 65,536, not '4.0'"),
+        (["--batch_size", "9" * 30], "--batch_size: must be a whole number from 1 to 65,536, not '999"),
+        (["--batch_size"], "--batch_size: expected one argument"),
+        (["--input_size", "22400"], "--input_size: must be a whole number from 1 to 4,096, not '22400'"),
+        (["--num_classes", "1"], "--num_classes: must be a whole number from 2 to 100,000, not '1'"),
+        (["--seed", "-1"], "--seed: must be a whole number from 0 to 2,147,483,647, not '-1'"),
+        (["--seed", "2147483648"], "--seed: must be a whole number from 0 to 2,147,483,647"),
+        (["--alpha", "0"], "--alpha: must be from 0.01 to 4, not '0'"),
+        (["--alpha", "35"], "--alpha: must be from 0.01 to 4, not '35'"),
+        (["--num_epochs", "0"], "--num_epochs: must be a whole number from 1 to 1,000,000, not '0'"),
+        (["--interval", "0"], "--interval: must be a whole number from 1 to 1,000,000,000, not '0'"),
+        (["--max_steps", "0"], "--max_steps: must be a whole number from 1 to"),
+        (["--time_resolution", "9"], "--time_resolution: must be a whole number from 10 to 10,000,000, not '9'"),
+        (["--learning_rate", "nan"], "--learning_rate: must be above 0 and at most 100, not 'nan'"),
+        (["--learning_rate", "1e4"], "--learning_rate: must be above 0 and at most 100, not '1e4'"),
+        (["--learning_rate", "-1e-3"], "--learning_rate: "),  # newer Pythons see a number here, older ones a flag
+        (["--weight_decay", "-0.1"], "--weight_decay: must be from 0 to 100, not '-0.1'"),
+        (["--weight_decay", "inf"], "--weight_decay: must be from 0 to 100, not 'inf'"),
+        (["--deadline", "0"], "--deadline: must be a time above 0"),
+        (["--deadline", "nan"], "--deadline: must be a time above 0"),
+        (["--deadline", "2d"], "--deadline: must be a time above 0 such as 3600, 90m or 2.5h, not '2d'"),
+        (["--optimizer", "SGDW"], "--optimizer: 'SGDW' is not one of sgd, adam; did you mean 'sgd'?"),
+        (["--model_name", "MobileNet-V2"], "--model_name: .*; did you mean 'mobilenetv2'?"),
+        (["--dataset_name", "oxford_pets"], "--dataset_name: .*; did you mean 'oxford_iiit_pet'?"),
+        (["--dataset_name", "CUB_birds2011"], "--dataset_name: .*; did you mean 'caltech_birds2011'?"),
+        (["--dataset_name", "folder"], "--dataset_name: .*; did you mean 'image_folder'?"),
+        (["--augmentation", "flips"], "--augmentation: .*; did you mean 'flip'?"),
+        (["--weights", "imagnet"], "--weights: 'imagnet' is neither .* no such file; did you mean 'imagenet'?"),
+        (["--weights", "None"], "--weights: .*; did you mean 'none'?"),
+        (
+            ["--weights", "no/such.h5"],
+            "--weights: 'no/such.h5' is neither imagenet nor none, and there is no such file$",
+        ),
+        (["--weights", "/"], "--weights: '/' is a folder; give imagenet, none, or a file"),
+        (["--weights", ""], "--weights: "),
+        (["--data_dir", "photos"], "--data_dir: digits needs none; give --dataset_name image_folder"),
+        (["--skip_broken"], "--skip_broken: goes with --dataset_name image_folder only"),
         (["--save_txt", "maybe"], "--save_txt: must be True or False, not 'maybe'"),
         (["--run_name", "a/b"], "--run_name must be the plain name of a folder, not 'a/b'"),
+        (["--run_name", ""], "--run_name must be the plain name of a folder, not ''"),
+        (["--run_name", ".."], "--run_name must be the plain name of a folder, not '..'"),
+        (["--run_name", "a\nb"], "--run_name must be the plain name of a folder"),
         (["--run_name", "profiles"], "--run_name must not be 'profiles'"),
         (["--model_name", "vgg16", "--alpha", "0.5"], "--alpha: vgg16 has one width only"),
-        (["--rhoo", "1"], "unrecognized arguments: --rhoo 1"),
+        (["--rhoo", "1"], "--rhoo: there is no such flag; did you mean '--rho'?"),
+        (["--batch-size=4"], "--batch-size: there is no such flag; did you mean '--batch_size'?"),
+        (["--num", "4"], "--num: there is no such flag"),  # not short for one of two
+        (["--learning", "1e-3"], "--learning: there is no such flag; did you mean '--learning_rate'?"),
+        (["-rho", "0.5"], "-rho: there is no such flag; did you mean '--rho'?"),
+        (["--qqq"], "--qqq: there is no such flag; --help lists them"),
+        (["resnet50"], "'resnet50' belongs to no flag; each value stands behind its flag"),
+        (["--timing", "flops"], "--timing: is a flag of profiler.py, not of main.py"),
     ],
 )
 def test_bad_options_are_named(arguments, message):
-
     from utils import UserError
 
     with pytest.raises(UserError) as caught:
         options.parse_main(arguments)
     assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
+
+
+def test_a_flag_of_the_other_command_is_told_apart_from_a_mistyped_one():
+    from utils import UserError
+
+    with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
+        options.parse_profiler(["--num_epochs", "3"])
+    with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
+        options.parse_profiler(["--num_class", "3"])
 
 
 def test_a_bad_option_is_one_line_on_stderr():
@@ -111,6 +168,17 @@ def test_profile_then_train_then_compare(tmp_path):
     assert {"table.csv", "profile.json", "timing.png", "timing.pdf"} <= {path.name for path in folder.iterdir()}
     profile = json.loads((folder / "profile.json").read_text())
     assert profile["full_step_ms"] == pytest.approx(profile["forward_ms"] + profile["backward_ms"])
+
+    profile["environment"]["packages"]["tensorflow"] = "2.0.0"
+    whole = (folder / "profile.json").read_text()
+    (folder / "profile.json").write_text(json.dumps(profile))
+    stale = error_line("main.py", *flags)
+    assert "made elsewhere: TensorFlow 2.0.0, here 2." in stale and "or use it all the same with --allow_stale" in stale
+    assert len(list(tmp_path.iterdir())) == 1, "a refused run leaves nothing"
+    used = command("main.py", *flags, "--max_steps", "1", "--run_name", "stale", "--allow_stale_profile")
+    assert used.returncode == 0, used.stderr
+    assert "warning: " in used.stdout and "used all the same (--allow_stale_profile)" in used.stdout
+    (folder / "profile.json").write_text(whole)
 
     infeasible = error_line("main.py", *flags, "--rho", "0.01")
     assert "--rho 0.01: training the head alone takes" in infeasible and "give at least 0." in infeasible
@@ -203,3 +271,102 @@ def test_the_readme_names_every_flag_and_file():
     assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
     for linked in re.findall(r"\]\(([^):]+)\)", text):
         assert (ROOT / linked).exists(), linked
+
+
+@pytest.fixture
+def system(tmp_path):
+    """A made-up proc and sys: 1,000 MB available, 100 MB of swap, no control groups."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(
+        "MemTotal:  4000000 kB\nMemFree:  5 kB\nMemAvailable:  1000000 kB\nSwapFree:  100000 kB\nHugePages_Total: 0\n"
+    )
+    return tmp_path
+
+
+def group(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_available_memory_is_what_the_system_calls_available_with_swap(system):
+    import utils
+
+    assert utils.available_memory_mb(system) == pytest.approx(1024 + 102.4)
+
+
+def test_available_memory_heeds_each_control_group_around_the_process(system):
+    import utils
+
+    unlimited = utils.available_memory_mb(system)
+    (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
+    base = system / "sys" / "fs" / "cgroup"
+    group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
+    assert utils.available_memory_mb(system) == unlimited
+    group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
+    assert utils.available_memory_mb(system) == pytest.approx(100 + 102.4)
+    group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
+    assert utils.available_memory_mb(system) == pytest.approx(150 + 102.4)
+    group(base / "box" / "run", memory__max=10_000_000_000)
+    assert utils.available_memory_mb(system) == pytest.approx(150 + 102.4)
+    group(base / "box", memory__max=100)
+    assert utils.available_memory_mb(system) == 0
+    group(base / "box", memory__max=900_000_000_000)
+    assert utils.available_memory_mb(system) == unlimited
+    group(base, memory__max=500_000_000, memory__current=450_000_000)  # a container sees its group as the top
+    assert utils.available_memory_mb(system) == pytest.approx(50 + 102.4)
+
+
+def test_available_memory_heeds_control_groups_of_the_first_version(system):
+    import utils
+
+    (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
+    group(
+        system / "sys" / "fs" / "cgroup" / "memory" / "box",
+        memory__limit_in_bytes=300_000_000,
+        memory__usage_in_bytes=200_000_000,
+        memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
+    )
+    assert utils.available_memory_mb(system) == pytest.approx(106 + 102.4)
+
+
+def test_available_memory_is_unknown_where_the_system_does_not_tell(tmp_path):
+    import utils
+
+    assert utils.available_memory_mb(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
+    assert utils.available_memory_mb(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
+def test_memory_that_runs_out_is_one_line(kind, capsys):
+    import numpy as np
+    import tensorflow as tf
+
+    import utils
+
+    def main():
+        if kind == "numpy":
+            np.zeros(2**55, np.uint8)
+        if kind == "python":
+            raise MemoryError
+        message = "Graph execution error:\n\nOOM when allocating tensor with shape[65536,64,112,112] and type float\n"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    with pytest.raises(SystemExit) as stopped:
+        utils.run_cli(main)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    reason = {"numpy": r" \(Unable to allocate 32.0 PiB .*\)", "python": ""}.get(kind, r" \(.*65536,64,112,112\]\)")
+    assert len(lines) == 1 and re.search(f": error: memory ran out{reason}; a smaller --batch_size", lines[0]), lines
+
+
+def test_other_errors_keep_their_traceback():
+    import utils
+
+    def main():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        utils.run_cli(main)

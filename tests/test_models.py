@@ -1,7 +1,9 @@
 """Networks: frozen batch-norm statistics, weights from files, clear refusals."""
 
+from argparse import Namespace
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -158,6 +160,95 @@ def test_what_does_not_fit_is_refused(arguments, message):
         models.build_model(*arguments)
 
 
+# Backbones at the smallest size; widths in which two shapes of MobileNetV2 are told apart.
+BACKBONES = {"resnet50": 1.0, "vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wide": 0.5, "vit": 1.0}
+
+
+@pytest.fixture(scope="module")
+def backbones():
+    """{label: backbone}."""
+    return {label: models.ARCHITECTURES[label.split()[0]].build(32, alpha, None) for label, alpha in BACKBONES.items()}
+
+
+@pytest.fixture(scope="module")
+def files(backbones, tmp_path_factory):
+    """Weights of every backbone in both of Keras' layouts: {(label, ending): path}."""
+    folder = tmp_path_factory.mktemp("weights")
+    paths = {}
+    for label, backbone in backbones.items():
+        for ending in (".weights.h5", ".h5"):
+            paths[label, ending] = folder / f"{label.replace(' ', '_')}{ending}"
+            if ending == ".h5":
+                save_legacy(backbone, paths[label, ending])
+            else:
+                backbone.save_weights(paths[label, ending])
+    return paths
+
+
+def save_legacy(backbone, path):
+    """Weights alone in the layout of older Keras files, as keras.applications downloads them."""
+    from keras.src.legacy.saving import legacy_h5_format
+
+    with h5py.File(path, "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, backbone)
+
+
+@pytest.mark.parametrize("label", BACKBONES)
+@pytest.mark.parametrize("ending", [".weights.h5", ".h5"])
+def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, files, backbones):
+    name, backbone = label.split()[0], backbones[label]
+    for (of, kind), path in files.items():
+        if kind != ending:
+            continue
+        if of == label:
+            for weight in backbone.weights:
+                weight.assign(tf.fill(weight.shape, 7.0))
+            models._load_weights(backbone, path, name)
+            assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "each is loaded"
+        else:
+            with pytest.raises(UserError, match=f"--weights .*: does not fit {name} without its top layers: ..."):
+                models._load_weights(backbone, path, name)
+
+
+def test_weights_of_a_deeper_network_do_not_fit_though_every_layer_finds_its_own(tmp_path):
+    """Keras itself loads such a file without a word."""
+    vgg16 = keras.applications.VGG16(input_shape=(32, 32, 3), include_top=False, weights=None)
+    deeper = keras.Model(vgg16.inputs, keras.layers.Conv2D(3, 1)(vgg16.output))
+    deeper.save_weights(tmp_path / "deeper.weights.h5")
+    with pytest.raises(UserError, match=r"does not fit vgg16 .*: it holds 28 arrays, the network has 26"):
+        models.build_model("vgg16", 32, 10, str(tmp_path / "deeper.weights.h5"))
+
+
+@pytest.mark.parametrize("ending", [".weights.h5", ".h5"])
+def test_files_that_hold_no_weights_or_damaged_ones_are_refused(ending, tmp_path, files, backbones):
+    def refusal(path):
+        with pytest.raises(UserError) as caught:
+            models._load_weights(backbones["mobilenetv2"], path, "mobilenetv2")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    whole = files["mobilenetv2", ending].read_bytes()
+    path = tmp_path / f"some{ending}"
+    path.write_text("no weights")
+    assert "is no HDF5 file, or a damaged one" in refusal(path)
+    path.write_bytes(b"")
+    assert "is no HDF5 file, or a damaged one" in refusal(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "is no HDF5 file, or a damaged one" in refusal(path)
+    h5py.File(path, "w").close()
+    assert "does not fit mobilenetv2" in refusal(path)
+    path = tmp_path / f"other{ending}"  # Keras keeps a file open that it could not load
+    path.write_bytes(whole)
+    with h5py.File(path, "r+") as file:
+        arrays = []
+        file.visititems(lambda _, item: arrays.append(item) if isinstance(item, h5py.Dataset) else None)
+        arrays[5][...] = np.nan
+    assert "holds weights that are no finite numbers; the file is damaged" in refusal(path)
+    path.unlink()
+    path.mkdir()
+    assert "is a folder; give imagenet, none" in refusal(path)
+
+
 @pytest.mark.parametrize("name", ["mobilenetv2", "vit"])
 def test_a_failing_download_of_imagenet_weights_says_what_to_do(name, monkeypatch):
     def no_network(*_, **__):
@@ -167,3 +258,80 @@ def test_a_failing_download_of_imagenet_weights_says_what_to_do(name, monkeypatc
     monkeypatch.setattr(keras.utils, "get_file", no_network)  # what vit-keras calls
     with pytest.raises(UserError, match=r"--weights imagenet: the weights of .* cannot be downloaded"):
         models.build_model(name, 64, 10, "imagenet")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def everything(model):
+    return np.ones(len(model.trainable_variables), bool)
+
+
+def test_the_memory_needed_counts_what_is_surely_there():
+    """A chain counted by hand: images, two convolutions, batch norm, pooling, dense; sizes in floats of 4 bytes."""
+    inputs = keras.Input((8, 8, 3))
+    scaled = keras.layers.Rescaling(1 / 255)(inputs)
+    one = keras.layers.Conv2D(16, 3, padding="same", use_bias=False)(scaled)
+    normal = keras.layers.BatchNormalization()(one)
+    two = keras.layers.Conv2D(4, 1)(keras.layers.ReLU()(normal))
+    flat = keras.layers.Flatten()(two)
+    side = keras.layers.Dense(2)(keras.layers.Reshape((256,))(two))  # the same memory as flat
+    model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(2)(flat), side]))
+    batch, weights = 5, 27 * 16 + 32 + 16 * 4 + 4 + 2 * (256 * 2 + 2)
+    image, wide, narrow = 8 * 8 * 3, 8 * 8 * 16, 8 * 8 * 4
+    kept = batch * (image + wide + wide + narrow)  # inputs of: conv, batch norm, conv, both dense
+    mb = 4 / 1e6
+    assert models.memory_needed_mb(model, batch, 1, everything(model)) == pytest.approx(
+        mb * (batch * image + weights + kept)
+    )
+    importance = models.memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
+    assert importance == pytest.approx(mb * (batch * image + 5 * weights + kept))
+    head = models.memory_needed_mb(model, batch, 1, models.head_mask(model))
+    assert head == pytest.approx(mb * (batch * image + weights + batch * (wide + narrow)))  # the largest layer at work
+
+
+def test_the_memory_needed_is_found_within_nested_models_once():
+    backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
+    alone = keras.Model(backbone.inputs, keras.layers.Flatten()(backbone.output))
+    inputs = keras.Input((32, 32, 3))
+    nested = keras.Model(inputs, keras.layers.Flatten()(keras.Sequential([backbone])(inputs)))
+    needed = [models.memory_needed_mb(model, 64, 1, everything(model)) for model in (alone, nested)]
+    assert needed[0] == pytest.approx(needed[1])
+    assert needed[0] > 20
+
+
+def options_for(**changed):
+    given = {"model_name": "mobilenetv2", "input_size": 32, "batch_size": 4, "optimizer": "sgd"}
+    return Namespace(**{**given, "train_type": "elastic_training", **changed})
+
+
+def test_too_little_memory_is_refused_before_training(monkeypatch):
+    model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
+    count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    monkeypatch.setattr(models, "available_memory_mb", lambda: 5 * count * 4 / 1e6)
+    models.check_memory(model, options_for())
+    with pytest.raises(
+        UserError,
+        match=r"--batch_size 4096: training mobilenetv2 .* takes at least [\d,]+ MB more, and \d+ MB are avail",
+    ):
+        models.check_memory(model, options_for(batch_size=4096))
+    monkeypatch.setattr(models, "available_memory_mb", lambda: 2.5 * count * 4 / 1e6)
+    models.check_memory(model, options_for(train_type="full_training"))
+    for more in ({}, {"optimizer": "adam"}):  # copies while importance is measured
+        with pytest.raises(UserError, match="--batch_size 4: "):
+            models.check_memory(model, options_for(**more))
+    monkeypatch.setattr(models, "available_memory_mb", lambda: 50.0)  # the head's gradient needs no layer but its own
+    models.check_memory(model, options_for(batch_size=256, train_type="traditional_tl_training"))
+    for scheme in ("full_training", "bn_plus_bias_training"):
+        with pytest.raises(UserError, match="--batch_size 256: "):
+            models.check_memory(model, options_for(batch_size=256, train_type=scheme))
+    monkeypatch.setattr(models, "available_memory_mb", lambda: None)
+    models.check_memory(model, options_for(batch_size=10**9))
+
+
+@pytest.mark.parametrize("name", options.MODEL_NAMES)
+def test_no_network_is_refused_where_a_few_gigabytes_are_left(name, monkeypatch):
+    model = models.build_model(name, 64, 10)
+    monkeypatch.setattr(models, "available_memory_mb", lambda: 3000.0)
+    for scheme in options.TRAIN_TYPES:
+        models.check_memory(model, options_for(model_name=name, optimizer="adam", train_type=scheme))

@@ -1,6 +1,7 @@
 """The profiler: attribution by data flow against a naive reading of it, the fit, the table's file."""
 
 import json
+import re
 from argparse import Namespace
 
 import numpy as np
@@ -121,6 +122,7 @@ def saved(tmp_path, small_model):
     args = Namespace(**SETTINGS, dataset_name="digits", logdir=tmp_path, weights="none")
     table = make_table(small_model)
     table.settings.update(SETTINGS)
+    table.details["environment"] = utils.environment()
     table.save(timing_table.table_folder(args))
     return args, models.tensor_names(small_model), table
 
@@ -152,11 +154,20 @@ def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
         load(args, ["other", *names[1:]], table)
     with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
         load(args, [*names, "more"], table)
+    both = Namespace(**{**vars(args), "optimizer": "adam", "augmentation": "flip"})
+    with pytest.raises(
+        UserError, match="measured with --optimizer sgd, not adam; --augmentation none, not flip; make it"
+    ):
+        load(both, names, table)
     table.shapes[0] = (1, 2)
     with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
         load(args, names, table)
     record = json.loads((folder / "profile.json").read_text())
-    (folder / "profile.json").write_text(json.dumps(record)[:-30])
+    for damaged in (json.dumps(record)[:-30], "[]", "", json.dumps({**record, "model_name": None})):
+        (folder / "profile.json").write_text(damaged)
+        with pytest.raises(UserError, match=f"(not a timing table|--model_name None).*make it anew: {command}"):
+            load(args, names, table)
+    (folder / "profile.json").write_text(json.dumps({**record, "full_step_ms": "fast"}))
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
         load(args, names, table)
     (folder / "table.csv").unlink()
@@ -193,3 +204,71 @@ def test_a_drift_of_the_machine_does_not_pass_for_a_difference_between_runs():
 def test_without_a_drift_times_stay_as_they_are():
     times = np.random.default_rng(0).normal([10.0, 30.0, 20.0], 0.1, (20, 3))
     np.testing.assert_allclose(np.median(utils.without_drift(times), 0), np.median(times, 0), rtol=0.01)
+
+
+@pytest.mark.parametrize("setting", timing_table.TABLE_SETTINGS)
+def test_a_table_copied_from_other_settings_is_refused_even_if_a_stale_one_is_allowed(setting, saved):
+    args, names, table = saved
+    changed = {"model_name": "vit", "optimizer": "adam", "augmentation": "flip", "alpha": 0.35}.get(setting, 77)
+    other = Namespace(**{**vars(args), setting: changed, "allow_stale_profile": True})
+    folder = timing_table.table_folder(args)
+    if timing_table.table_folder(other) != folder:
+        folder.rename(timing_table.table_folder(other))
+    with pytest.raises(UserError, match=f"measured with --{setting} {SETTINGS[setting]}, not {changed}; make it anew"):
+        load(other, names, table)
+
+
+ELSEWHERE = {
+    "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"TensorFlow 2\.0\.0, here 2\.\d+\.\d+"),
+    "machine": ("machine", "pdp11", r"machine pdp11, here \w+"),
+    "processor": ("processor", "abacus", r"processor abacus, here .+"),
+    "cores": ("cores", 999, r"cores 999, here \d+"),
+    "usable cores": ("usable_cores", 999, r"usable cores 999, here \d+"),
+    "threads": ("thread_settings", {"OMP_NUM_THREADS": "99"}, r"thread settings OMP_NUM_THREADS=99, here \w+"),
+    "system": ("system", "Multics", r"system Multics, here \w+"),
+}
+
+
+def change_environment(args, **changed):
+    path = timing_table.table_folder(args) / "profile.json"
+    record = json.loads(path.read_text())
+    record["environment"].update(changed)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_a_table_made_elsewhere_is_refused_or_with_a_warning_allowed(what, saved, capsys):
+    args, names, table = saved
+    key, value, words = ELSEWHERE[what]
+    change_environment(args, **{key: value})
+    with pytest.raises(
+        UserError, match=f"made elsewhere: {words}; make it anew: python profiler.* with --allow_stale_profile$"
+    ):
+        load(args, names, table)
+    allowed = Namespace(**vars(args), allow_stale_profile=True)
+    assert load(allowed, names, table).names == table.names
+    assert re.match(rf"warning: .*made elsewhere: {words}; used all the same \(", capsys.readouterr().out)
+
+
+def test_everything_that_differs_is_named_and_what_was_not_recorded_is_not_compared(saved):
+    args, names, table = saved
+    change_environment(args, machine="pdp11", system="Multics", cores=None, python="1.5.2")
+    with pytest.raises(UserError, match=r"made elsewhere: machine pdp11, here \w+; system Multics, here \w+; make it"):
+        load(args, names, table)
+
+
+def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
+    args, names, table = saved
+    path = timing_table.table_folder(args) / "profile.json"
+    record = json.loads(path.read_text())
+    del record["environment"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine; make it anew"):
+        load(args, names, table)
+    load(Namespace(**vars(args), allow_stale_profile=True), names, table)
+    assert "warning: " in capsys.readouterr().out
+
+
+def test_the_same_machine_and_versions_are_no_difference():
+    now = utils.environment()
+    assert timing_table.stale_since(json.loads(json.dumps(now)), now) == []
