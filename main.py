@@ -15,6 +15,11 @@ import utils
 def main() -> None:
     args = options.parse_main()
     utils.load_tensorflow()
+    if args.evaluate is not None:
+        import evaluate
+
+        evaluate.from_options(args)
+        return
 
     import data
     import models
@@ -50,6 +55,11 @@ def main() -> None:
         hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
         utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
     print(_last_line(summary, args.deadline))
+    if args.export:
+        import export
+
+        model.load_weights(folder / "best.keras")
+        print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))
 
 
 def _last_line(summary: dict[str, Any], deadline: float | None) -> str:

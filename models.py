@@ -16,9 +16,10 @@ import importlib.util
 import sys
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
@@ -51,6 +52,31 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
             x=inputs, scale=gamma, offset=beta, mean=mean, variance=variance, epsilon=self.epsilon, is_training=False
         ).y
 
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Make the variables; a file of `save_model` says here whether gamma and beta train."""
+        self.trainable = config.get("trainable", self.trainable)
+        super().build_from_config(config)
+
+
+class _AsKeras(FrozenBatchNormalization):
+    """What a frozen batch norm passes itself off as while it is saved: Keras' own, which `trainable=False` freezes.
+
+    Keras looks for `registered_name` before it takes the class by that name from its own module. So where nobody knows
+    better a plain BatchNormalization comes back; `load_model` hands in `FrozenBatchNormalization` for that name, whose
+    `build_from_config` finds what `trainable` really is.
+    """
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "trainable": False}
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        config = super().get_build_config()
+        return config and {**config, "trainable": self.trainable}
+
+
+_KERAS_NAME = keras.layers.BatchNormalization.__name__
+_AsKeras.__module__, _AsKeras.__name__ = "keras.layers", _KERAS_NAME
+
 
 def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
     """Turn each BatchNormalization of `model`, however deeply nested, into a FrozenBatchNormalization; returns `model`.
@@ -62,6 +88,40 @@ def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
         if type(layer) is keras.layers.BatchNormalization:
             layer.__class__ = FrozenBatchNormalization
     return model
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Save `model` as a .keras file that needs no code of this project.
+
+    Frozen batch norms become Keras' own with `trainable=False`: they use and keep their statistics in training too; to
+    train gamma and beta of such a layer elsewhere is to unfreeze it. Loaded by `load_model`, all is as it was. Layers
+    of the user's own (and ViT's, from vit-keras) stay what they are; a batch norm inside them is theirs to make.
+
+    `model` may be in use: only the class of those layers changes, and only meanwhile.
+    """
+    frozen = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
+    try:
+        for layer in frozen:
+            layer.__class__ = _AsKeras
+        model.save(path)
+    finally:
+        for layer in frozen:
+            layer.__class__ = FrozenBatchNormalization
+
+
+def load_model(path: Path | str, flag: str) -> keras.Model:
+    """The model in a .keras file, with frozen batch-norm statistics. Raises `UserError` naming `flag`."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            if b'"vit_keras.' in file.read("config.json"):
+                import vit_keras.layers  # noqa: F401 Keras does not import what a file names
+        frozen = {_KERAS_NAME: FrozenBatchNormalization}
+        return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
+        raise UserError(
+            f"{flag} {path}: Keras cannot load it: {first_line(error)} (a model with layers of its own is given "
+            "as file.py:function)"
+        ) from error
 
 
 class Architecture(NamedTuple):
@@ -139,10 +199,10 @@ def _build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.M
         try:
             return architecture.build(size, alpha, "imagenet")
         except ValueError as error:  # a width for which no weights exist
-            raise UserError(f"--weights imagenet: {_first_line(error)}") from error
+            raise UserError(f"--weights imagenet: {first_line(error)}") from error
         except Exception as error:  # Keras raises a bare Exception when its download fails
             raise UserError(
-                f"--weights imagenet: the weights of {name} cannot be downloaded ({_first_line(error)}); "
+                f"--weights imagenet: the weights of {name} cannot be downloaded ({first_line(error)}); "
                 "give --weights PATH with a file of them, or --weights none"
             ) from error
     backbone = architecture.build(size, alpha, None)
@@ -161,12 +221,11 @@ def _load_weights(backbone: keras.Model, path: Path, name: str) -> None:
             warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
             backbone.load_weights(path)
     except Exception as error:  # Keras and h5py raise many kinds for a file that does not fit
-        raise UserError(
-            f"--weights {path}: does not fit {name} without its top layers: {_first_line(error)}"
-        ) from error
+        raise UserError(f"--weights {path}: does not fit {name} without its top layers: {first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without the lines that follow the first."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -235,11 +294,13 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         UserError: it cannot be loaded or made, or does not map such images to such logits.
     """
     shape = _shape(input_size)
-    model = _load_keras_file(name) if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
+    model = (
+        load_model(name, "--model_name") if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
+    )
     try:
         if not model.built:
             model(np.zeros((1, *shape), np.float32))
-        model = _with_logits(freeze_batch_norm_statistics(model), num_classes, name)
+        model = with_logits(freeze_batch_norm_statistics(model), num_classes, name)
         output = model(keras.Input(shape))
     except UserError:
         raise
@@ -247,7 +308,7 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         takes = getattr(model, "input_shape", None)
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape}{hint}: {_first_line(error)}"
+            f"--model_name {name}: does not take images of shape {shape}{hint}: {first_line(error)}"
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
@@ -261,16 +322,6 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
     if weights != "none":
         _load_weights(model, Path(weights), name)
     return model
-
-
-def _load_keras_file(name: str) -> keras.Model:
-    try:
-        return keras.models.load_model(name, compile=False)
-    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
-        raise UserError(
-            f"--model_name {name}: Keras cannot load it: {_first_line(error)} (a model with layers of its own is given "
-            "as file.py:function)"
-        ) from error
 
 
 def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -291,7 +342,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f" line {frames[-1].lineno}" if frames else ""
-        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {_first_line(error)}") from error
+        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(model, keras.Model):
@@ -299,7 +350,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     return model
 
 
-def _with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
+def with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
     """`model` without a softmax at its end and with a last dense layer for `num_classes`, if its graph shows them."""
     if len(getattr(model, "outputs", None) or ()) != 1:
         return model

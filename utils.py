@@ -58,15 +58,23 @@ def load_tensorflow() -> None:
 
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with silenced():
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what this block writes to file descriptor 2, libraries in C++ included; exceptions pass as usual."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as null:
             os.dup2(null.fileno(), 2)
-        import tensorflow
-
-        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+        yield
     finally:
+        sys.stderr.flush()
         os.dup2(saved, 2)
         os.close(saved)
 
@@ -162,11 +170,13 @@ def new_run_folder(logdir: Path, run_name: str, overwrite: bool) -> Path:
 def _emptied_run_folder(folder: Path) -> Path:
     written = {"config.json", "summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt"}
     written |= {"best.keras", "last.keras"}
+    written |= {"model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"}
+    written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / "config.json").exists()):
         raise UserError(
             f"--overwrite: {folder} is not the folder of a run (it has no config.json); nothing was deleted"
         )
-    for path in folder.iterdir():
+    for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
     return folder
