@@ -154,7 +154,7 @@ def _with_outputs(model: keras.Model, size: int, classes: int, args: argparse.Na
     path = args.evaluate
     inputs = keras.Input((size, size, 3), name="image")
     try:
-        shape = getattr(model(inputs), "shape", ())
+        shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())
         outputs = shape[1] if len(shape) == 2 else None
         logits = None if outputs is None else models.with_logits(model, outputs, str(path))(inputs)
     except Exception as error:  # whatever a user's layers raise
@@ -358,7 +358,7 @@ def _totals_line(record: dict[str, Any]) -> str:
 def _class_table(results: Sequence[ClassResult]) -> list[str]:
     shown = results[:SHOWN_CLASSES]
     header = ("class (worst first)", "precision", "recall", "F1", "images", "most often taken for")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for r in shown:
         shares = ("-" if math.isnan(share) else f"{share:.1%}" for share in (r.precision, r.recall, r.f1))
         confused = f"{r.taken_for} ({r.taken_for_count})" if r.taken_for else "-"

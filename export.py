@@ -10,6 +10,7 @@ The model is traced here and handed over as a concrete function: that is the one
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import warnings
@@ -217,7 +218,7 @@ def _latency_ms(
     forward = evaluate.forward_function(model, 1)
     tensor = tf.constant(image[None])
     runs: dict[str, Callable[[], object]] = {"Keras": lambda: forward(tensor).numpy()}
-    runs |= {name: lambda asked=interpreter: asked(image) for name, interpreter in interpreters.items()}
+    runs |= {name: functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
     for run in runs.values():
         run()  # compiles
     turn_ms = float(utils.measure_ms([*runs.values()], 2, unseen=1).sum(axis=1).min())

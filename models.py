@@ -34,7 +34,6 @@ DROPOUT = 0.2
 HEAD = "head"
 
 
-@keras.saving.register_keras_serializable(package="elastic_trainer")
 class FrozenBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalisation that always uses its moving statistics, and never changes them; gamma and beta train."""
 
@@ -54,17 +53,13 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Make the variables; a file of `save_model` says here whether gamma and beta train."""
-        self.trainable = config.get("trainable", self.trainable)
+        if "trainable" in config:
+            self.trainable = config["trainable"]
         super().build_from_config(config)
 
 
-class _AsKeras(FrozenBatchNormalization):
-    """What a frozen batch norm passes itself off as while it is saved: Keras' own, which `trainable=False` freezes.
-
-    Keras looks for `registered_name` before it takes the class by that name from its own module. So where nobody knows
-    better a plain BatchNormalization comes back; `load_model` hands in `FrozenBatchNormalization` for that name, whose
-    `build_from_config` finds what `trainable` really is.
-    """
+class _WhileSaved(FrozenBatchNormalization):
+    """A frozen batch norm while `save_model` writes it: `trainable=False` freezes it in plain Keras too."""
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "trainable": False}
@@ -74,8 +69,12 @@ class _AsKeras(FrozenBatchNormalization):
         return config and {**config, "trainable": self.trainable}
 
 
+# Keras writes the name of a layer's class into files, and finds its weights there by it. Under the name of Keras' own
+# layer they suit every program. Where our class is handed to Keras for that name, it comes before Keras' own, but only
+# for the layers that were ours: for its own ones Keras notes no name to look up.
 _KERAS_NAME = keras.layers.BatchNormalization.__name__
-_AsKeras.__module__, _AsKeras.__name__ = "keras.layers", _KERAS_NAME
+for _class in (FrozenBatchNormalization, _WhileSaved):
+    _class.__module__, _class.__name__ = "keras.layers", _KERAS_NAME
 
 
 def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
@@ -102,7 +101,7 @@ def save_model(model: keras.Model, path: Path) -> None:
     frozen = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
     try:
         for layer in frozen:
-            layer.__class__ = _AsKeras
+            layer.__class__ = _WhileSaved
         model.save(path)
     finally:
         for layer in frozen:

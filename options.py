@@ -265,9 +265,9 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# What may be said beside --evaluate. All but the last three come from the run's config.json where they are left out.
-_WITH_EVALUATE = ("dataset_name", "data_dir", "input_size", "num_classes", "batch_size", "augmentation", "model_name")
-_WITH_EVALUATE += ("logdir", "export", "evaluate")
+# What may be said beside --evaluate; the first come from the run's config.json where they are left out.
+_FROM_RUN = ("dataset_name", "data_dir", "input_size", "num_classes", "batch_size", "augmentation", "model_name")
+_WITH_EVALUATE = (*_FROM_RUN, "logdir", "export", "evaluate")
 
 
 def _given(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> list[str]:
@@ -291,7 +291,7 @@ def _for_evaluation(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
     args = parser.parse_args(arguments)
     model = _model_file(args.evaluate)
     config = _run_config(model.parent)
-    taken = {name: config.get(name) for name in _WITH_EVALUATE[:-3]}
+    taken = {name: config.get(name) for name in _FROM_RUN}
     if "dataset_name" in given and args.dataset_name != taken["dataset_name"]:
         taken["data_dir"] = taken["num_classes"] = None  # they belong to the run's own data set
     own_code = ".py:" in (args.model_name if "model_name" in given else taken["model_name"] or "")
