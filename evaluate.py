@@ -435,9 +435,9 @@ def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> No
     for true, predicted in zip(*np.unravel_index(order, wrong.shape), strict=True):
         if wrong[true, predicted]:
             told = [f"{_shortened(names[k], 24)} ({k})" for k in (true, predicted)]
-            lines.append(f"{wrong[true, predicted]}×  {told[0]}\n       for {told[1]}")
+            lines.append(f"{wrong[true, predicted]}×  {told[0]}\n       taken for {told[1]}")
     axes.axis("off")
-    axes.text(0, 1, "\n".join(lines), fontsize=7, va="top", linespacing=1.3, transform=axes.transAxes)
+    axes.text(0, 1, "\n".join(lines), fontsize=8, va="top", linespacing=1.3, transform=axes.transAxes)
 
 
 def draw_mistakes(answers: Answers, names: Sequence[str]) -> Figure:
@@ -446,12 +446,10 @@ def draw_mistakes(answers: Answers, names: Sequence[str]) -> Figure:
 
     columns = min(6, len(answers.mistakes))
     rows = math.ceil(len(answers.mistakes) / columns)
-    figure = Figure(figsize=(max(1.8 * columns, 4.5), 2.25 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(max(1.8 * columns, 4.5), 2.1 * rows + 0.4), layout="constrained")
     total = int((answers.labels != answers.predictions).sum())
-    shown = (
-        f"The {len(answers.mistakes)} worst of {total} mistakes" if total > len(answers.mistakes) else "All mistakes"
-    )
-    figure.suptitle(f"{shown} ({len(answers.labels)} test images)", fontsize=9)
+    shown = f"the {len(answers.mistakes)} worst of " if total > len(answers.mistakes) else ""
+    figure.suptitle(f"{shown}{total} mistakes in {len(answers.labels)} test images", fontsize=9)
     for position, mistake in enumerate(answers.mistakes, start=1):
         axes = figure.add_subplot(rows, columns, position)
         axes.imshow(mistake.image, interpolation="nearest")
