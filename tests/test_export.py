@@ -91,6 +91,27 @@ def test_what_the_converter_cannot_express_is_one_line():
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
+class ErrorFunction(keras.layers.Layer):
+    """An operation that TensorFlow Lite has no kernel for, but TensorFlow has."""
+
+    def call(self, inputs):
+        return tf.math.erf(inputs / 255)
+
+
+def test_tensorflows_kernels_are_taken_where_need_be_and_said(tmp_path):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ErrorFunction()(inputs))))
+    text = export.export_tflite(model, make_small_data(), tmp_path, "m")
+    assert "model.tflite needs TensorFlow's own kernels (SELECT_TF_OPS): Erf" in text
+    row = json.loads((tmp_path / "export.json").read_text())["model.tflite"]
+    assert row["tensorflow_kernels"] == ["Erf"]
+    assert (tmp_path / "model.tflite").stat().st_size == row["bytes"]
+    if row["accuracy"] is None:  # TensorFlow 2.20 and later
+        assert "NOT checked" in text
+    else:
+        assert row["largest_logit_difference"] < 1e-4
+
+
 def test_the_files_are_written_checked_and_reported(tmp_path):
     model, dataset = unsettled(make_small_model()), make_small_data()
     text = export.export_tflite(model, dataset, tmp_path, "somewhere/best.keras")
