@@ -97,19 +97,29 @@ class ImageData:
 
     Attributes:
         num_classes: number of classes of the data set itself.
+        class_names: what they are called, in the order of the labels.
         train_count, test_count: images in each split.
         steps_per_epoch: training batches in an epoch; the incomplete last one is left out.
         skipped_images: broken images of both splits that were left out, and are in none of these counts.
     """
 
     def __init__(
-        self, name: str, num_classes: int, train: Split, test: Split, input_size: int, batch_size: int, seed: int
+        self,
+        name: str,
+        num_classes: int,
+        train: Split,
+        test: Split,
+        input_size: int,
+        batch_size: int,
+        seed: int,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         if train.count < batch_size:
             raise UserError(
                 f"--batch_size {batch_size}: {name} has only {train.count} training images; choose at most that"
             )
         self.name, self.num_classes = name, num_classes
+        self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.train_count, self.test_count = train.count, test.count
         self.input_size, self.batch_size, self.seed = input_size, batch_size, seed
         self.steps_per_epoch = train.count // batch_size
@@ -217,13 +227,16 @@ def load(
         raise UserError(
             f"--num_classes {num_classes}: {name} has {own_classes} classes; give at least that or leave it out"
         )
+    class_names = None
     if name == "digits":
         train, test = _digits()
     elif name in TFDS_CLASSES:
-        train, test = _tfds(name, data_dir)
+        train, test, class_names = _tfds(name, data_dir)
     else:
-        train, test = _folder_splits(_image_folder(data_dir), skip_broken)
-    return ImageData(name, own_classes, train, test, input_size, batch_size, seed)
+        folder = _image_folder(data_dir)
+        train, test = _folder_splits(folder, skip_broken)
+        class_names = _train_classes(folder)
+    return ImageData(name, own_classes, train, test, input_size, batch_size, seed, class_names)
 
 
 def _digits() -> tuple[Split, Split]:
@@ -243,7 +256,7 @@ def _array_split(images: np.ndarray, labels: np.ndarray) -> Split:
     return Split(tf.data.Dataset.from_tensor_slices((images, labels)), len(images), lambda image: image, one_size=True)
 
 
-def _tfds(name: str, data_dir: Path | None) -> tuple[Split, Split]:
+def _tfds(name: str, data_dir: Path | None) -> tuple[Split, Split, list[str]]:
     import tensorflow_datasets as tfds
 
     try:
@@ -273,7 +286,7 @@ def _tfds(name: str, data_dir: Path | None) -> tuple[Split, Split]:
         )
         for split, dataset in zip(("train", "test"), datasets, strict=True)
     )
-    return train, test
+    return train, test, builder.info.features["label"].names
 
 
 def _decode_image(encoded: tf.Tensor) -> tf.Tensor:

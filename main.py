@@ -17,13 +17,13 @@ from checkpoint import Checkpoints
 from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
-FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt"}
+FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export"}
 FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps"}
 
 
 def main() -> None:
     args = options.parse_main()
-    folder = args.logdir / args.run_name
+    folder = args.logdir / (args.run_name or "")
     if args.resume:
         _check_unchanged(args, folder)
         if (folder / "summary.json").is_file():
@@ -31,6 +31,11 @@ def main() -> None:
                 _print_finished(args, folder)
             return
     utils.load_tensorflow()
+    if args.evaluate is not None:
+        import evaluate
+
+        evaluate.from_options(args)
+        return
     if args.deterministic:
         import tensorflow as tf
 
@@ -74,6 +79,11 @@ def main() -> None:
             summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
         _write_txt(args, folder, summary)
         print(_last_line(summary, args.deadline))
+        if args.export:
+            import export
+
+            model.load_weights(folder / "best.keras")
+            print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))
 
 
 def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) -> None:
@@ -88,6 +98,8 @@ def _print_finished(args: argparse.Namespace, folder: Path) -> None:
     Checkpoints(folder / "checkpoints").clear()
     _write_txt(args, folder, summary)
     print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
+    if args.export and not (folder / "model.tflite").exists():
+        print(f"to export its best model: python main.py --evaluate {folder} --export {args.export}")
 
 
 def _config(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import importlib.util
 import sys
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -38,7 +39,6 @@ DROPOUT = 0.2
 HEAD = "head"
 
 
-@keras.saving.register_keras_serializable(package="elastic_trainer")
 class FrozenBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalisation that always uses its moving statistics, and never changes them; gamma and beta train."""
 
@@ -56,6 +56,31 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
             x=inputs, scale=gamma, offset=beta, mean=mean, variance=variance, epsilon=self.epsilon, is_training=False
         ).y
 
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Make the variables; a file of `save_model` says here whether gamma and beta train."""
+        if "trainable" in config:
+            self.trainable = config["trainable"]
+        super().build_from_config(config)
+
+
+class _WhileSaved(FrozenBatchNormalization):
+    """A frozen batch norm while `save_model` writes it: `trainable=False` freezes it in plain Keras too."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "trainable": False}
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        config = super().get_build_config()
+        return config and {**config, "trainable": self.trainable}
+
+
+# Keras writes the name of a layer's class into files, and finds its weights there by it. Under the name of Keras' own
+# layer they suit every program. Where our class is handed to Keras for that name, it comes before Keras' own, but only
+# for the layers that were ours: for its own ones Keras notes no name to look up.
+_KERAS_NAME = keras.layers.BatchNormalization.__name__
+for _class in (FrozenBatchNormalization, _WhileSaved):
+    _class.__module__, _class.__name__ = "keras.layers", _KERAS_NAME
+
 
 def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
     """Turn each BatchNormalization of `model`, however deeply nested, into a FrozenBatchNormalization; returns `model`.
@@ -67,6 +92,40 @@ def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
         if type(layer) is keras.layers.BatchNormalization:
             layer.__class__ = FrozenBatchNormalization
     return model
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Save `model` as a .keras file that needs no code of this project.
+
+    Frozen batch norms become Keras' own with `trainable=False`: they use and keep their statistics in training too; to
+    train gamma and beta of such a layer elsewhere is to unfreeze it. Loaded by `load_model`, all is as it was. Layers
+    of the user's own (and ViT's, from vit-keras) stay what they are; a batch norm inside them is theirs to make.
+
+    `model` may be in use: only the class of those layers changes, and only meanwhile.
+    """
+    frozen = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
+    try:
+        for layer in frozen:
+            layer.__class__ = _WhileSaved
+        model.save(path)
+    finally:
+        for layer in frozen:
+            layer.__class__ = FrozenBatchNormalization
+
+
+def load_model(path: Path | str, flag: str) -> keras.Model:
+    """The model in a .keras file, with frozen batch-norm statistics. Raises `UserError` naming `flag`."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            if b'"vit_keras.' in file.read("config.json"):
+                import vit_keras.layers  # noqa: F401 Keras does not import what a file names
+        frozen = {_KERAS_NAME: FrozenBatchNormalization}
+        return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
+        raise UserError(
+            f"{flag} {path}: Keras cannot load it: {first_line(error)} (a model with layers of its own is given "
+            "as file.py:function)"
+        ) from error
 
 
 class Architecture(NamedTuple):
@@ -144,10 +203,10 @@ def _build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.M
         try:
             return architecture.build(size, alpha, "imagenet")
         except ValueError as error:  # a width for which no weights exist
-            raise UserError(f"--weights imagenet: {_first_line(error)}") from error
+            raise UserError(f"--weights imagenet: {first_line(error)}") from error
         except Exception as error:  # Keras raises a bare Exception when its download fails
             raise UserError(
-                f"--weights imagenet: the weights of {name} cannot be downloaded ({_first_line(error)}); "
+                f"--weights imagenet: the weights of {name} cannot be downloaded ({first_line(error)}); "
                 "give --weights PATH with a file of them, or --weights none"
             ) from error
     backbone = architecture.build(size, alpha, None)
@@ -170,7 +229,7 @@ def _load_weights(backbone: keras.Model, path: Path, name: str) -> None:
         with h5py.File(path) as file:
             arrays = _count_arrays(file)
     except Exception as error:  # h5py raises many kinds for a file that is none of its own, or damaged
-        raise UserError(f"--weights {path}: is no HDF5 file, or a damaged one: {_first_line(error)}") from error
+        raise UserError(f"--weights {path}: is no HDF5 file, or a damaged one: {first_line(error)}") from error
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
@@ -201,7 +260,8 @@ def _reason(error: Exception) -> str:
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without the lines that follow the first."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -284,11 +344,13 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         UserError: it cannot be loaded or made, or does not map such images to such logits.
     """
     shape = _shape(input_size)
-    model = _load_keras_file(name) if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
+    model = (
+        load_model(name, "--model_name") if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
+    )
     try:
         if not model.built:
             model(np.zeros((1, *shape), np.float32))
-        model = _with_logits(freeze_batch_norm_statistics(model), num_classes, name)
+        model = with_logits(freeze_batch_norm_statistics(model), num_classes, name)
         output = model(keras.Input(shape))
     except UserError:
         raise
@@ -296,7 +358,7 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         takes = getattr(model, "input_shape", None)
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape}{hint}: {_first_line(error)}"
+            f"--model_name {name}: does not take images of shape {shape}{hint}: {first_line(error)}"
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
@@ -310,16 +372,6 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
     if weights != "none":
         _load_weights(model, Path(weights), name)
     return model
-
-
-def _load_keras_file(name: str) -> keras.Model:
-    try:
-        return keras.models.load_model(name, compile=False)
-    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
-        raise UserError(
-            f"--model_name {name}: Keras cannot load it: {_first_line(error)} (a model with layers of its own is given "
-            "as file.py:function)"
-        ) from error
 
 
 def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -341,7 +393,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f" line {frames[-1].lineno}" if frames else ""
-        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {_first_line(error)}") from error
+        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(model, keras.Model):
@@ -349,7 +401,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     return model
 
 
-def _with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
+def with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
     """`model` without a softmax at its end and with a last dense layer for `num_classes`, if its graph shows them."""
     if len(getattr(model, "outputs", None) or ()) != 1:
         return model

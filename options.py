@@ -26,6 +26,7 @@ TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_trainin
 AUGMENTATIONS = ("none", "flip", "flip_rotation")
 OPTIMIZERS = ("sgd", "adam")
 TIMINGS = ("trace", "flops")
+EXPORTS = ("tflite",)
 
 GLYPH_WEIGHTS = Path(__file__).resolve().parent / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
@@ -301,6 +302,19 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         ("--save_txt", "write training hours and best accuracy in per cent to <run_name>.txt, as the paper's scripts"),
     ):
         group.add_argument(flag, type=_truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
+    group.add_argument(
+        "--export",
+        type=_one_of(EXPORTS),
+        metavar="FORMAT",
+        help="tflite: write the best model for TensorFlow Lite, float and quantised, and check both; keeps the model "
+        "as --save_model does",
+    )
+    group.add_argument(
+        "--evaluate",
+        type=Path,
+        metavar="PATH",
+        help="train nothing: test the model of a run's folder, or any .keras file, class by class",
+    )
 
 
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
@@ -340,6 +354,8 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _main_parser()
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     args = parser.parse_args(given)
+    if args.evaluate is not None:
+        return _for_evaluation(parser, given)
     if isinstance(args.resume, Path):
         folder = args.resume
         command = _recorded_command(folder)
@@ -350,6 +366,10 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args.command, args.resume = command, args.resume is not None
     if args.resume and args.overwrite:
         raise UserError("--resume: does not go with --overwrite; leave one of the two out")
+    if args.export and not args.save_model:
+        if "save_model" in _given(parser, [*command, *given]):
+            raise UserError(f"--export {args.export}: needs the best model; leave out --save_model False")
+        args.save_model = True
     elastic = args.train_type in ELASTIC_TYPES
     if args.deadline is not None and (args.rho is not None or not elastic):
         other = "--rho; give one of the two" if elastic else f"--train_type {args.train_type}, which has no time budget"
@@ -382,6 +402,88 @@ def _recorded_command(folder: Path) -> list[str]:
         raise UserError(
             f"--resume {folder}: is not the folder of a run: its config.json cannot be read; give one, as logs/my_run"
         ) from error
+
+
+# What may be said beside --evaluate; the first come from the run's config.json where they are left out.
+_FROM_RUN = (
+    "dataset_name",
+    "data_dir",
+    "input_size",
+    "num_classes",
+    "batch_size",
+    "augmentation",
+    "model_name",
+    "skip_broken",
+)
+_WITH_EVALUATE = (*_FROM_RUN, "logdir", "export", "evaluate")
+
+
+def _given(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> list[str]:
+    """Names of the options that a command line gives, whatever their value."""
+    absent = object()
+    names = [action.dest for action in parser._actions if action.dest != "help"]
+    found = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(names, absent))))
+    return [name for name in names if found[name] is not absent]
+
+
+def _for_evaluation(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of `--evaluate`: those that are not given are taken from the run that the model is from.
+
+    `evaluate` becomes the .keras file and `folder` where results go. `input_size` and `num_classes` stay None where
+    nothing tells; `model_name` is None but for a function of the user's that makes the network anew.
+    """
+    given = _given(parser, arguments)
+    unfit = next((name for name in given if name not in _WITH_EVALUATE), None)
+    if unfit:
+        raise UserError(f"--{unfit}: does not go with --evaluate, which trains nothing; leave it out")
+    args = parser.parse_args(arguments)
+    model = _model_file(args.evaluate)
+    config = _run_config(model.parent)
+    taken = {name: config.get(name) for name in _FROM_RUN}
+    if "dataset_name" in given and args.dataset_name != taken["dataset_name"]:
+        taken["data_dir"] = taken["num_classes"] = None  # they belong to the run's own data set
+    own_code = ".py:" in (args.model_name if "model_name" in given else taken["model_name"] or "")
+    if "model_name" in given and not own_code:
+        raise UserError(
+            f"--model_name {args.model_name}: --evaluate takes the network from its file; leave it out "
+            "(FILE.py:FUNCTION may be given, for a network with layers of its own)"
+        )
+    if not own_code:
+        taken["model_name"] = None
+    parser.set_defaults(**{name: value for name, value in taken.items() if value is not None})
+    args = parser.parse_args(arguments)
+    defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
+    args.batch_size = args.batch_size or defaults["batch_size"]
+    args.augmentation = args.augmentation or defaults["augmentation"]
+    args.evaluate = model
+    args.folder, args.resume, args.run_name = args.logdir / f"evaluated_{model.stem}", False, None
+    if config:
+        args.folder = model.parent if model.stem == "best" else model.parent / model.stem
+    return args
+
+
+def _model_file(path: Path) -> Path:
+    """The .keras file that `--evaluate` means."""
+    if path.is_dir():
+        if not (path / "best.keras").is_file():
+            raise UserError(f"--evaluate {path}: holds no best.keras; a run keeps it with --save_model or --export")
+        return path / "best.keras"
+    if path.suffix != ".keras":
+        raise UserError(f"--evaluate {path}: must be the folder of a run or a file that ends in .keras")
+    if not path.is_file():
+        raise UserError(f"--evaluate {path}: there is no such file")
+    return path
+
+
+def _run_config(folder: Path) -> dict[str, Any]:
+    """What the run in `folder` was begun with; empty where there is no run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--evaluate: {path} cannot be read: {error}; mend or remove it") from error
 
 
 def _profiler_parser() -> _OneLineParser:

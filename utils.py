@@ -130,15 +130,23 @@ def load_tensorflow() -> None:
 
         return
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with silenced():
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what this block writes to file descriptor 2, libraries in C++ included; exceptions pass as usual."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as null:
             os.dup2(null.fileno(), 2)
-        import tensorflow
-
-        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+        yield
     finally:
+        sys.stderr.flush()
         os.dup2(saved, 2)
         os.close(saved)
 
@@ -311,8 +319,10 @@ def _empty(folder: Path) -> None:
     from checkpoint import Checkpoints
 
     written = {"summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt", "best.keras", "last.keras"}
+    written |= {"model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"}
+    written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
     Checkpoints(folder / "checkpoints").clear()
-    for path in folder.iterdir():
+    for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
     (folder / "config.json").unlink(missing_ok=True)  # last: as long as it is there, the folder is a run's

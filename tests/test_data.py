@@ -27,6 +27,7 @@ def first_images(batches):
 def test_digits_are_split_in_half_by_class_and_arrive_as_rgb():
     digits = data.load("digits", 32, 16)
     assert (digits.num_classes, digits.train_count, digits.test_count) == (10, 898, 899)
+    assert digits.class_names == tuple("0123456789")
     images, labels = next(iter(digits.train(0)))
     assert images.shape == (16, 32, 32, 3) and images.dtype == tf.float32 and labels.dtype == tf.int32
     assert float(tf.reduce_min(images)) >= 0 and 200 < float(tf.reduce_max(images)) <= 255
@@ -72,6 +73,7 @@ def folder(tmp_path):
 def test_image_folder(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
     assert (images.num_classes, images.train_count, images.test_count) == (2, 10, 4)
+    assert images.class_names == ("blue", "red")
     assert data.count_classes("image_folder", folder) == 2
     for batch, labels in images.train(0):
         assert batch.shape == (2, 16, 16, 3)
@@ -358,7 +360,8 @@ def test_tfds_names_load_through_the_same_function(tmp_path, monkeypatch):
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
-            features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(num_classes=37)}
+            breeds = [f"breed {k}" for k in range(37)]
+            features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=breeds)}
             return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):
@@ -376,3 +379,4 @@ def test_tfds_names_load_through_the_same_function(tmp_path, monkeypatch):
     assert sorted(seen) == list(range(8))
     assert all(abs(mean - 30 * label) < 3 for label, mean in seen.items())
     assert len(labels_of(pets.test())) == 5
+    assert pets.class_names[:2] == ("breed 0", "breed 1") and len(pets.class_names) == 37
