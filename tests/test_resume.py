@@ -181,7 +181,7 @@ def test_the_clocks_go_on(tmp_path):
     took = time.perf_counter() - begin
     for name, seconds in before.items():
         after = summary[f"{name if name == 'elapsed' else {'training': 'train'}.get(name, name)}_seconds"]
-        assert 0 < seconds < after < seconds + took, name
+        assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
     assert not (tmp_path / "cut" / "checkpoints").exists()  # a finished run needs none
 
 
@@ -288,16 +288,19 @@ def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
         def take(self, count):
             for batch in super().take(count):
                 if self._step == 9:
-                    model.get_layer("stem_bn").moving_mean.assign([np.nan] * 4)  # relu makes 0 of what comes of it
+                    stem = model.get_layer("stem").kernel  # relu makes 0 of what comes of it
+                    stem.assign(np.full(stem.shape, np.nan))
                 yield batch
 
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
     with (
         RunLog(tmp_path, {"seed": 0}, models.tensor_names(model)) as log,
-        pytest.raises(UserError, match=r"(a weight is not finite after|the loss is nan at) step 9"),
+        pytest.raises(
+            UserError, match=r"a weight is not finite after step 10 with learning rate 0.0\d+; lower --learning_rate"
+        ),
     ):
         train.traditional_tl_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
-    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 8
+    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 9
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
@@ -416,6 +419,8 @@ def test_a_signal_stops_with_a_checkpoint_and_tells_how_to_resume(number, status
     assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
     command = last.split("python main.py ")[1].split()
     assert not list((tmp_path / "mine").rglob(".*"))
+    if number == signal.SIGINT:  # what comes now is the same
+        return
 
     other = start(*flags, "--resume", "--learning_rate", "0.5")
     _, errors = other.communicate(timeout=120)
@@ -551,7 +556,7 @@ def test_a_log_folder_that_cannot_be_written_is_named(tmp_path):
     process = start("--logdir", tmp_path / "file", "--max_steps", "2")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert f"{tmp_path / 'file'}: cannot be written: Not a directory" in errors.strip().splitlines()[-1]
+    assert f"--logdir {tmp_path / 'file'}: is a file; give a folder" in errors.strip().splitlines()[-1]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
