@@ -300,6 +300,18 @@ def test_the_memory_needed_is_found_within_nested_models_once():
     assert needed[0] > 20
 
 
+def test_what_a_nested_model_is_given_is_not_counted_twice():
+    given = keras.Input((8, 8, 3))
+    inner = keras.Model(given, keras.layers.Conv2D(3, 1)(given))
+    inputs = keras.Input((8, 8, 3))
+    scaled = keras.layers.Rescaling(1 / 255)(inputs)
+    both = keras.layers.Add()([inner(scaled), keras.layers.Conv2D(3, 1)(scaled)])
+    model = keras.Model(inputs, keras.layers.Conv2D(3, 1)(keras.layers.Conv2D(3, 1)(both)))
+    images, weights = 4, 4 * 12  # the batch, what is scaled, the sum, what the third convolution returns; momentum
+    needed = models.memory_needed_mb(model, 1000, 1, everything(model))
+    assert needed == pytest.approx(4 * (1000 * images * 8 * 8 * 3 + weights) / 1e6)
+
+
 def options_for(**changed):
     given = {"model_name": "mobilenetv2", "input_size": 32, "batch_size": 4, "optimizer": "sgd"}
     return Namespace(**{**given, "train_type": "elastic_training", **changed})
