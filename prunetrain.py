@@ -1,0 +1,658 @@
+"""PruneTrain: channels that training has made unimportant are removed while it goes on, and the network gets smaller.
+
+After Lym et al., "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model Reconfiguration" (SC '19,
+arXiv 1901.09290). A group lasso over channels is part of the loss; every few epochs the channels whose weights are
+small are cut out of the network, which is then built anew, smaller, with its weights, batch-norm statistics, random
+state, momentum and step count.
+
+As in the paper:
+    - One group for each input channel and one for each output channel of every convolution (and dense layer), all with
+      one coefficient lambda: sum of ‖W[..., c, :]‖ and ‖W[..., :, k]‖ (section 4.1). What the image and the logits fix
+      belongs to no group.
+    - lambda is set once, by the first batch: penalty = ratio * (loss + penalty).
+    - Residual additions: channel union. A channel of the sum goes only when all that write into the addition and all
+      that read from it can do without it, so no gather or scatter is ever needed.
+
+Other than in the paper:
+    - The threshold is relative: a slice is small when its norm is below `threshold` times the median of its kind in
+      its layer. The paper trains from scratch and waits until the lasso has pulled weights under 1e-4. All that the
+      lasso can take off a norm is lambda * sum of the learning rates / (1 - momentum); with the paper's ratio that is
+      several times a norm for training from scratch, but about a thousandth of one for fine-tuning (24 epochs of
+      digits at 2e-3), so nothing would ever be removed. A larger lambda is no way out: that slow, no channel could
+      win against it, useful or not. What is removed is therefore mostly decided by the weights that training starts
+      from, and the rest of the training heals the cut.
+    - Norms are those of the kernel times the scale of the batch norm behind it: its statistics are frozen here, so
+      this is what the layer does. (With statistics of the batch, as in the paper, a kernel's scale has no effect.)
+    - Dead for one side suffices: nothing reads a channel (the slices of all its readers are small), or nothing writes
+      it (small in the kernel or in the depthwise kernel behind). What is left of the latter is a constant; it goes into
+      the batch norm's mean or the bias behind the reader, exactly where the slice is zero. Where that is impossible,
+      as where padding lets zeros into a larger kernel, the channel stays, unless the constant is 0.
+    - No layer disappears: at least one channel of each group stays, so there are as many tensors as before.
+    - The batch size stays (the paper fills the memory that becomes free).
+
+Which axes of which weights belong together follows from the data flow alone (`_Network`); a layer that is not
+understood keeps the channels it reads and those it makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from data import ImageData
+from models import FrozenBatchNormalization, tensor_names
+from time_budget import Progress
+from train import Choice, classification_loss
+from utils import UserError
+
+_layers = keras.layers
+_MERGES = (
+    _layers.Add,
+    _layers.Subtract,
+    _layers.Multiply,
+    _layers.Average,
+    _layers.Maximum,
+    _layers.Minimum,
+)
+_CHANNELWISE = (
+    _layers.ReLU,
+    _layers.LeakyReLU,
+    _layers.ELU,
+    _layers.Dropout,
+    _layers.SpatialDropout2D,
+    _layers.MaxPooling2D,
+    _layers.AveragePooling2D,
+    _layers.GlobalMaxPooling2D,
+    _layers.GlobalAveragePooling2D,
+    _layers.Cropping2D,
+    _layers.UpSampling2D,
+    _layers.ZeroPadding2D,
+)
+_NORMS = (_layers.BatchNormalization, FrozenBatchNormalization)
+_ACTIVATIONS = tuple(
+    getattr(keras.activations, name)
+    for name in (
+        *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "mish", "sigmoid", "hard_sigmoid"),
+        *("hard_silu", "tanh", "softplus", "softsign", "exponential"),
+    )
+    if hasattr(keras.activations, name)
+)
+
+
+class PruneSettings(Protocol):
+    """What `PruneTrainScheme` must be told (a part of `train.Settings`)."""
+
+    @property
+    def prune_ratio(self) -> float:
+        """Share of the group lasso in the first batch's loss, 0…1."""
+
+    @property
+    def prune_threshold(self) -> float:
+        """A slice of weights is small below this many times the median of its kind in its layer."""
+
+
+class PruneTrainScheme:
+    """All tensors train; their channels become fewer. The scheme object of `--train_type prunetrain`.
+
+    Args:
+        model: the full network, with the weights that training starts from.
+        data: gives the batches that set lambda, and the constants that removed channels leave behind.
+        settings: see `PruneSettings`.
+
+    Raises:
+        UserError: the network has no channels that could be removed.
+    """
+
+    def __init__(self, model: keras.Model, data: ImageData, settings: PruneSettings) -> None:
+        network = _Network(model)
+        if not network.prunable():
+            raise UserError(
+                f"--train_type prunetrain: {model.name} has no convolution or dense layer whose channels could be "
+                "removed; choose another --train_type"
+            )
+        if any(type(layer) is _layers.Lambda or _is_own(layer) for layer in model._flatten_layers()):
+            _rebuilt(model, model.get_config())  # what cannot be built anew is refused now, not after some epochs
+        self._data, self._threshold = data, settings.prune_threshold
+        self._tensors = len(model.trainable_variables)
+        self._probes = 0
+        self._channels = {name: network.size(group) for name, group in network.prunable().items()}
+        self._kept = {name: np.arange(count) for name, count in self._channels.items()}
+        images, labels = data.probe(0)
+        loss = float(classification_loss(labels, model(images, training=False)))
+        self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
+
+    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice | None:
+        """All tensors, from the first epoch on."""
+        return Choice(np.ones(self._tensors, bool)) if progress.epoch == 0 else None
+
+    def penalty(self, model: keras.Model) -> tf.Tensor:
+        """What the lasso adds to the loss: lambda * `group_lasso(model)`; to be called inside the traced step."""
+        return self._lambda * group_lasso(model)
+
+    def reconfigure(
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer
+    ) -> tuple[keras.Model, keras.optimizers.Optimizer] | None:
+        """A smaller network that computes nearly the same, and its optimizer; None where no channel is dead.
+
+        Weights, batch-norm statistics and random state, the optimizer's slots, step counts and schedule go on. Neither
+        `model` nor `optimizer` changes. There are as many trainable variables as before, in the same order.
+        """
+        self._probes += 1
+        network = _Network(model)
+        probe = _Probe(network, model, self._data.probe(self._probes)[0], self._threshold)
+        kept = {name: probe.kept(group) for name, group in network.prunable().items()}
+        if all(len(indices) == len(self._kept[name]) for name, indices in kept.items()):
+            return None
+        self._kept = {name: self._kept[name][kept[name]] if name in kept else old for name, old in self._kept.items()}
+        groups = {network.prunable()[name]: indices for name, indices in kept.items()}
+        return _smaller(model, optimizer, network, groups, probe.folded(groups))
+
+    def channels(self) -> tuple[int, int]:
+        """How many of the channels that could be removed are left, and how many there were."""
+        return sum(map(len, self._kept.values())), sum(self._channels.values())
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, fit for JSON: lambda, how many batches were drawn, the channels kept by kernel."""
+        kept = {
+            name: {"of": self._channels[name], "kept": indices.tolist()}
+            for name, indices in self._kept.items()
+            if len(indices) < self._channels[name]
+        }
+        return {"lambda": self._lambda, "probes": self._probes, "channels": kept}
+
+    def restore(
+        self, state: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
+    ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+        """Take up `state()`: the full `model` and `optimizer`, freshly built, cut down to the structure they had then.
+
+        Weights and slots are slices of those given; what they held then is to be loaded afterwards.
+
+        Raises:
+            UserError: the state is of another network.
+        """
+        for name, record in state["channels"].items():
+            if self._channels.get(name) != record["of"]:
+                raise UserError(
+                    f"--train_type prunetrain: the saved run had {record['of']} channels at {name}, this network has "
+                    f"{self._channels.get(name, 'no such layer')}; resume with the same --model_name and its options"
+                )
+        self._lambda, self._probes = float(state["lambda"]), int(state["probes"])
+        self._kept = {name: np.arange(count) for name, count in self._channels.items()}
+        self._kept |= {name: np.array(record["kept"], np.int64) for name, record in state["channels"].items()}
+        if not state["channels"]:
+            return model, optimizer
+        network = _Network(model)
+        groups = {network.prunable()[name]: indices for name, indices in self._kept.items()}
+        return _smaller(model, optimizer, network, groups, {})
+
+
+def group_lasso(model: keras.Model) -> tf.Tensor:
+    """Sum over all kernels of the norms of their slices by input and by output channel (paper, equation 2).
+
+    Only channels that could be removed count. A slice that is all zero has gradient 0.
+    """
+    network = _Network(model)
+    halves = []
+    for kernel in network.kernels.values():
+        weights = kernel.layer.kernel.value
+        squares = tf.square(weights)
+        over_norms = []
+        channel_axes = [(squares.shape.rank - 1 - kernel.depthwise, kernel.target)]
+        if not kernel.depthwise:
+            channel_axes.append((squares.shape.rank - 2, kernel.source))
+        for axis, group in channel_axes:
+            if not network.is_fixed(group):
+                rest = [other for other in range(squares.shape.rank) if other != axis]
+                over_norms.append(tf.math.rsqrt(tf.reduce_sum(squares, rest, keepdims=True) + 1e-20))
+        if over_norms:
+            # d‖w‖/dw = w/‖w‖: with the norms taken as constants, half of w²/‖w‖ has that gradient, in half as many
+            # operations as the root's own, which cost a small network a tenth of its step.
+            halves.append(0.5 * tf.reduce_sum(squares * tf.stop_gradient(functools.reduce(operator.add, over_norms))))
+    half = tf.add_n(halves)
+    return half + tf.stop_gradient(half)
+
+
+# --- which channels belong together -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Kernel:
+    """A layer that maps channels to channels.
+
+    Attributes:
+        layer: Conv2D, Dense or DepthwiseConv2D (that one reads and makes the same channels).
+        source, target: groups of its input's and its output's channels.
+        padded: whether zeros that are no channel's value get into its sums.
+        calls: how often the network applies it.
+        norm: the batch norm that alone reads what it makes.
+    """
+
+    layer: Any
+    source: int
+    target: int
+    depthwise: bool
+    padded: bool
+    calls: int = 0
+    norm: Any = None
+
+
+@dataclass(eq=False)
+class _Signal:
+    """A tensor of the graph: the group of its last axis, what linear layer made it, and how many layers read it."""
+
+    group: int
+    maker: _Kernel | None = None
+    readers: int = 0
+
+
+class _Network:
+    """The groups of channels of a network, and the axes of its weights that they index.
+
+    Two axes are of one group when the data flow forces them to have the same channels: through batch norm, activations,
+    pooling, depthwise convolutions and additions. A convolution or dense layer begins a new group. Those of the images,
+    of the logits, and of what a layer that is not understood reads and makes, are fixed.
+
+    Attributes:
+        kernels: by the layer's id, in the order of the data flow.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.kernels: dict[int, _Kernel] = {}
+        self._parents: list[int] = []
+        self._sizes: list[int | None] = []
+        self._fixed: set[int] = set()
+        self._axes: dict[int, dict[int, int]] = {}  # by id of the variable: axis -> group
+        self._inputs: dict[int, int] = {}  # by id of an inner model's input tensor
+        self._normed: list[tuple[_Signal, Any]] = []
+        self._norm_calls: dict[int, int] = {}
+        if _is_graph(model):
+            outputs = _walk(model, [self._opaque(tensor.shape) for tensor in model.inputs], self._visit)
+            for signal in outputs:
+                self._fix(signal.group)
+                signal.readers += 1
+        for signal, norm in self._normed:
+            maker = signal.maker
+            if maker is not None and signal.readers == maker.calls == self._norm_calls[id(norm)] == 1:
+                maker.norm = norm
+
+    def prunable(self) -> dict[str, int]:
+        """The groups whose channels may be removed, by the path of the first kernel that makes them."""
+        read = {self._root(kernel.source) for kernel in self.kernels.values() if not kernel.depthwise}
+        found: dict[int, str] = {}
+        seen: dict[str, int] = {}
+        for kernel in self.kernels.values():
+            group = self._root(kernel.target)
+            if kernel.depthwise or group in found or self.is_fixed(group) or group not in read:
+                continue
+            path = kernel.layer.kernel.path
+            seen[path] = seen.get(path, 0) + 1
+            found[group] = path if seen[path] == 1 else f"{path}#{seen[path]}"
+        return {name: group for group, name in found.items()}
+
+    def is_fixed(self, group: int) -> bool:
+        """Whether all channels of `group` must stay."""
+        return self._root(group) in self._fixed
+
+    def size(self, group: int) -> int:
+        """Number of channels of a group."""
+        size = self._sizes[self._root(group)]
+        assert size is not None, "only fixed groups are of unknown size"
+        return size
+
+    def same(self, one: int, other: int) -> bool:
+        """Whether two numbers stand for one group."""
+        return self._root(one) == self._root(other)
+
+    def axes(self, variable: keras.Variable) -> dict[int, int]:
+        """The groups of a variable's axes that index channels, by axis."""
+        return {axis: self._root(group) for axis, group in self._axes.get(id(variable), {}).items()}
+
+    def input_group(self, tensor: keras.KerasTensor) -> int | None:
+        """The group of an inner model's input."""
+        group = self._inputs.get(id(tensor))
+        return None if group is None else self._root(group)
+
+    def _visit(self, node: Any, arguments: list[_Signal]) -> list[_Signal]:
+        layer = node.operation
+        if _is_graph(layer):
+            for tensor, signal in zip(_graph(layer).inputs, arguments, strict=True):
+                self._inputs[id(tensor)] = self._union(signal.group, self._inputs.get(id(tensor), signal.group))
+            return _walk(layer, arguments, self._visit)
+        for signal in arguments:
+            signal.readers += 1
+        role = _role(node)
+        if role == "opaque":
+            for signal in arguments:
+                self._fix(signal.group)
+            return [self._opaque(tensor.shape) for tensor in node.outputs]
+        group = arguments[0].group
+        if role == "merge":
+            for signal in arguments[1:]:
+                group = self._union(group, signal.group)
+        elif role == "norm":
+            for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
+                self._bind(variable, 0, group)
+            self._norm_calls[id(layer)] = self._norm_calls.get(id(layer), 0) + 1
+            self._normed.append((arguments[0], layer))
+        elif role in ("kernel", "depthwise"):
+            return [self._apply_kernel(layer, group, node.outputs[0].shape[-1], role == "depthwise")]
+        return [_Signal(group)]
+
+    def _apply_kernel(self, layer: Any, source: int, made: int, depthwise: bool) -> _Signal:
+        rank = len(layer.kernel.shape)
+        target = self._bind(layer.kernel, rank - 2, source) if depthwise else self._group(made)
+        if not depthwise:
+            self._bind(layer.kernel, rank - 2, source)
+            target = self._bind(layer.kernel, rank - 1, target)
+        self._bind(getattr(layer, "bias", None), 0, target)
+        padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
+        kernel = self.kernels.setdefault(id(layer), _Kernel(layer, source, target, depthwise, padded))
+        kernel.calls += 1
+        if layer.activation not in _ACTIVATIONS:  # such as softmax, which no channel may leave
+            self._fix(target)
+        return _Signal(target, kernel if layer.activation is keras.activations.linear else None)
+
+    def _bind(self, variable: keras.Variable | None, axis: int, group: int) -> int:
+        if variable is None:
+            return group
+        axes = self._axes.setdefault(id(variable), {})
+        axes[axis] = self._union(group, axes.get(axis, group))
+        return axes[axis]
+
+    def _group(self, size: int | None) -> int:
+        self._parents.append(len(self._parents))
+        self._sizes.append(size)
+        return self._parents[-1]
+
+    def _opaque(self, shape: Sequence[int | None]) -> _Signal:
+        group = self._group(shape[-1] if len(shape) > 1 else None)
+        self._fixed.add(group)
+        return _Signal(group)
+
+    def _root(self, group: int) -> int:
+        while self._parents[group] != group:
+            group = self._parents[group]
+        return group
+
+    def _fix(self, group: int) -> None:
+        self._fixed.add(self._root(group))
+
+    def _union(self, one: int, other: int) -> int:
+        one, other = self._root(one), self._root(other)
+        if one != other:
+            self._parents[other] = one
+            if other in self._fixed or self._sizes[one] != self._sizes[other]:
+                self._fixed.add(one)
+        return one
+
+
+def _role(node: Any) -> str:
+    """What a layer does to channels: merge, norm, kernel, depthwise, channelwise, or (not understood) opaque."""
+    layer, inputs, kind = node.operation, node.input_tensors, type(node.operation)
+    if kind in _MERGES:
+        return "merge" if len({tensor.shape[-1] for tensor in inputs}) == 1 else "opaque"
+    if len(inputs) != 1 or getattr(layer, "data_format", "channels_last") != "channels_last":
+        return "opaque"
+    if kind in _NORMS:
+        return "norm" if layer.axis in (-1, len(inputs[0].shape) - 1) else "opaque"
+    if kind in _CHANNELWISE or (kind is _layers.Activation and layer.activation in _ACTIVATIONS):
+        return "channelwise"
+    if not isinstance(getattr(layer, "kernel", None), keras.Variable):
+        return "opaque"
+    if kind is _layers.Dense or (kind is _layers.Conv2D and layer.groups == 1):
+        return "kernel"
+    one_to_one = kind is _layers.DepthwiseConv2D and layer.depth_multiplier == 1 and layer.activation in _ACTIVATIONS
+    return "depthwise" if one_to_one else "opaque"
+
+
+def _graph(model: Any) -> Any:
+    """The graph of a functional or sequential model."""
+    return getattr(model, "_functional", None) or model
+
+
+def _is_graph(layer: Any) -> bool:
+    """Whether `layer` is a model of Keras' own kinds, made of the layers in its graph and nothing else."""
+    own = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
+    return own and bool(getattr(_graph(layer), "_nodes_by_depth", None))
+
+
+def _walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """Carry one value for each tensor through a model's graph, in the order Keras runs it; returns the outputs'.
+
+    Args:
+        inputs: the values of the model's inputs.
+        visit: maps a node of the graph and the values of its input tensors to those of its output tensors.
+    """
+    graph = _graph(model)
+    values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if not node.is_input:
+                results = visit(node, [values[id(tensor)] for tensor in node.input_tensors])
+                values.update((id(tensor), value) for tensor, value in zip(node.outputs, results, strict=True))
+    return [values[id(tensor)] for tensor in graph.outputs]
+
+
+# --- which channels are dead ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Flow:
+    """A tensor on a batch: its values [batch, …, channels], and which channels nothing writes (bool [channels])."""
+
+    values: tf.Tensor
+    unwritten: np.ndarray
+
+
+class _Probe:
+    """What the readers of each channel can do without, judged by the weights and one batch of images.
+
+    Args:
+        images: [batch, height, width, 3]; the means of channels on them are the constants that are folded.
+        threshold: see `PruneSettings`.
+    """
+
+    def __init__(self, network: _Network, model: keras.Model, images: tf.Tensor, threshold: float) -> None:
+        self._network, self._threshold = network, threshold
+        self._spare: dict[int, np.ndarray] = {}  # by id of the layer: bool [input channels]
+        self._means: dict[int, np.ndarray] = {}
+        _walk(model, [_Flow(images, np.zeros(images.shape[-1], bool))], self._visit)
+
+    def kept(self, group: int) -> np.ndarray:
+        """Indices of the channels of `group` that some reader needs; of none, the one that is read most."""
+        readers = [
+            kernel
+            for kernel in self._network.kernels.values()
+            if not kernel.depthwise and self._network.same(kernel.source, group)
+        ]
+        dead = np.logical_and.reduce([self._spare[id(kernel.layer)] for kernel in readers])
+        if dead.all():
+            norms = [_slice_norms(kernel)[0] for kernel in readers]
+            dead[np.argmax(sum(norm / max(norm.max(), 1e-30) for norm in norms))] = False
+        return np.flatnonzero(~dead)
+
+    def folded(self, kept: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """New values of batch-norm means and biases, by id of the variable, that stand for the channels not kept."""
+        values: dict[int, np.ndarray] = {}
+        for key, kernel in self._network.kernels.items():
+            group = next((group for group in kept if self._network.same(group, kernel.source)), None)
+            if group is None or kernel.depthwise or not _can_fold(kernel):
+                continue
+            gone = np.setdiff1d(np.arange(self._network.size(group)), kept[group])
+            weights = kernel.layer.kernel.numpy()[..., gone, :]
+            constant = np.einsum("...co,c->o", weights, self._means[key][gone])
+            if kernel.norm is not None:
+                values[id(kernel.norm.moving_mean)] = kernel.norm.moving_mean.numpy() - constant
+            else:
+                values[id(kernel.layer.bias)] = kernel.layer.bias.numpy() + constant
+        return values
+
+    def _visit(self, node: Any, arguments: list[_Flow]) -> list[_Flow]:
+        layer = node.operation
+        if _is_graph(layer):
+            return _walk(layer, arguments, self._visit)
+        tensors = {id(tensor): flow.values for tensor, flow in zip(node.input_tensors, arguments, strict=True)}
+        args, kwargs = node.arguments.fill_in(tensors)
+        results = tf.nest.flatten(layer(*args, **kwargs))
+        role = _role(node)
+        if role == "opaque":
+            return [_Flow(result, np.zeros(result.shape[-1] if result.shape.rank else 1, bool)) for result in results]
+        unwritten = np.logical_and.reduce([flow.unwritten for flow in arguments])
+        if type(layer) is _layers.ZeroPadding2D:
+            unwritten &= self._is_zero(arguments[0].values)
+        elif role in ("kernel", "depthwise"):
+            unwritten = self._read(self._network.kernels[id(layer)], arguments[0])
+        return [_Flow(results[0], unwritten)]
+
+    def _read(self, kernel: _Kernel, flow: _Flow) -> np.ndarray:
+        """Note what `kernel` can do without; returns which of the channels it makes are unwritten."""
+        reading, writing = (norms <= self._threshold * _typical(norms) for norms in _slice_norms(kernel))
+        constant = flow.unwritten & (~np.bool_(kernel.padded) | self._is_zero(flow.values))
+        if kernel.depthwise:
+            return writing | constant
+        key = id(kernel.layer)
+        if not _can_fold(kernel):
+            constant = flow.unwritten & self._is_zero(flow.values)
+        self._spare[key] = (reading | constant) & self._spare.get(key, np.bool_(True))
+        self._means[key] = _channel_means(flow.values)
+        return writing
+
+    def _is_zero(self, values: tf.Tensor) -> np.ndarray:
+        """Bool [channels]: small compared with the other channels of `values`."""
+        means = _channel_means(tf.abs(values))
+        return means <= self._threshold * _typical(means)
+
+
+def _can_fold(kernel: _Kernel) -> bool:
+    """Whether a constant that `kernel` reads can become a part of what follows."""
+    return kernel.calls == 1 and (kernel.norm is not None or getattr(kernel.layer, "bias", None) is not None)
+
+
+def _channel_means(values: tf.Tensor) -> np.ndarray:
+    return tf.reduce_mean(values, list(range(values.shape.rank - 1))).numpy()
+
+
+def _typical(sizes: np.ndarray) -> float:
+    """Median of those that are not 0."""
+    return float(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0.0
+
+
+def _slice_norms(kernel: _Kernel) -> tuple[np.ndarray, np.ndarray]:
+    """Norms of a kernel's slices by input channel and by output channel, as its batch norm scales what it makes."""
+    weights = kernel.layer.kernel.numpy().astype(np.float64)
+    if kernel.depthwise:
+        weights = np.swapaxes(weights, -1, -2)
+    if kernel.norm is not None:
+        norm = kernel.norm
+        gamma = 1.0 if norm.gamma is None else norm.gamma.numpy()
+        weights = weights * (gamma / np.sqrt(norm.moving_variance.numpy() + norm.epsilon))
+    within = tuple(range(weights.ndim - 2))
+    return np.sqrt((weights**2).sum((*within, -1))), np.sqrt((weights**2).sum((*within, -2)))
+
+
+# --- the smaller network ----------------------------------------------------------------------------------------------
+
+
+def _smaller(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    network: _Network,
+    kept: dict[int, np.ndarray],
+    changed: dict[int, np.ndarray],
+) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """`model` and `optimizer` built anew with the channels of each group that are `kept`.
+
+    Args:
+        changed: values, by id of the variable and before any channel is taken out, that differ from those in `model`.
+    """
+    config = model.get_config()
+    _set_widths(config, model, network, kept)
+    rebuilt = _rebuilt(model, config)
+    for new, old in zip(rebuilt.variables, model.variables, strict=True):
+        new.assign(_cut(changed.get(id(old), old.numpy()), network.axes(old), kept))
+    return rebuilt, _carried_over(optimizer, model, rebuilt, network, kept)
+
+
+def _is_own(layer: Any) -> bool:
+    """Whether a layer is of a class that neither Keras nor this project defines."""
+    return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
+
+
+def _rebuilt(model: keras.Model, config: dict[str, Any]) -> keras.Model:
+    """A new model like `model` with new weights, from its changed `config`. Raises `UserError` where Keras cannot."""
+    classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
+    try:
+        with keras.saving.custom_object_scope(classes):
+            rebuilt = type(model).from_config(config)
+    except Exception as error:  # Keras and users' layers raise many kinds
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"--train_type prunetrain: Keras cannot build {model.name} anew from its configuration: {lines[0]}"
+        ) from error
+    for new, old in zip(rebuilt._flatten_layers(), model._flatten_layers(), strict=True):
+        new.trainable = old.trainable  # from_config gives a whole model's to each of its layers
+    if tensor_names(rebuilt) != tensor_names(model):
+        raise UserError(f"--train_type prunetrain: Keras builds other tensors from {model.name}'s configuration")
+    return rebuilt
+
+
+def _set_widths(config: dict[str, Any], model: Any, network: _Network, kept: dict[int, np.ndarray]) -> None:
+    """Write the new numbers of channels into the configuration of a functional or sequential model."""
+    layers = {layer.name: layer for layer in _graph(model).operations}
+    if config.get("build_input_shape") and (group := network.input_group(_graph(model).inputs[0])) in kept:
+        config["build_input_shape"] = (*config["build_input_shape"][:-1], len(kept[group]))
+    for entry in config["layers"]:
+        inner = entry["config"]
+        layer = layers[entry.get("name") or inner["name"]]
+        if _is_graph(layer):
+            entry.pop("build_config", None)
+            _set_widths(inner, layer, network, kept)
+        elif isinstance(layer, _layers.InputLayer):
+            if (group := network.input_group(layer.output)) in kept:
+                shape = "batch_shape" if "batch_shape" in inner else "batch_input_shape"
+                inner[shape] = (*inner[shape][:-1], len(kept[group]))
+        elif any(network.axes(variable) for variable in getattr(layer, "variables", ())):
+            entry.pop("build_config", None)  # would build it for the old shapes, before it is called
+            kernel = network.kernels.get(id(layer))
+            if kernel is not None and not kernel.depthwise:
+                group = network.axes(layer.kernel)[len(layer.kernel.shape) - 1]
+                if group in kept:
+                    inner["units" if isinstance(layer, _layers.Dense) else "filters"] = len(kept[group])
+
+
+def _cut(values: np.ndarray, axes: dict[int, int], kept: dict[int, np.ndarray]) -> np.ndarray:
+    for axis, group in axes.items():
+        if group in kept:
+            values = np.take(values, kept[group], axis)
+    return values
+
+
+def _carried_over(
+    optimizer: keras.optimizers.Optimizer,
+    model: keras.Model,
+    rebuilt: keras.Model,
+    network: _Network,
+    kept: dict[int, np.ndarray],
+) -> keras.optimizers.Optimizer:
+    """A new optimizer for `rebuilt` with the slots, counts and rate of that for `model`."""
+    variables = model.trainable_variables
+    copy = type(optimizer).from_config(optimizer.get_config())
+    copy.build(rebuilt.trainable_variables)
+    slot_of = {}
+    for slots in vars(optimizer).values():  # whatever lists of one variable for each tensor it keeps
+        if isinstance(slots, list) and len(slots) == len(variables):
+            slot_of |= {id(slot): variable for slot, variable in zip(slots, variables, strict=True)}
+    for new, old in zip(copy.variables, optimizer.variables, strict=True):
+        values = old.numpy()
+        variable = slot_of.get(id(old))
+        if variable is not None and values.shape == tuple(variable.shape):
+            values = _cut(values, network.axes(variable), kept)
+        new.assign(values)
+    return copy
