@@ -185,6 +185,28 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         help="time steps the solver counts the budget in (T_q); default: rounding costs below 0.1 %% of it",
     )
     group.add_argument("--interval", type=_positive_int, metavar="EPOCHS", help="epochs between two selections")
+    group.add_argument(
+        "--prune_interval",
+        type=_positive_int,
+        default=2,
+        metavar="EPOCHS",
+        help="prunetrain: epochs between two removals of channels (default: %(default)s)",
+    )
+    group.add_argument(
+        "--prune_ratio",
+        type=_number(float, 0, 0.99, "from 0 to 0.99"),
+        default=0.25,
+        metavar="SHARE",
+        help="prunetrain: share of the group lasso in the first batch's loss (default: %(default)s)",
+    )
+    group.add_argument(
+        "--prune_threshold",
+        type=_natural,
+        default=0.5,
+        metavar="SHARE",
+        help="prunetrain: weights of a channel count as small below this share of their layer's median norm "
+        "(default: %(default)s)",
+    )
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
     group.add_argument(
         "--max_steps", type=_positive_int, metavar="N", help="end after this many steps in all, schedule included"

@@ -118,7 +118,7 @@ class PruneTrainScheme:
                 "removed; choose another --train_type"
             )
         if any(type(layer) is _layers.Lambda or _is_own(layer) for layer in model._flatten_layers()):
-            _rebuilt(model, model.get_config())  # what cannot be built anew is refused now, not after some epochs
+            _rebuilt(model, network, {})  # what cannot be built anew is refused now, not after some epochs
         self._data, self._threshold = data, settings.prune_threshold
         self._tensors = len(model.trainable_variables)
         self._probes = 0
@@ -201,16 +201,17 @@ def group_lasso(model: keras.Model) -> tf.Tensor:
     network = _Network(model)
     halves = []
     for kernel in network.kernels.values():
-        weights = kernel.layer.kernel.value
-        squares = tf.square(weights)
+        squares = tf.square(kernel.layer.kernel.value)
+        rank = squares.shape.rank
         over_norms = []
-        channel_axes = [(squares.shape.rank - 1 - kernel.depthwise, kernel.target)]
-        if not kernel.depthwise:
-            channel_axes.append((squares.shape.rank - 2, kernel.source))
-        for axis, group in channel_axes:
-            if not network.is_fixed(group):
-                rest = [other for other in range(squares.shape.rank) if other != axis]
-                over_norms.append(tf.math.rsqrt(tf.reduce_sum(squares, rest, keepdims=True) + 1e-20))
+        for axis, groups in network.axes(kernel.layer.kernel).items():
+            counts = network.spread(groups, lambda group: np.full(network.size(group), not network.is_fixed(group)))
+            if counts.any():
+                rest = [other for other in range(rank) if other != axis]
+                over_norm = tf.math.rsqrt(tf.reduce_sum(squares, rest, keepdims=True) + 1e-20)
+                if not counts.all():
+                    over_norm *= counts.reshape([-1] + [1] * (rank - 1 - axis)).astype(np.float32)
+                over_norms.append(over_norm)
         if over_norms:
             # d‖w‖/dw = w/‖w‖: with the norms taken as constants, half of w²/‖w‖ has that gradient, in half as many
             # operations as the root's own, which cost a small network a tenth of its step.
@@ -220,6 +221,9 @@ def group_lasso(model: keras.Model) -> tf.Tensor:
 
 
 # --- which channels belong together -----------------------------------------------------------------------------------
+
+
+_Groups = tuple[int, ...]  # of an axis that holds the channels of these groups, one group's after the other's
 
 
 @dataclass(eq=False)
@@ -235,8 +239,8 @@ class _Kernel:
     """
 
     layer: Any
-    source: int
-    target: int
+    source: _Groups
+    target: _Groups
     depthwise: bool
     padded: bool
     calls: int = 0
@@ -245,9 +249,9 @@ class _Kernel:
 
 @dataclass(eq=False)
 class _Signal:
-    """A tensor of the graph: the group of its last axis, what linear layer made it, and how many layers read it."""
+    """A tensor of the graph: the groups of its last axis, what linear layer made it, and how many layers read it."""
 
-    group: int
+    groups: _Groups
     maker: _Kernel | None = None
     readers: int = 0
 
@@ -257,7 +261,8 @@ class _Network:
 
     Two axes are of one group when the data flow forces them to have the same channels: through batch norm, activations,
     pooling, depthwise convolutions and additions. A convolution or dense layer begins a new group. Those of the images,
-    of the logits, and of what a layer that is not understood reads and makes, are fixed.
+    of the logits, and of what a layer that is not understood reads and makes, are fixed. Concatenated tensors hold one
+    group's channels after the other's; a flattened one holds them again for each place.
 
     Attributes:
         kernels: by the layer's id, in the order of the data flow.
@@ -266,16 +271,16 @@ class _Network:
     def __init__(self, model: keras.Model) -> None:
         self.kernels: dict[int, _Kernel] = {}
         self._parents: list[int] = []
-        self._sizes: list[int | None] = []
+        self._sizes: list[int] = []
         self._fixed: set[int] = set()
-        self._axes: dict[int, dict[int, int]] = {}  # by id of the variable: axis -> group
-        self._inputs: dict[int, int] = {}  # by id of an inner model's input tensor
+        self._axes: dict[int, dict[int, _Groups]] = {}  # by id of the variable: axis -> groups
+        self._inputs: dict[int, _Groups] = {}  # by id of an inner model's input tensor
         self._normed: list[tuple[_Signal, Any]] = []
         self._norm_calls: dict[int, int] = {}
         if _is_graph(model):
             outputs = _walk(model, [self._opaque(tensor.shape) for tensor in model.inputs], self._visit)
             for signal in outputs:
-                self._fix(signal.group)
+                self._fix(signal.groups)
                 signal.readers += 1
         for signal, norm in self._normed:
             maker = signal.maker
@@ -284,12 +289,14 @@ class _Network:
 
     def prunable(self) -> dict[str, int]:
         """The groups whose channels may be removed, by the path of the first kernel that makes them."""
-        read = {self._root(kernel.source) for kernel in self.kernels.values() if not kernel.depthwise}
+        read = {
+            group for kernel in self.kernels.values() if not kernel.depthwise for group in self._roots(kernel.source)
+        }
         found: dict[int, str] = {}
         seen: dict[str, int] = {}
         for kernel in self.kernels.values():
-            group = self._root(kernel.target)
-            if kernel.depthwise or group in found or self.is_fixed(group) or group not in read:
+            group = self._root(kernel.target[0])
+            if kernel.depthwise or group in found or group in self._fixed or group not in read:
                 continue
             path = kernel.layer.kernel.path
             seen[path] = seen.get(path, 0) + 1
@@ -302,55 +309,71 @@ class _Network:
 
     def size(self, group: int) -> int:
         """Number of channels of a group."""
-        size = self._sizes[self._root(group)]
-        assert size is not None, "only fixed groups are of unknown size"
-        return size
+        return self._sizes[self._root(group)]
 
-    def same(self, one: int, other: int) -> bool:
-        """Whether two numbers stand for one group."""
-        return self._root(one) == self._root(other)
-
-    def axes(self, variable: keras.Variable) -> dict[int, int]:
+    def axes(self, variable: keras.Variable) -> dict[int, _Groups]:
         """The groups of a variable's axes that index channels, by axis."""
-        return {axis: self._root(group) for axis, group in self._axes.get(id(variable), {}).items()}
+        return {axis: self._roots(groups) for axis, groups in self._axes.get(id(variable), {}).items()}
 
-    def input_group(self, tensor: keras.KerasTensor) -> int | None:
-        """The group of an inner model's input."""
-        group = self._inputs.get(id(tensor))
-        return None if group is None else self._root(group)
+    def readers(self, group: int) -> list[_Kernel]:
+        """The convolutions and dense layers that read the channels of `group` and make others."""
+        kernels = [kernel for kernel in self.kernels.values() if not kernel.depthwise]
+        return [kernel for kernel in kernels if self._root(group) in self._roots(kernel.source)]
+
+    def input_groups(self, tensor: keras.KerasTensor) -> _Groups:
+        """The groups of an inner model's input; none for any other tensor."""
+        return self._roots(self._inputs.get(id(tensor), ()))
+
+    def spread(self, groups: _Groups, values: Callable[[int], np.ndarray]) -> np.ndarray:
+        """What `values` gives for each group of an axis, one after the other."""
+        return np.concatenate([values(group) for group in self._roots(groups)])
+
+    def gather(self, values: np.ndarray, groups: _Groups, group: int) -> np.ndarray:
+        """The parts [times the group occurs, its channels] of `values`, one for each channel of an axis."""
+        ends = np.cumsum([self.size(other) for other in groups])[:-1]
+        parts = zip(np.split(values, ends), self._roots(groups), strict=True)
+        return np.stack([part for part, other in parts if other == self._root(group)])
+
+    def places(self, groups: _Groups, kept: dict[int, np.ndarray]) -> np.ndarray:
+        """Indices along an axis of the channels that are kept; a group that `kept` does not name keeps all."""
+        starts = np.cumsum([0, *(self.size(group) for group in groups)])
+        everything = [kept.get(group, np.arange(self.size(group))) for group in self._roots(groups)]
+        return np.concatenate([start + indices for start, indices in zip(starts, everything, strict=False)])
 
     def _visit(self, node: Any, arguments: list[_Signal]) -> list[_Signal]:
         layer = node.operation
         if _is_graph(layer):
             for tensor, signal in zip(_graph(layer).inputs, arguments, strict=True):
-                self._inputs[id(tensor)] = self._union(signal.group, self._inputs.get(id(tensor), signal.group))
+                self._inputs[id(tensor)] = self._union(signal.groups, self._inputs.get(id(tensor), signal.groups))
             return _walk(layer, arguments, self._visit)
         for signal in arguments:
             signal.readers += 1
         role = _role(node)
         if role == "opaque":
             for signal in arguments:
-                self._fix(signal.group)
+                self._fix(signal.groups)
             return [self._opaque(tensor.shape) for tensor in node.outputs]
-        group = arguments[0].group
+        groups = arguments[0].groups
         if role == "merge":
             for signal in arguments[1:]:
-                group = self._union(group, signal.group)
+                groups = self._union(groups, signal.groups)
+        elif role == "concatenation":
+            groups = tuple(group for signal in arguments for group in signal.groups)
+        elif role == "flattening":
+            groups = groups * (node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
         elif role == "norm":
             for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
-                self._bind(variable, 0, group)
+                self._bind(variable, 0, groups)
             self._norm_calls[id(layer)] = self._norm_calls.get(id(layer), 0) + 1
             self._normed.append((arguments[0], layer))
         elif role in ("kernel", "depthwise"):
-            return [self._apply_kernel(layer, group, node.outputs[0].shape[-1], role == "depthwise")]
-        return [_Signal(group)]
+            return [self._apply_kernel(layer, groups, node.outputs[0].shape[-1], role == "depthwise")]
+        return [_Signal(groups)]
 
-    def _apply_kernel(self, layer: Any, source: int, made: int, depthwise: bool) -> _Signal:
+    def _apply_kernel(self, layer: Any, source: _Groups, made: int, depthwise: bool) -> _Signal:
         rank = len(layer.kernel.shape)
-        target = self._bind(layer.kernel, rank - 2, source) if depthwise else self._group(made)
-        if not depthwise:
-            self._bind(layer.kernel, rank - 2, source)
-            target = self._bind(layer.kernel, rank - 1, target)
+        source = self._bind(layer.kernel, rank - 2, source)
+        target = source if depthwise else self._bind(layer.kernel, rank - 1, self._new_group(made))
         self._bind(getattr(layer, "bias", None), 0, target)
         padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
         kernel = self.kernels.setdefault(id(layer), _Kernel(layer, source, target, depthwise, padded))
@@ -359,49 +382,60 @@ class _Network:
             self._fix(target)
         return _Signal(target, kernel if layer.activation is keras.activations.linear else None)
 
-    def _bind(self, variable: keras.Variable | None, axis: int, group: int) -> int:
+    def _bind(self, variable: keras.Variable | None, axis: int, groups: _Groups) -> _Groups:
         if variable is None:
-            return group
+            return groups
         axes = self._axes.setdefault(id(variable), {})
-        axes[axis] = self._union(group, axes.get(axis, group))
+        axes[axis] = self._union(groups, axes.get(axis, groups))
         return axes[axis]
 
-    def _group(self, size: int | None) -> int:
+    def _new_group(self, size: int) -> _Groups:
         self._parents.append(len(self._parents))
         self._sizes.append(size)
-        return self._parents[-1]
+        return (self._parents[-1],)
 
     def _opaque(self, shape: Sequence[int | None]) -> _Signal:
-        group = self._group(shape[-1] if len(shape) > 1 else None)
-        self._fixed.add(group)
-        return _Signal(group)
+        groups = self._new_group((shape[-1] if len(shape) > 1 else None) or 0)
+        self._fix(groups)
+        return _Signal(groups)
 
     def _root(self, group: int) -> int:
         while self._parents[group] != group:
             group = self._parents[group]
         return group
 
-    def _fix(self, group: int) -> None:
-        self._fixed.add(self._root(group))
+    def _roots(self, groups: _Groups) -> _Groups:
+        return tuple(map(self._root, groups))
 
-    def _union(self, one: int, other: int) -> int:
-        one, other = self._root(one), self._root(other)
-        if one != other:
+    def _fix(self, groups: _Groups) -> None:
+        self._fixed.update(self._roots(groups))
+
+    def _union(self, some: _Groups, others: _Groups) -> _Groups:
+        """Make two axes' groups the same; where they are cut differently, all of their channels are fixed instead."""
+        if [self.size(group) for group in some] != [self.size(group) for group in others]:
+            self._fix((*some, *others))
+            return some
+        for one, other in zip(self._roots(some), self._roots(others), strict=True):
+            one, other = self._root(one), self._root(other)  # noqa: PLW2901 - joined meanwhile
             self._parents[other] = one
-            if other in self._fixed or self._sizes[one] != self._sizes[other]:
+            if other in self._fixed:
                 self._fixed.add(one)
-        return one
+        return some
 
 
 def _role(node: Any) -> str:
-    """What a layer does to channels: merge, norm, kernel, depthwise, channelwise, or (not understood) opaque."""
+    """What a layer does to channels; "opaque" where that is not understood."""
     layer, inputs, kind = node.operation, node.input_tensors, type(node.operation)
     if kind in _MERGES:
         return "merge" if len({tensor.shape[-1] for tensor in inputs}) == 1 else "opaque"
+    if kind is _layers.Concatenate:
+        return "concatenation" if layer.axis in (-1, len(inputs[0].shape) - 1) else "opaque"
     if len(inputs) != 1 or getattr(layer, "data_format", "channels_last") != "channels_last":
         return "opaque"
     if kind in _NORMS:
         return "norm" if layer.axis in (-1, len(inputs[0].shape) - 1) else "opaque"
+    if kind is _layers.Flatten:
+        return "flattening" if node.outputs[0].shape[-1] else "opaque"
     if kind in _CHANNELWISE or (kind is _layers.Activation and layer.activation in _ACTIVATIONS):
         return "channelwise"
     if not isinstance(getattr(layer, "kernel", None), keras.Variable):
@@ -467,25 +501,23 @@ class _Probe:
 
     def kept(self, group: int) -> np.ndarray:
         """Indices of the channels of `group` that some reader needs; of none, the one that is read most."""
-        readers = [
-            kernel
-            for kernel in self._network.kernels.values()
-            if not kernel.depthwise and self._network.same(kernel.source, group)
-        ]
-        dead = np.logical_and.reduce([self._spare[id(kernel.layer)] for kernel in readers])
+        network, readers = self._network, self._network.readers(group)
+        spare = [network.gather(self._spare[id(kernel.layer)], kernel.source, group) for kernel in readers]
+        dead = np.concatenate(spare).all(axis=0)
         if dead.all():
-            norms = [_slice_norms(kernel)[0] for kernel in readers]
-            dead[np.argmax(sum(norm / max(norm.max(), 1e-30) for norm in norms))] = False
+            norms = [network.gather(_slice_norms(kernel)[0], kernel.source, group) for kernel in readers]
+            dead[np.argmax(sum(norm.sum(axis=0) / max(norm.sum(), 1e-30) for norm in norms))] = False
         return np.flatnonzero(~dead)
 
     def folded(self, kept: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """New values of batch-norm means and biases, by id of the variable, that stand for the channels not kept."""
         values: dict[int, np.ndarray] = {}
         for key, kernel in self._network.kernels.items():
-            group = next((group for group in kept if self._network.same(group, kernel.source)), None)
-            if group is None or kernel.depthwise or not _can_fold(kernel):
+            if kernel.depthwise or not _can_fold(kernel):
                 continue
-            gone = np.setdiff1d(np.arange(self._network.size(group)), kept[group])
+            gone = np.setdiff1d(np.arange(len(self._means[key])), self._network.places(kernel.source, kept))
+            if not len(gone):
+                continue
             weights = kernel.layer.kernel.numpy()[..., gone, :]
             constant = np.einsum("...co,c->o", weights, self._means[key][gone])
             if kernel.norm is not None:
@@ -504,8 +536,12 @@ class _Probe:
         role = _role(node)
         if role == "opaque":
             return [_Flow(result, np.zeros(result.shape[-1] if result.shape.rank else 1, bool)) for result in results]
+        if role == "concatenation":
+            return [_Flow(results[0], np.concatenate([flow.unwritten for flow in arguments]))]
         unwritten = np.logical_and.reduce([flow.unwritten for flow in arguments])
-        if type(layer) is _layers.ZeroPadding2D:
+        if role == "flattening":
+            unwritten = np.tile(unwritten, results[0].shape[-1] // len(unwritten))
+        elif type(layer) is _layers.ZeroPadding2D:
             unwritten &= self._is_zero(arguments[0].values)
         elif role in ("kernel", "depthwise"):
             unwritten = self._read(self._network.kernels[id(layer)], arguments[0])
@@ -572,11 +608,9 @@ def _smaller(
     Args:
         changed: values, by id of the variable and before any channel is taken out, that differ from those in `model`.
     """
-    config = model.get_config()
-    _set_widths(config, model, network, kept)
-    rebuilt = _rebuilt(model, config)
+    rebuilt = _rebuilt(model, network, kept)
     for new, old in zip(rebuilt.variables, model.variables, strict=True):
-        new.assign(_cut(changed.get(id(old), old.numpy()), network.axes(old), kept))
+        new.assign(_cut(changed.get(id(old), old.numpy()), old, network, kept))
     return rebuilt, _carried_over(optimizer, model, rebuilt, network, kept)
 
 
@@ -585,10 +619,12 @@ def _is_own(layer: Any) -> bool:
     return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
 
 
-def _rebuilt(model: keras.Model, config: dict[str, Any]) -> keras.Model:
-    """A new model like `model` with new weights, from its changed `config`. Raises `UserError` where Keras cannot."""
+def _rebuilt(model: keras.Model, network: _Network, kept: dict[int, np.ndarray]) -> keras.Model:
+    """A new model like `model` but of the `kept` widths, with new weights. Raises `UserError` where Keras cannot."""
     classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
     try:
+        config = model.get_config()
+        _set_widths(config, model, network, kept)
         with keras.saving.custom_object_scope(classes):
             rebuilt = type(model).from_config(config)
     except Exception as error:  # Keras and users' layers raise many kinds
@@ -606,8 +642,8 @@ def _rebuilt(model: keras.Model, config: dict[str, Any]) -> keras.Model:
 def _set_widths(config: dict[str, Any], model: Any, network: _Network, kept: dict[int, np.ndarray]) -> None:
     """Write the new numbers of channels into the configuration of a functional or sequential model."""
     layers = {layer.name: layer for layer in _graph(model).operations}
-    if config.get("build_input_shape") and (group := network.input_group(_graph(model).inputs[0])) in kept:
-        config["build_input_shape"] = (*config["build_input_shape"][:-1], len(kept[group]))
+    if config.get("build_input_shape"):
+        _set_width(config, "build_input_shape", network, network.input_groups(_graph(model).inputs[0]), kept)
     for entry in config["layers"]:
         inner = entry["config"]
         layer = layers[entry.get("name") or inner["name"]]
@@ -615,22 +651,26 @@ def _set_widths(config: dict[str, Any], model: Any, network: _Network, kept: dic
             entry.pop("build_config", None)
             _set_widths(inner, layer, network, kept)
         elif isinstance(layer, _layers.InputLayer):
-            if (group := network.input_group(layer.output)) in kept:
-                shape = "batch_shape" if "batch_shape" in inner else "batch_input_shape"
-                inner[shape] = (*inner[shape][:-1], len(kept[group]))
+            _set_width(inner, "batch_shape", network, network.input_groups(layer.output), kept)
         elif any(network.axes(variable) for variable in getattr(layer, "variables", ())):
             entry.pop("build_config", None)  # would build it for the old shapes, before it is called
-            kernel = network.kernels.get(id(layer))
-            if kernel is not None and not kernel.depthwise:
-                group = network.axes(layer.kernel)[len(layer.kernel.shape) - 1]
-                if group in kept:
-                    inner["units" if isinstance(layer, _layers.Dense) else "filters"] = len(kept[group])
+            if id(layer) in network.kernels and not network.kernels[id(layer)].depthwise:
+                groups = network.axes(layer.kernel)[len(layer.kernel.shape) - 1]
+                inner["units" if isinstance(layer, _layers.Dense) else "filters"] = len(network.places(groups, kept))
 
 
-def _cut(values: np.ndarray, axes: dict[int, int], kept: dict[int, np.ndarray]) -> np.ndarray:
-    for axis, group in axes.items():
-        if group in kept:
-            values = np.take(values, kept[group], axis)
+def _set_width(
+    config: dict[str, Any], key: str, network: _Network, groups: _Groups, kept: dict[int, np.ndarray]
+) -> None:
+    """Write the number of channels of an inner model's input into the last place of a shape in its configuration."""
+    if any(group in kept for group in groups):
+        config[key] = (*config[key][:-1], len(network.places(groups, kept)))
+
+
+def _cut(values: np.ndarray, variable: keras.Variable, network: _Network, kept: dict[int, np.ndarray]) -> np.ndarray:
+    """`values`, of the shape of `variable`, with the channels that are kept."""
+    for axis, groups in network.axes(variable).items():
+        values = np.take(values, network.places(groups, kept), axis)
     return values
 
 
@@ -653,6 +693,6 @@ def _carried_over(
         values = old.numpy()
         variable = slot_of.get(id(old))
         if variable is not None and values.shape == tuple(variable.shape):
-            values = _cut(values, network.axes(variable), kept)
+            values = _cut(values, variable, network, kept)
         new.assign(values)
     return copy
