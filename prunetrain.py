@@ -7,8 +7,8 @@ state, momentum and step count.
 
 As in the paper:
     - One group for each input channel and one for each output channel of every convolution (and dense layer), all with
-      one coefficient lambda: sum of ‖W[..., c, :]‖ and ‖W[..., :, k]‖ (section 4.1). What the image and the logits fix
-      belongs to no group.
+      one coefficient lambda: the sum of ‖W[..., c, :]‖ and of ‖W[..., k]‖. What the image and the logits fix belongs
+      to no group.
     - lambda is set once, by the first batch: penalty = ratio * (loss + penalty).
     - Residual additions: channel union. A channel of the sum goes only when all that write into the addition and all
       that read from it can do without it, so no gather or scatter is ever needed.
@@ -37,6 +37,7 @@ understood keeps the channels it reads and those it makes.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ class PruneTrainScheme:
 
 
 def group_lasso(model: keras.Model) -> tf.Tensor:
-    """Sum over all kernels of the norms of their slices by input and by output channel (paper, equation 2).
+    """Sum over all kernels of the norms of their slices by input and by output channel.
 
     Only channels that could be removed count. A slice that is all zero has gradient 0.
     """
@@ -532,6 +533,8 @@ class _Probe:
             return _walk(layer, arguments, self._visit)
         tensors = {id(tensor): flow.values for tensor, flow in zip(node.input_tensors, arguments, strict=True)}
         args, kwargs = node.arguments.fill_in(tensors)
+        if "training" in inspect.signature(layer.call).parameters:  # random layers take True if nothing is said
+            kwargs = {**kwargs, "training": False}
         results = tf.nest.flatten(layer(*args, **kwargs))
         role = _role(node)
         if role == "opaque":
