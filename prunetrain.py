@@ -48,7 +48,7 @@ import numpy as np
 import tensorflow as tf
 
 from data import ImageData
-from models import FrozenBatchNormalization, tensor_names
+from models import FrozenBatchNormalization
 from time_budget import Progress
 from train import Choice, classification_loss
 from utils import UserError
@@ -520,7 +520,7 @@ class _Probe:
             if not len(gone):
                 continue
             weights = kernel.layer.kernel.numpy()[..., gone, :]
-            constant = np.einsum("...co,c->o", weights, self._means[key][gone])
+            constant = self._means[key][gone] @ weights.reshape(-1, len(gone), weights.shape[-1]).sum(axis=0)
             if kernel.norm is not None:
                 values[id(kernel.norm.moving_mean)] = kernel.norm.moving_mean.numpy() - constant
             else:
@@ -637,9 +637,14 @@ def _rebuilt(model: keras.Model, network: _Network, kept: dict[int, np.ndarray])
         ) from error
     for new, old in zip(rebuilt._flatten_layers(), model._flatten_layers(), strict=True):
         new.trainable = old.trainable  # from_config gives a whole model's to each of its layers
-    if tensor_names(rebuilt) != tensor_names(model):
+    # Paths may differ inside a layer of one's own that makes layers without a name: Keras numbers these.
+    if [_kind_of(variable) for variable in rebuilt.variables] != [_kind_of(variable) for variable in model.variables]:
         raise UserError(f"--train_type prunetrain: Keras builds other tensors from {model.name}'s configuration")
     return rebuilt
+
+
+def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
+    return variable.name, len(variable.shape), variable.trainable
 
 
 def _set_widths(config: dict[str, Any], model: Any, network: _Network, kept: dict[int, np.ndarray]) -> None:
