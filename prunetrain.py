@@ -504,7 +504,7 @@ class _Probe:
         """Indices of the channels of `group` that some reader needs; of none, the one that is read most."""
         network, readers = self._network, self._network.readers(group)
         spare = [network.gather(self._spare[id(kernel.layer)], kernel.source, group) for kernel in readers]
-        dead = np.concatenate(spare).all(axis=0)
+        dead = np.logical_and.reduce(np.concatenate(spare))
         if dead.all():
             norms = [network.gather(_slice_norms(kernel)[0], kernel.source, group) for kernel in readers]
             dead[np.argmax(sum(norm.sum(axis=0) / max(norm.sum(), 1e-30) for norm in norms))] = False
@@ -693,7 +693,7 @@ def _carried_over(
     variables = model.trainable_variables
     copy = type(optimizer).from_config(optimizer.get_config())
     copy.build(rebuilt.trainable_variables)
-    slot_of = {}
+    slot_of: dict[int, keras.Variable] = {}
     for slots in vars(optimizer).values():  # whatever lists of one variable for each tensor it keeps
         if isinstance(slots, list) and len(slots) == len(variables):
             slot_of |= {id(slot): variable for slot, variable in zip(slots, variables, strict=True)}

@@ -15,7 +15,7 @@ import operation_times
 import prunetrain
 from optimizers import make_optimizer
 from options import GLYPH_WEIGHTS
-from prunetrain import PruneTrainScheme, _Network
+from prunetrain import _Network
 from train import TrainStep, classification_loss
 from utils import UserError
 
@@ -57,6 +57,10 @@ def build(name, dropout=1e-9):
             elif variable.name in ("beta", "bias", "moving_mean"):
                 variable.assign(rng.normal(0, 0.3, variable.shape))
     return model
+
+
+def scheme_of(model, settings=EXACT):
+    return prunetrain.PruneTrainScheme(model, Batches(model), settings)  # type: ignore[arg-type]
 
 
 def built_optimizer(model, name="sgd", rate=1e-2):
@@ -121,7 +125,7 @@ def assert_same_logits(one, other, images):
 def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_next_step(name):
     model = build(name)
     data, optimizer = Batches(model), built_optimizer(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     killed = kill_readers(model)
     step = TrainStep(model, optimizer, BATCH)
     network = _Network(model)
@@ -147,7 +151,7 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
 def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, depthwise):
     model = build(name)
     data, optimizer = Batches(model), built_optimizer(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     kill_writers(model, depthwise)
     smaller, _ = scheme.reconfigure(model, optimizer)
     left, all_channels = scheme.channels()
@@ -159,7 +163,7 @@ def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, de
         assert len(scheme._kept["block_3_expand/kernel"]) == count - int(SHARE * count)
 
 
-def residual_free(reader_size, beta):
+def two_convolutions(reader_size, beta):
     """Convolution, batch norm, ReLU, then a convolution that reads it, with a batch norm of its own."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 3))
@@ -177,12 +181,12 @@ def residual_free(reader_size, beta):
     ("reader_size", "beta", "removed"), [(1, 0.7, True), (3, 0.7, False), (3, -0.7, True), (3, 0.0, True)]
 )
 def test_a_constant_is_folded_only_where_no_padding_mixes_with_it(reader_size, beta, removed):
-    model = residual_free(reader_size, beta)
+    model = two_convolutions(reader_size, beta)
     zero(model.get_layer("first").kernel, 3, [1, 4])
     data, optimizer = Batches(model), built_optimizer(model)
     if beta < 0:  # else every channel of this network would be dead
         model.get_layer("norm").beta.assign(np.where(np.isin(np.arange(6), [1, 4]), beta, 0.5))
-    result = PruneTrainScheme(model, data, EXACT).reconfigure(model, optimizer)
+    result = scheme_of(model).reconfigure(model, optimizer)
     assert (result is not None) == removed
     if result:
         assert result[0].get_layer("first").filters == 4
@@ -195,7 +199,7 @@ def test_own_networks_keep_their_logits_or_are_refused(function):
     model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES, augmentation="flip")
     data, optimizer = Batches(model), built_optimizer(model)
     try:
-        scheme = PruneTrainScheme(model, data, EXACT)
+        scheme = scheme_of(model)
     except UserError as error:
         assert "--train_type prunetrain" in str(error)
         assert function.__name__ not in ("branches", "nested", "shared_weights")
@@ -218,7 +222,7 @@ def test_inner_models_and_layers_of_ones_own_are_built_anew_with_fewer_channels(
     x = zoo.Gated()(keras.layers.Conv2D(4, 3)(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(keras.layers.GlobalMaxPooling2D()(x)))
     data, optimizer = Batches(model), built_optimizer(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     kill_readers(model, share=0.5)
     smaller, carried = scheme.reconfigure(model, optimizer)
     assert [v.shape[-1] for v in smaller.trainable_variables if v.name == "kernel"] == [3, 3, 4, 4, CLASSES]
@@ -230,7 +234,7 @@ def test_inner_models_and_layers_of_ones_own_are_built_anew_with_fewer_channels(
 def test_slots_step_counts_and_schedule_are_carried_over(name):
     model = build("small")
     data, optimizer = Batches(model), built_optimizer(model, name)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     mask = np.ones(len(model.trainable_variables), bool)
     TrainStep(model, optimizer, BATCH, mask)(*data.batch)
     mask[1] = False  # from now on, tensors have taken unequal numbers of steps
@@ -263,7 +267,7 @@ def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
     data, optimizer = Batches(model), built_optimizer(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     for _ in range(3):
         model(data.batch[0], training=True)  # moves the random state on
     kill_readers(model)
@@ -283,7 +287,7 @@ def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
 def test_a_pruned_network_is_saved_and_loaded(tmp_path):
     model = build("mobilenetv2")
     data = Batches(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    scheme = scheme_of(model)
     kill_readers(model)
     smaller, _ = scheme.reconfigure(model, built_optimizer(model))
     smaller.save(tmp_path / "last.keras")
@@ -305,7 +309,7 @@ def test_a_channel_of_an_addition_goes_only_when_every_reader_can_do_without_it(
     readers = network.readers(group)
     writers = [kernel for kernel in network.kernels.values() if network._roots(kernel.target) == (group,)]
     assert (len(readers), len(writers), network.size(group)) == (4, 4, 256)
-    scheme = PruneTrainScheme(model, Batches(model), EXACT)
+    scheme = scheme_of(model)
     for kernel in readers[1:]:
         zero(kernel.layer.kernel, 2, [3, 7])
     zero(readers[0].layer.kernel, 2, [3])
@@ -318,7 +322,7 @@ def test_one_channel_of_a_group_stays_though_all_are_dead():
     model = build("small")
     zero(model.get_layer("left").kernel, 2, slice(None))
     zero(model.get_layer("right").kernel, 2, slice(None))
-    scheme = PruneTrainScheme(model, Batches(model), EXACT)
+    scheme = scheme_of(model)
     smaller, _ = scheme.reconfigure(model, built_optimizer(model))
     assert smaller.get_layer("stem").filters == 1
     images = Batches(model).batch[0]
@@ -326,15 +330,15 @@ def test_one_channel_of_a_group_stays_though_all_are_dead():
 
 
 def test_small_is_relative_to_the_median_of_the_layer_as_its_batch_norm_scales_it():
-    model = residual_free(reader_size=1, beta=0.5)
-    data, optimizer = Batches(model), built_optimizer(model)
+    model = two_convolutions(reader_size=1, beta=0.5)
+    optimizer = built_optimizer(model)
     kernel, norm = model.get_layer("first").kernel, model.get_layer("norm")
     kernel.assign(np.ones(kernel.shape) * [1.0, 3.0, 2.0, 1.1, 1.0, 1.0])
     norm.gamma.assign([1.0, -0.1, 2.0, 1.0, 1.0, 1.0])
 
     def pruned(threshold):
         settings = SimpleNamespace(prune_ratio=0.2, prune_threshold=threshold)
-        result = PruneTrainScheme(model, data, settings).reconfigure(model, optimizer)
+        result = scheme_of(model, settings).reconfigure(model, optimizer)
         return 6 - result[0].get_layer("first").filters if result else 0
 
     assert (pruned(0.25), pruned(0.35)) == (0, 1)  # 3 · 0.1 against a median of about 1
@@ -346,7 +350,7 @@ def test_small_is_relative_to_the_median_of_the_layer_as_its_batch_norm_scales_i
 
 def test_nothing_is_rebuilt_while_nothing_is_dead():
     model = build("mobilenetv2")
-    scheme = PruneTrainScheme(model, Batches(model), EXACT)
+    scheme = scheme_of(model)
     assert scheme.reconfigure(model, built_optimizer(model)) is None
     left, of = scheme.channels()
     assert left == of > 1000
@@ -356,7 +360,7 @@ def test_nothing_is_rebuilt_while_nothing_is_dead():
 def test_a_network_without_channels_to_remove_is_refused(name):
     model = models.build_model(name, 32, CLASSES, augmentation="none")
     with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
-        PruneTrainScheme(model, Batches(model), EXACT)
+        scheme_of(model)
 
 
 class NoConfig(keras.layers.Layer):
@@ -376,7 +380,7 @@ def test_a_network_that_keras_cannot_build_anew_is_refused_at_once():
     x = keras.layers.GlobalAveragePooling2D()(NoConfig(tf.nn.relu)(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
     with pytest.raises(UserError, match="--train_type prunetrain: Keras cannot build"):
-        PruneTrainScheme(model, Batches(model), EXACT)
+        scheme_of(model)
 
 
 # --- lasso and scheme -------------------------------------------------------------------------------------------------
@@ -405,7 +409,7 @@ def test_the_lasso_and_its_gradient_are_those_of_the_definition():
 def test_lambda_makes_the_penalty_the_given_share_of_the_first_loss():
     model = build("small")
     data = Batches(model)
-    scheme = PruneTrainScheme(model, data, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0))
+    scheme = scheme_of(model, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0))
     penalty = float(scheme.penalty(model))
     images, labels = data.batch
     loss = float(classification_loss(labels, model(images, training=False)))
@@ -413,9 +417,9 @@ def test_lambda_makes_the_penalty_the_given_share_of_the_first_loss():
 
 
 def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike():
-    model = build("mobilenetv2")
-    data, optimizer = Batches(model), built_optimizer(model)
-    scheme = PruneTrainScheme(model, data, EXACT)
+    model = two_convolutions(reader_size=3, beta=0.5)
+    data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
+    scheme = scheme_of(model)
     assert scheme.choose(SimpleNamespace(epoch=0), optimizer).mask.sum() == len(model.trainable_variables)
     assert scheme.choose(SimpleNamespace(epoch=1), optimizer) is None
     for seed in (0, 1):  # the second cut is one of an already smaller network
@@ -424,9 +428,9 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
         TrainStep(model, optimizer, BATCH)(*data.batch)
     state = json.loads(json.dumps(scheme.state()))
 
-    fresh = build("mobilenetv2")
-    other = PruneTrainScheme(fresh, data, EXACT)
-    resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh))
+    fresh = two_convolutions(reader_size=3, beta=0.5)
+    other = scheme_of(fresh)
+    resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh, rate=1e-6))
     assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
     assert other.state() == scheme.state()
     for variables, saved in ((resumed.variables, model.variables), (resumed_optimizer.variables, optimizer.variables)):
@@ -443,7 +447,7 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
 
 def test_an_unpruned_state_restores_to_the_network_itself_and_a_foreign_one_is_refused():
     model = build("small")
-    scheme = PruneTrainScheme(model, Batches(model), EXACT)
+    scheme = scheme_of(model)
     optimizer = built_optimizer(model)
     assert scheme.restore(scheme.state(), model, optimizer) == (model, optimizer)
     foreign = {**scheme.state(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
