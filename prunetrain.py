@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ from models import FrozenBatchNormalization
 from time_budget import Progress
 from train import Choice, classification_loss
 from utils import UserError
+
+PROBE_IMAGES = 64  # over which the spread of a channel is measured
 
 _layers = keras.layers
 _MERGES = (
@@ -122,7 +125,8 @@ class PruneTrainScheme:
             _rebuilt(model, network, {})  # what cannot be built anew is refused now, not after some epochs
         self._data, self._threshold = data, settings.prune_threshold
         self._tensors = len(model.trainable_variables)
-        self._probes = 0
+        self._probes = 1
+        self._typical: dict[str, float] = {}
         self._channels = {name: network.size(group) for name, group in network.prunable().items()}
         self._kept = {name: np.arange(count) for name, count in self._channels.items()}
         images, labels = data.probe(0)
@@ -145,10 +149,14 @@ class PruneTrainScheme:
         Weights, batch-norm statistics and random state, the optimizer's slots, step counts and schedule go on. Neither
         `model` nor `optimizer` changes. There are as many trainable variables as before, in the same order.
         """
-        self._probes += 1
         network = _Network(model)
-        probe = _Probe(network, model, self._data.probe(self._probes)[0], self._threshold)
-        kept = {name: probe.kept(group) for name, group in network.prunable().items()}
+        batches = math.ceil(PROBE_IMAGES / self._data.batch_size)
+        probe = _Probe(network, model, [self._data.probe(self._probes + k)[0] for k in range(batches)])
+        self._probes += batches
+        if not self._typical:
+            self._typical = {name: _typical(values) for name, values in probe.contributions.items()}
+        smallest = {name: self._threshold * typical for name, typical in self._typical.items()}
+        kept = {name: probe.kept(group, smallest) for name, group in network.prunable().items()}
         if all(len(indices) == len(self._kept[name]) for name, indices in kept.items()):
             return None
         self._kept = {name: self._kept[name][kept[name]] if name in kept else old for name, old in self._kept.items()}
@@ -160,13 +168,13 @@ class PruneTrainScheme:
         return sum(map(len, self._kept.values())), sum(self._channels.values())
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, fit for JSON: lambda, how many batches were drawn, the channels kept by kernel."""
+        """What `restore` needs, fit for JSON: lambda, batches drawn, medians, and the channels kept by kernel."""
         kept = {
             name: {"of": self._channels[name], "kept": indices.tolist()}
             for name, indices in self._kept.items()
             if len(indices) < self._channels[name]
         }
-        return {"lambda": self._lambda, "probes": self._probes, "channels": kept}
+        return {"lambda": self._lambda, "probes": self._probes, "typical": self._typical, "channels": kept}
 
     def restore(
         self, state: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
@@ -185,6 +193,7 @@ class PruneTrainScheme:
                     f"{self._channels.get(name, 'no such layer')}; resume with the same --model_name and its options"
                 )
         self._lambda, self._probes = float(state["lambda"]), int(state["probes"])
+        self._typical = dict(state["typical"])
         self._kept = {name: np.arange(count) for name, count in self._channels.items()}
         self._kept |= {name: np.array(record["kept"], np.int64) for name, record in state["channels"].items()}
         if not state["channels"]:
@@ -290,19 +299,24 @@ class _Network:
 
     def prunable(self) -> dict[str, int]:
         """The groups whose channels may be removed, by the path of the first kernel that makes them."""
-        read = {
-            group for kernel in self.kernels.values() if not kernel.depthwise for group in self._roots(kernel.source)
-        }
         found: dict[int, str] = {}
+        for name, kernel in self.readers().items():
+            group = self._root(kernel.target[0])
+            if group not in self._fixed and group not in found and self.readers(group):
+                found[group] = name
+        return {name: group for group, name in found.items()}
+
+    def readers(self, group: int | None = None) -> dict[str, _Kernel]:
+        """Layers that read the channels of `group` and make others, by their kernels' paths; of any group if None."""
+        found: dict[str, _Kernel] = {}
         seen: dict[str, int] = {}
         for kernel in self.kernels.values():
-            group = self._root(kernel.target[0])
-            if kernel.depthwise or group in found or group in self._fixed or group not in read:
-                continue
-            path = kernel.layer.kernel.path
-            seen[path] = seen.get(path, 0) + 1
-            found[group] = path if seen[path] == 1 else f"{path}#{seen[path]}"
-        return {name: group for group, name in found.items()}
+            if not kernel.depthwise:
+                path = kernel.layer.kernel.path
+                seen[path] = seen.get(path, 0) + 1
+                if group is None or self._root(group) in self._roots(kernel.source):
+                    found[path if seen[path] == 1 else f"{path}#{seen[path]}"] = kernel
+        return found
 
     def is_fixed(self, group: int) -> bool:
         """Whether all channels of `group` must stay."""
@@ -315,11 +329,6 @@ class _Network:
     def axes(self, variable: keras.Variable) -> dict[int, _Groups]:
         """The groups of a variable's axes that index channels, by axis."""
         return {axis: self._roots(groups) for axis, groups in self._axes.get(id(variable), {}).items()}
-
-    def readers(self, group: int) -> list[_Kernel]:
-        """The convolutions and dense layers that read the channels of `group` and make others."""
-        kernels = [kernel for kernel in self.kernels.values() if not kernel.depthwise]
-        return [kernel for kernel in kernels if self._root(group) in self._roots(kernel.source)]
 
     def input_groups(self, tensor: keras.KerasTensor) -> _Groups:
         """The groups of an inner model's input; none for any other tensor."""
@@ -478,122 +487,111 @@ def _walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], l
 # --- which channels are dead ------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class _Flow:
-    """A tensor on a batch: its values [batch, …, channels], and which channels nothing writes (bool [channels])."""
+class _Moments:
+    """Mean and spread of the channels of one tensor over batches, exact where a channel is constant."""
 
-    values: tf.Tensor
-    unwritten: np.ndarray
+    def __init__(self, values: tf.Tensor) -> None:
+        self._origin = tf.reshape(values, [-1, values.shape[-1]])[0]
+        self._count = 0
+        self._sums = np.zeros((2, values.shape[-1]))  # of the distances from the first value, and of their squares
+
+    def add(self, values: tf.Tensor) -> None:
+        """Count `values` [..., channels] in."""
+        distances = tf.reshape(values, [-1, values.shape[-1]]) - self._origin
+        self._count += distances.shape[0]
+        self._sums += [tf.reduce_sum(distances, 0).numpy(), tf.reduce_sum(tf.square(distances), 0).numpy()]
+
+    def mean(self) -> np.ndarray:
+        """Float [channels]."""
+        return self._origin.numpy() + self._sums[0] / self._count
+
+    def spread(self, about_mean: bool) -> np.ndarray:
+        """Standard deviation [channels], or root mean square if not `about_mean`."""
+        first, second = self._sums / self._count
+        variance = np.maximum(second - first**2, 0.0)
+        return np.sqrt(variance if about_mean else variance + self.mean() ** 2)
 
 
 class _Probe:
-    """What the readers of each channel can do without, judged by the weights and one batch of images.
+    """What each reader gets from each channel: the norm of its slice times the channel's spread over some images.
+
+    Where the channel's mean can be folded into what follows the reader, the spread is about that mean, else about 0.
 
     Args:
-        images: [batch, height, width, 3]; the means of channels on them are the constants that are folded.
-        threshold: see `PruneSettings`.
+        batches: images [batch, height, width, 3] each.
     """
 
-    def __init__(self, network: _Network, model: keras.Model, images: tf.Tensor, threshold: float) -> None:
-        self._network, self._threshold = network, threshold
-        self._spare: dict[int, np.ndarray] = {}  # by id of the layer: bool [input channels]
-        self._means: dict[int, np.ndarray] = {}
-        _walk(model, [_Flow(images, np.zeros(images.shape[-1], bool))], self._visit)
+    def __init__(self, network: _Network, model: keras.Model, batches: Sequence[tf.Tensor]) -> None:
+        self._network = network
+        self._moments: dict[int, _Moments] = {}  # of what a layer reads, by its id
+        for images in batches:
+            _walk(model, [images], self._visit)
+        self.contributions = {
+            name: _reading_norms(kernel) * self._moments[id(kernel.layer)].spread(_is_foldable(kernel))
+            for name, kernel in network.readers().items()
+        }
 
-    def kept(self, group: int) -> np.ndarray:
-        """Indices of the channels of `group` that some reader needs; of none, the one that is read most."""
-        network, readers = self._network, self._network.readers(group)
-        spare = [network.gather(self._spare[id(kernel.layer)], kernel.source, group) for kernel in readers]
-        dead = np.logical_and.reduce(np.concatenate(spare))
-        if dead.all():
-            norms = [network.gather(_slice_norms(kernel)[0], kernel.source, group) for kernel in readers]
-            dead[np.argmax(sum(norm.sum(axis=0) / max(norm.sum(), 1e-30) for norm in norms))] = False
-        return np.flatnonzero(~dead)
+    def kept(self, group: int, smallest: dict[str, float]) -> np.ndarray:
+        """Indices of the channels of `group` that contribute more than `smallest` (by the reader's name) somewhere.
+
+        If none does, that which contributes most stays.
+        """
+        shares = [
+            self._network.gather(self.contributions[name] / max(smallest[name], 1e-30), kernel.source, group)
+            for name, kernel in self._network.readers(group).items()
+        ]
+        most = np.max(np.concatenate(shares), axis=0)
+        kept = np.flatnonzero(most > (1.0 if any(smallest.values()) else 0.0))
+        return kept if len(kept) else np.array([np.argmax(most)])
 
     def folded(self, kept: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """New values of batch-norm means and biases, by id of the variable, that stand for the channels not kept."""
         values: dict[int, np.ndarray] = {}
-        for key, kernel in self._network.kernels.items():
-            if kernel.depthwise or not _can_fold(kernel):
-                continue
-            gone = np.setdiff1d(np.arange(len(self._means[key])), self._network.places(kernel.source, kept))
-            if not len(gone):
+        for kernel in self._network.readers().values():
+            means = self._moments[id(kernel.layer)].mean()
+            gone = np.setdiff1d(np.arange(len(means)), self._network.places(kernel.source, kept))
+            if not (len(gone) and _is_foldable(kernel)):
                 continue
             weights = kernel.layer.kernel.numpy()[..., gone, :]
-            constant = self._means[key][gone] @ weights.reshape(-1, len(gone), weights.shape[-1]).sum(axis=0)
+            constant = means[gone] @ weights.reshape(-1, len(gone), weights.shape[-1]).sum(axis=0)
             if kernel.norm is not None:
                 values[id(kernel.norm.moving_mean)] = kernel.norm.moving_mean.numpy() - constant
             else:
                 values[id(kernel.layer.bias)] = kernel.layer.bias.numpy() + constant
         return values
 
-    def _visit(self, node: Any, arguments: list[_Flow]) -> list[_Flow]:
+    def _visit(self, node: Any, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
         layer = node.operation
         if _is_graph(layer):
             return _walk(layer, arguments, self._visit)
-        tensors = {id(tensor): flow.values for tensor, flow in zip(node.input_tensors, arguments, strict=True)}
+        if id(layer) in self._network.kernels:
+            self._moments.setdefault(id(layer), _Moments(arguments[0])).add(arguments[0])
+        tensors = {id(tensor): values for tensor, values in zip(node.input_tensors, arguments, strict=True)}
         args, kwargs = node.arguments.fill_in(tensors)
         if "training" in inspect.signature(layer.call).parameters:  # random layers take True if nothing is said
             kwargs = {**kwargs, "training": False}
-        results = tf.nest.flatten(layer(*args, **kwargs))
-        role = _role(node)
-        if role == "opaque":
-            return [_Flow(result, np.zeros(result.shape[-1] if result.shape.rank else 1, bool)) for result in results]
-        if role == "concatenation":
-            return [_Flow(results[0], np.concatenate([flow.unwritten for flow in arguments]))]
-        unwritten = np.logical_and.reduce([flow.unwritten for flow in arguments])
-        if role == "flattening":
-            unwritten = np.tile(unwritten, results[0].shape[-1] // len(unwritten))
-        elif type(layer) is _layers.ZeroPadding2D:
-            unwritten &= self._is_zero(arguments[0].values)
-        elif role in ("kernel", "depthwise"):
-            unwritten = self._read(self._network.kernels[id(layer)], arguments[0])
-        return [_Flow(results[0], unwritten)]
-
-    def _read(self, kernel: _Kernel, flow: _Flow) -> np.ndarray:
-        """Note what `kernel` can do without; returns which of the channels it makes are unwritten."""
-        reading, writing = (norms <= self._threshold * _typical(norms) for norms in _slice_norms(kernel))
-        constant = flow.unwritten & (~np.bool_(kernel.padded) | self._is_zero(flow.values))
-        if kernel.depthwise:
-            return writing | constant
-        key = id(kernel.layer)
-        if not _can_fold(kernel):
-            constant = flow.unwritten & self._is_zero(flow.values)
-        self._spare[key] = (reading | constant) & self._spare.get(key, np.bool_(True))
-        self._means[key] = _channel_means(flow.values)
-        return writing
-
-    def _is_zero(self, values: tf.Tensor) -> np.ndarray:
-        """Bool [channels]: small compared with the other channels of `values`."""
-        means = _channel_means(tf.abs(values))
-        return means <= self._threshold * _typical(means)
+        return tf.nest.flatten(layer(*args, **kwargs))
 
 
-def _can_fold(kernel: _Kernel) -> bool:
-    """Whether a constant that `kernel` reads can become a part of what follows."""
-    return kernel.calls == 1 and (kernel.norm is not None or getattr(kernel.layer, "bias", None) is not None)
+def _is_foldable(kernel: _Kernel) -> bool:
+    """Whether a constant that `kernel` reads can become a part of the batch norm or the bias behind it."""
+    behind = kernel.norm is not None or getattr(kernel.layer, "bias", None) is not None
+    return behind and kernel.calls == 1 and not kernel.padded
 
 
-def _channel_means(values: tf.Tensor) -> np.ndarray:
-    return tf.reduce_mean(values, list(range(values.shape.rank - 1))).numpy()
-
-
-def _typical(sizes: np.ndarray) -> float:
+def _typical(contributions: np.ndarray) -> float:
     """Median of those that are not 0."""
-    return float(np.median(sizes[sizes > 0])) if (sizes > 0).any() else 0.0
+    return float(np.median(contributions[contributions > 0])) if (contributions > 0).any() else 0.0
 
 
-def _slice_norms(kernel: _Kernel) -> tuple[np.ndarray, np.ndarray]:
-    """Norms of a kernel's slices by input channel and by output channel, as its batch norm scales what it makes."""
+def _reading_norms(kernel: _Kernel) -> np.ndarray:
+    """Norms of a kernel's slices by input channel, as its batch norm scales what it makes."""
     weights = kernel.layer.kernel.numpy().astype(np.float64)
-    if kernel.depthwise:
-        weights = np.swapaxes(weights, -1, -2)
     if kernel.norm is not None:
         norm = kernel.norm
         gamma = 1.0 if norm.gamma is None else norm.gamma.numpy()
         weights = weights * (gamma / np.sqrt(norm.moving_variance.numpy() + norm.epsilon))
-    within = tuple(range(weights.ndim - 2))
-    return np.sqrt((weights**2).sum((*within, -1))), np.sqrt((weights**2).sum((*within, -2)))
+    return np.sqrt((weights**2).sum((*range(weights.ndim - 2), -1)))
 
 
 # --- the smaller network ----------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def weaken(model: keras.Model, share: float) -> None:
 
     network = prunetrain._Network(model)
     for group in network.prunable().values():
-        readers = network.readers(group)
-        norms = [network.gather(prunetrain._slice_norms(kernel)[0], kernel.source, group) for kernel in readers]
+        readers = network.readers(group).values()
+        norms = [network.gather(prunetrain._reading_norms(kernel), kernel.source, group) for kernel in readers]
         total = np.sum([norm.sum(axis=0) / max(float(norm.sum()), 1e-30) for norm in norms], axis=0)
         weakest = np.argsort(total, kind="stable")[: int(share * len(total))]
         for kernel in readers:
@@ -92,11 +92,14 @@ def new_network(args: Any) -> tuple[keras.Model, keras.optimizers.Optimizer]:
 
 def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[Measured, tuple[int, int]]:
     """The network without the weakest `share` of its channels, and how many of how many channels are left."""
-    from prunetrain import PruneTrainScheme
+    import prunetrain
 
     model, optimizer = new_network(args)
-    data, settings = SimpleNamespace(probe=lambda index: batch), SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0)
-    scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
+    data, settings = (
+        SimpleNamespace(probe=lambda index: batch, batch_size=prunetrain.PROBE_IMAGES),
+        SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
+    )
+    scheme = prunetrain.PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)
     model, optimizer = scheme.reconfigure(model, optimizer) or (model, optimizer)
     return Measured(model, optimizer, batch), scheme.channels()

@@ -27,6 +27,8 @@ NETWORKS = ("small", "mobilenetv2", "resnet50", "vgg16")
 class Batches:
     """Random images of the size that a model takes, for `probe`."""
 
+    batch_size = BATCH
+
     def __init__(self, model):
         rng = np.random.default_rng(5)
         images = rng.uniform(0, 255, (BATCH, *model.input_shape[1:])).astype(np.float32)
@@ -81,7 +83,7 @@ def kill_readers(model, share=SHARE, seed=0):
     for name, group in network.prunable().items():
         count = network.size(group)
         killed[name] = np.sort(rng.choice(count, int(share * count), replace=False))
-        for kernel in network.readers(group):
+        for kernel in network.readers(group).values():
             only = {group: killed[name]} | {
                 other: np.arange(0) for other in network._roots(kernel.source) if other != group
             }
@@ -306,7 +308,7 @@ def test_a_channel_of_an_addition_goes_only_when_every_reader_can_do_without_it(
     if name not in network.prunable():
         name = next(other for other in network.prunable() if other.startswith("conv2_block1") and "3_conv" in other)
     group = network.prunable()[name]
-    readers = network.readers(group)
+    readers = list(network.readers(group).values())
     writers = [kernel for kernel in network.kernels.values() if network._roots(kernel.target) == (group,)]
     assert (len(readers), len(writers), network.size(group)) == (4, 4, 256)
     scheme = scheme_of(model)
@@ -329,23 +331,28 @@ def test_one_channel_of_a_group_stays_though_all_are_dead():
     np.testing.assert_allclose(smaller(images), model(images), atol=1e-5)
 
 
-def test_small_is_relative_to_the_median_of_the_layer_as_its_batch_norm_scales_it():
+def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
     model = two_convolutions(reader_size=1, beta=0.5)
     optimizer = built_optimizer(model)
-    kernel, norm = model.get_layer("first").kernel, model.get_layer("norm")
-    kernel.assign(np.ones(kernel.shape) * [1.0, 3.0, 2.0, 1.1, 1.0, 1.0])
-    norm.gamma.assign([1.0, -0.1, 2.0, 1.0, 1.0, 1.0])
+    writer, norm, reader = (model.get_layer(name) for name in ("first", "norm", "second"))
+    writer.kernel.assign(np.ones(writer.kernel.shape))  # all channels alike, and proportional to their scale
+    norm.beta.assign(np.zeros(6))
+    norm.gamma.assign([1.0, 1.0, 0.3, 1.0, 1.0, 1.0])
+    reader.kernel.assign(np.ones(reader.kernel.shape) * [[1.0], [0.3], [2.0], [1.1], [1.0], [1.0]])
 
     def pruned(threshold):
         settings = SimpleNamespace(prune_ratio=0.2, prune_threshold=threshold)
         result = scheme_of(model, settings).reconfigure(model, optimizer)
         return 6 - result[0].get_layer("first").filters if result else 0
 
-    assert (pruned(0.25), pruned(0.35)) == (0, 1)  # 3 · 0.1 against a median of about 1
-    norm.moving_variance.assign([4.0] * 6)
-    assert (pruned(0.25), pruned(0.35)) == (0, 1)
-    norm.moving_variance.assign([4.0, 16.0, 4.0, 4.0, 4.0, 4.0])
-    assert pruned(0.25) == 1
+    assert [pruned(threshold) for threshold in (0.25, 0.35, 0.65)] == [0, 1, 2]  # 0.3 · 1 and 0.3 · 2
+    scheme = scheme_of(model, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.35))
+    model, optimizer = scheme.reconfigure(model, optimizer)
+    model.get_layer("second").kernel.assign(model.get_layer("second").kernel * 3.0)
+    assert scheme.reconfigure(model, optimizer) is None
+    model.get_layer("norm").gamma.assign([0.1, 0.3, 1.0, 1.0, 1.0])  # 0.3 in all, as the one that went before
+    smaller, _ = scheme.reconfigure(model, optimizer)
+    assert smaller.get_layer("first").filters == 4
 
 
 def test_nothing_is_rebuilt_while_nothing_is_dead():
