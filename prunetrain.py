@@ -27,6 +27,7 @@ Other than in the paper:
     - What is left of a removed channel, its mean, goes into the batch norm's mean or the bias behind the reader. That
       is exact for a constant channel. Where it cannot be done, as where padding lets zeros into a larger kernel, the
       channel's spread is taken about 0, not about its mean.
+    - Channels go by eights, the least first: a network with 42 instead of 48 channels is slower, not faster.
     - No layer disappears: at least one channel of each group stays, so there are as many tensors as before.
     - The batch size stays (the paper fills the memory that becomes free).
 
@@ -111,12 +112,13 @@ class PruneTrainScheme:
         model: the full network, with the weights that training starts from.
         data: gives the batches that set lambda, and the constants that removed channels leave behind.
         settings: see `PruneSettings`.
+        multiple: channels are removed by so many; TensorFlow's kernels for CPUs are fast for multiples of 8.
 
     Raises:
         UserError: the network has no channels that could be removed.
     """
 
-    def __init__(self, model: keras.Model, data: ImageData, settings: PruneSettings) -> None:
+    def __init__(self, model: keras.Model, data: ImageData, settings: PruneSettings, multiple: int = 8) -> None:
         network = _Network(model)
         if not network.prunable():
             raise UserError(
@@ -125,7 +127,7 @@ class PruneTrainScheme:
             )
         if any(type(layer) is _layers.Lambda or _is_own(layer) for layer in model._flatten_layers()):
             _rebuilt(model, network, {})  # what cannot be built anew is refused now, not after some epochs
-        self._data, self._threshold = data, settings.prune_threshold
+        self._data, self._threshold, self._multiple = data, settings.prune_threshold, multiple
         self._tensors = len(model.trainable_variables)
         self._probes = 1
         self._typical: dict[str, float] = {}
@@ -158,7 +160,7 @@ class PruneTrainScheme:
         if not self._typical:
             self._typical = {name: _typical(values) for name, values in probe.contributions.items()}
         smallest = {name: self._threshold * typical for name, typical in self._typical.items()}
-        kept = {name: probe.kept(group, smallest) for name, group in network.prunable().items()}
+        kept = {name: probe.kept(group, smallest, self._multiple) for name, group in network.prunable().items()}
         if all(len(indices) == len(self._kept[name]) for name, indices in kept.items()):
             return None
         self._kept = {name: self._kept[name][kept[name]] if name in kept else old for name, old in self._kept.items()}
@@ -533,18 +535,19 @@ class _Probe:
             for name, kernel in network.readers().items()
         }
 
-    def kept(self, group: int, smallest: dict[str, float]) -> np.ndarray:
+    def kept(self, group: int, smallest: dict[str, float], multiple: int) -> np.ndarray:
         """Indices of the channels of `group` that contribute more than `smallest` (by the reader's name) somewhere.
 
-        If none does, that which contributes most stays.
+        The largest of the others fill up to the next multiple of `multiple`; at least one channel stays.
         """
         shares = [
             self._network.gather(self.contributions[name] / max(smallest[name], 1e-30), kernel.source, group)
             for name, kernel in self._network.readers(group).items()
         ]
         most = np.max(np.concatenate(shares), axis=0)
-        kept = np.flatnonzero(most > (1.0 if any(smallest.values()) else 0.0))
-        return kept if len(kept) else np.array([np.argmax(most)])
+        alive = int((most > (1.0 if any(smallest.values()) else 0.0)).sum())
+        count = math.ceil(max(alive, 1) / multiple) * multiple
+        return np.sort(np.argsort(-most, kind="stable")[:count])
 
     def folded(self, kept: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """New values of batch-norm means and biases, by id of the variable, that stand for the channels not kept."""

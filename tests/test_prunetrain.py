@@ -1,6 +1,7 @@
 """PruneTrain: what is removed leaves the function, the training and its state as they were; what stays is right."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import keras
@@ -62,7 +63,7 @@ def build(name, dropout=1e-9, augmentation="none"):
 
 
 def scheme_of(model, settings=EXACT):
-    return prunetrain.PruneTrainScheme(model, Batches(model), settings)  # type: ignore[arg-type]
+    return prunetrain.PruneTrainScheme(model, Batches(model), settings, multiple=1)  # type: ignore[arg-type]
 
 
 def built_optimizer(model, name="sgd", rate=1e-2):
@@ -353,6 +354,17 @@ def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
     model.get_layer("norm").gamma.assign([0.1, 0.3, 1.0, 1.0, 1.0])  # 0.3 in all, as the one that went before
     smaller, _ = scheme.reconfigure(model, optimizer)
     assert smaller.get_layer("first").filters == 4
+
+
+def test_channels_go_by_eights_the_least_first():
+    model = build("mobilenetv2")
+    scheme = prunetrain.PruneTrainScheme(model, Batches(model), EXACT)  # type: ignore[arg-type]
+    killed = kill_readers(model)
+    scheme.reconfigure(model, built_optimizer(model))
+    for name, indices in killed.items():
+        count, kept = scheme._channels[name], scheme._kept[name]
+        assert len(kept) % 8 == 0 and len(kept) <= math.ceil((count - len(indices)) / 8) * 8
+        assert np.isin(indices, kept).sum() <= 7
 
 
 def test_nothing_is_rebuilt_while_nothing_is_dead():
