@@ -202,7 +202,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prune_threshold",
         type=_natural,
-        default=0.65,
+        default=0.7,
         metavar="SHARE",
         help="prunetrain: a channel is removed when each of its readers gets less than this share of what it got from "
         "a median channel at first (default: %(default)s)",

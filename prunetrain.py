@@ -27,7 +27,8 @@ Other than in the paper:
     - What is left of a removed channel, its mean, goes into the batch norm's mean or the bias behind the reader. That
       is exact for a constant channel. Where it cannot be done, as where padding lets zeros into a larger kernel, the
       channel's spread is taken about 0, not about its mean.
-    - Channels go by eights, the least first: a network with 42 instead of 48 channels is slower, not faster.
+    - Channels go by eights, the least first: for other numbers TensorFlow's CPU kernels are slow (MobileNetV2 0.35 with
+      13 % fewer channels took 1.26 of the full network's step before this rule).
     - No layer disappears: at least one channel of each group stays, so there are as many tensors as before.
     - The batch size stays (the paper fills the memory that becomes free).
 
