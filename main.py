@@ -41,6 +41,8 @@ def main() -> None:
 
         tf.config.experimental.enable_op_determinism()
 
+    import keras
+
     import data
     import models
     import timing_table
@@ -82,7 +84,10 @@ def main() -> None:
         if args.export:
             import export
 
-            model.load_weights(folder / "best.keras")
+            if args.train_type == "prunetrain":
+                model = keras.models.load_model(folder / "best.keras", compile=False)
+            else:  # also for networks with layers of the user's own, which Keras cannot load
+                model.load_weights(folder / "best.keras")
             print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))
 
 

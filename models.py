@@ -571,7 +571,7 @@ def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
     if available_mb is None or tf.config.list_physical_devices("GPU"):
         return
     scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
-    if scheme == "full_training" or scheme.startswith("elastic_training"):
+    if scheme in ("full_training", "prunetrain") or scheme.startswith("elastic_training"):
         mask = np.ones(len(model.trainable_variables), bool)
     else:
         mask = normalisation_and_bias_mask(model) if scheme == "bn_plus_bias_training" else head_mask(model)

@@ -22,7 +22,7 @@ from utils import UserError
 MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
 DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digits", "image_folder")
 ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
-TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES)
+TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES, "prunetrain")
 AUGMENTATIONS = ("none", "flip", "flip_rotation")
 OPTIMIZERS = ("sgd", "adam")
 TIMINGS = ("trace", "flops")
@@ -237,6 +237,28 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         help="time steps the solver counts the budget in (T_q); default: rounding costs below 0.1 %% of it",
     )
     group.add_argument(
+        "--prune_interval",
+        type=_count,
+        default=2,
+        metavar="EPOCHS",
+        help="prunetrain: epochs between two removals of channels (default: %(default)s)",
+    )
+    group.add_argument(
+        "--prune_ratio",
+        type=_number(float, 0, 0.99, "from 0 to 0.99"),
+        default=0.25,
+        metavar="SHARE",
+        help="prunetrain: share of the group lasso in the first batch's loss (default: %(default)s)",
+    )
+    group.add_argument(
+        "--prune_threshold",
+        type=_number(float, 0, 1e6, "a number of at least 0"),
+        default=0.7,
+        metavar="SHARE",
+        help="prunetrain: a channel is removed when each of its readers gets less than this share of what it got from "
+        "a median channel at first (default: %(default)s)",
+    )
+    group.add_argument(
         "--interval",
         type=_number(float, 1e-9, 1e9, "a number above 0"),
         metavar="EPOCHS",
@@ -377,6 +399,8 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
+    if args.mixed_precision and args.train_type == "prunetrain":
+        raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
     if args.skip_broken and args.dataset_name != "image_folder":

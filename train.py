@@ -9,6 +9,7 @@ A scheme only answers "which tensors now?"; stepping, timing, logging, checkpoin
     elastic_training                    what the Tensor Selector picks within the time budget, anew every few epochs
     elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
     elastic_training_grad_magnitude
+    prunetrain                          every tensor, of a network that loses channels as it trains
 
 Differences from the paper and its published code: the head is always trained; importance is measured on a fresh batch
 each time, and everything it touches is put back; the budget rests on measured whole-step times, not on a 2:1 rule.
@@ -63,6 +64,9 @@ class Settings:
     correct_budget: bool = True
     time_resolution: int | None = None
     save_model: bool = False
+    prune_interval: int = 2
+    prune_ratio: float = 0.25
+    prune_threshold: float = 0.7
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
 
@@ -92,7 +96,7 @@ class Scheme:
         """What is added to the loss within the step, besides the model's own regularisers; None: nothing."""
         return None
 
-    def reconfigured(self, network: Network) -> Network | None:
+    def reconfigured(self, progress: Progress, network: Network) -> Network | None:
         """Another network to go on with, asked for before each choice; None: the same."""
         return None
 
@@ -272,6 +276,13 @@ def elastic_training_grad_magnitude(
     return run_training(model, data, ElasticScheme(model, data, settings, budget, GradientMagnitude), settings, run)
 
 
+def prunetrain(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
+    """Train every tensor, and remove channels that matter little as it goes on (see `prunetrain.py`)."""
+    from prunetrain import PruneTrainScheme
+
+    return run_training(model, data, PruneTrainScheme(model, data, settings), settings, run)
+
+
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
@@ -411,7 +422,7 @@ class _Training:
 
     def _select(self) -> None:
         progress = self._history.progress(self._epochs, self._total_steps)
-        if (network := self._scheme.reconfigured(self._trainee.network)) is not None:
+        if (network := self._scheme.reconfigured(progress, self._trainee.network)) is not None:
             self._trainee.replace(network)
         choice = self._scheme.choose(progress, self._trainee.optimizer)
         self._trainee.adopt(choice.mask)

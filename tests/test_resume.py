@@ -154,6 +154,32 @@ def test_a_resumed_run_ends_as_an_unbroken_one(optimizer, cuts, every, tmp_path,
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
 
 
+def test_a_resumed_prunetrain_run_has_the_network_that_was_left(tmp_path, capsys):
+    def prunetrain(folder, data):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((8, 8, 3))
+        x = keras.layers.Rescaling(1 / 255)(inputs)
+        for _ in range(2):
+            x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(x)
+        x = keras.layers.Dropout(0.2, seed=0)(keras.layers.GlobalAveragePooling2D()(x))
+        model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
+        settings = Settings(
+            learning_rate=0.01, num_epochs=3, prune_interval=1, prune_threshold=1.0, checkpoint_steps=1, save_model=True
+        )
+        folder.mkdir(exist_ok=True)
+        with RunLog(folder, {}, models.tensor_names(model)) as log:
+            log.finish(train.prunetrain(model, data, settings, log))
+        return [variable.numpy() for variable in keras.models.load_model(folder / "last.keras").variables]
+
+    whole = prunetrain(tmp_path / "whole", make_small_data())
+    assert whole[0].shape[-1] < 32 and "channels left" in capsys.readouterr().out
+    for at, in_test in ((8, False), (12, True)):
+        with pytest.raises(Cut):
+            prunetrain(tmp_path / "cut", CuttingData(at, in_test))
+    for one, other in zip(whole, prunetrain(tmp_path / "cut", make_small_data()), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_events_of_a_resumed_run_have_no_gap_and_no_overlap(tmp_path, unbroken):
     for at, in_test in [(2, False), (10, False), (2 * STEPS, True)]:
         with pytest.raises(Cut):
