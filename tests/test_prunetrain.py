@@ -462,7 +462,7 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
     assert_same_logits(model, resumed, data.batch[0])
     assert float(other.penalty(resumed)) == pytest.approx(float(scheme.penalty(model)))
     for one in (model, resumed):
-        kill_readers(one, seed=2)
+        kill_readers(one, share=0.5, seed=2)
     further, again = scheme.reconfigure(model, optimizer)[0], other.reconfigure(resumed, resumed_optimizer)[0]
     assert scheme.state() == other.state()
     assert_same_logits(further, again, data.batch[0])
