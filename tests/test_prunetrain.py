@@ -244,10 +244,11 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
     mask[1] = False  # from now on, tensors have taken unequal numbers of steps
     for _ in range(2):
         TrainStep(model, optimizer, BATCH, mask)(*data.batch)
-    kill_readers(model, share=0.5)
+    kill_readers(model, share=0.5, seed=1)
     network = _Network(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
     kept = kept_of(scheme, network)
+    assert any(indices[-1] >= len(indices) for indices in kept.values()), "what stays must not just be the beginning"
     assert int(carried.iterations) == 3
     assert float(carried.learning_rate) == pytest.approx(float(optimizer.learning_rate))
     assert type(carried.get_config()["learning_rate"]) is type(optimizer.get_config()["learning_rate"])
@@ -443,7 +444,7 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
     scheme = scheme_of(model)
     assert scheme.choose(Progress(), optimizer).mask.sum() == len(model.trainable_variables)
     for seed in (0, 1):  # the second cut is one of an already smaller network
-        kill_readers(model, seed=seed)
+        kill_readers(model, share=0.5, seed=seed)
         model, optimizer = scheme.reconfigure(model, optimizer)
         TrainStep(model, optimizer, BATCH)(*data.batch)
     state = json.loads(json.dumps(scheme.state()))
@@ -453,13 +454,16 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
     resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh, rate=1e-6))
     assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
     assert other.state() == scheme.state()
+    # The same channels of the first network: a step at this rate leaves them where they were, nearly.
+    for name in ("first", "second"):
+        np.testing.assert_allclose(resumed.get_layer(name).kernel, model.get_layer(name).kernel, atol=0.03)
     for variables, saved in ((resumed.variables, model.variables), (resumed_optimizer.variables, optimizer.variables)):
         for variable, old in zip(variables, saved, strict=True):
             variable.assign(old.numpy())
     assert_same_logits(model, resumed, data.batch[0])
     assert float(other.penalty(resumed)) == pytest.approx(float(scheme.penalty(model)))
     for one in (model, resumed):
-        kill_readers(one, seed=2)
+        kill_readers(one, share=0.5, seed=2)
     further, again = scheme.reconfigure(model, optimizer)[0], other.reconfigure(resumed, resumed_optimizer)[0]
     assert scheme.state() == other.state()
     assert_same_logits(further, again, data.batch[0])
