@@ -99,19 +99,17 @@ def _reason(error: Exception) -> str:
 
 
 class Interpreter:
-    """Runs a converted model on single images, with a thread for each core this process may use.
+    """Runs a converted model on single images.
 
     Attributes:
         runtime: which interpreter it is, with its version.
-        threads: how many.
     """
 
-    def __init__(self, converted: Converted) -> None:
-        self.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    def __init__(self, converted: Converted, threads: int = 1) -> None:
         make, self.runtime = _interpreter_class(bool(converted.tensorflow_kernels))
         with warnings.catch_warnings(), utils.silenced():  # tf.lite.Interpreter announces its end each time
             warnings.simplefilter("ignore")
-            self._interpreter = make(model_content=converted.content, num_threads=self.threads)
+            self._interpreter = make(model_content=converted.content, num_threads=threads)
             self._interpreter.allocate_tensors()
         self.input = self._interpreter.get_input_details()[0]
         self._output = self._interpreter.get_output_details()[0]["index"]
@@ -123,10 +121,15 @@ class Interpreter:
         return self._interpreter.get_tensor(self._output)[0]
 
 
-def interpreter_for(converted: Converted) -> Interpreter | None:
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interpreter_for(converted: Converted, threads: int = 1) -> Interpreter | None:
     """An interpreter, or None where none is here: since TensorFlow 2.20 its own lacks TensorFlow's kernels too."""
     try:
-        return Interpreter(converted)
+        return Interpreter(converted, threads)
     except RuntimeError:
         if converted.tensorflow_kernels:
             return None
@@ -169,21 +172,23 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
     interpreters = {name: interpreter for name, interpreter in made.items() if interpreter}
     images, labels = checked_images(dataset)
     logits = _ask_all(model, interpreters, images)
-    latency_ms, turns = _latency_ms(model, interpreters, images[0])
+    # Threads that wait for each other lose on a busy machine, and on small networks: both are worth knowing.
+    all_threads = {name: Interpreter(files[name], cores()) for name in interpreters}
+    latency_ms, turns = _latency_ms(model, interpreters, all_threads, images[0])
     largest = float(np.abs(logits["Keras"]).max())
     rows: dict[str, dict[str, Any]] = {
         who: {
             "accuracy": float(np.mean(answers.argmax(axis=1) == labels)),
             "largest_logit_difference": float(np.abs(answers - logits["Keras"]).max()),
             "same_class_share": float(np.mean(answers.argmax(axis=1) == logits["Keras"].argmax(axis=1))),
-            "latency_ms": latency_ms[who],
+            **latency_ms[who],
         }
         for who, answers in logits.items()
     }
     for name, converted in files.items():
         row = rows.setdefault(name, dict.fromkeys(rows["Keras"]))  # nothing is known of a file that nothing can run
         row |= {"bytes": len(converted.content), "tensorflow_kernels": list(converted.tensorflow_kernels)}
-        row |= {key: getattr(made[name], key, None) for key in ("runtime", "threads")}
+        row["runtime"] = getattr(made[name], "runtime", None)
     record = {
         "model": source,
         "dataset_name": dataset.name,
@@ -193,6 +198,7 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         "test_images": dataset.test_count,
         "largest_logit": largest,
         "latency_turns": turns,
+        "threads": cores(),
         **{who.replace("Keras", "keras"): row for who, row in rows.items()},
         "environment": utils.environment(),
     }
@@ -225,41 +231,50 @@ def _ask_all(model: keras.Model, interpreters: dict[str, Interpreter], images: n
 
 
 def _latency_ms(
-    model: keras.Model, interpreters: dict[str, Interpreter], image: np.ndarray
-) -> tuple[dict[str, float], int]:
-    """Median time of a single image in ms by Keras (compiled) and by each file, and how many turns each had."""
+    model: keras.Model, one_thread: dict[str, Interpreter], all_threads: dict[str, Interpreter], image: np.ndarray
+) -> tuple[dict[str, dict[str, float | None]], int]:
+    """Median ms of a single image by Keras (compiled, its own threads) and by each file; how many turns each had."""
     forward = evaluate.forward_function(model, 1)
     tensor = tf.constant(image[None])
-    runs: dict[str, Callable[[], object]] = {"Keras": lambda: forward(tensor).numpy()}
-    runs |= {name: functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
+    runs: dict[tuple[str, str], Callable[[], object]] = {
+        ("Keras", "latency_all_threads_ms"): lambda: forward(tensor).numpy()
+    }
+    for key, interpreters in (("latency_one_thread_ms", one_thread), ("latency_all_threads_ms", all_threads)):
+        runs |= {(name, key): functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
     for run in runs.values():
         run()  # compiles
     turn_ms = float(utils.measure_ms([*runs.values()], 2, unseen=1).sum(axis=1).min())
     turns = int(np.clip(LATENCY_SECONDS * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
     times = np.median(utils.measure_ms([*runs.values()], turns, unseen=1), axis=0)
-    return dict(zip(runs, map(float, times), strict=True)), turns
+    latency: dict[str, dict[str, float | None]] = {
+        name: {"latency_one_thread_ms": None, "latency_all_threads_ms": None} for name, _ in runs
+    }
+    for (name, key), median in zip(runs, times, strict=True):
+        latency[name][key] = float(median)
+    return latency, turns
 
 
 def _report(rows: dict[str, dict[str, Any]], record: dict[str, Any]) -> list[str]:
-    form = "{:<20} {:>8} {:>9} {:>20} {:>25} {:>12}".format
-    lines = [form("file", "MB", "accuracy", "same class as Keras", "largest logit difference", "ms an image")]
+    form = "{:<20} {:>8} {:>9} {:>20} {:>25} {:>12} {:>14}".format
+    many = f"ms, {record['threads']} threads"
+    titles = ("MB", "accuracy", "same class as Keras", "largest logit difference", "ms, 1 thread", many)
+    lines = [form("file", *titles)]
     for name, row in rows.items():
         told = [f"{row['bytes'] / 1e6:.2f}" if "bytes" in row else "-"]
         for key, spec in (
             ("accuracy", ".1%"),
             ("same_class_share", ".2%"),
             ("largest_logit_difference", ".2g"),
-            ("latency_ms", ".2f"),
+            ("latency_one_thread_ms", ".2f"),
+            ("latency_all_threads_ms", ".2f"),
         ):
             itself = name == "Keras" and key in ("same_class_share", "largest_logit_difference")
             told.append("-" if itself or row[key] is None else format(row[key], spec))
         lines.append(form(name, *told))
-    runner = next(
-        (f"{row['runtime']} with {row['threads']} threads" for row in rows.values() if row.get("runtime")), ""
-    )
+    runtime = next((f" of {row['runtime']}" for row in rows.values() if row.get("runtime")), "")
     lines.append(
         f"on {record['checked_images']} of {record['test_images']} test images; logits are up to "
-        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} turns{runner and ', ' + runner}"
+        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} turns{runtime}"
     )
     for name in FILES:
         row = rows[name]
