@@ -17,7 +17,7 @@ from checkpoint import Checkpoints
 from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
-FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export"}
+FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
 FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps"}
 
 
@@ -40,8 +40,6 @@ def main() -> None:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
-
-    import keras
 
     import data
     import models
@@ -85,7 +83,7 @@ def main() -> None:
             import export
 
             if args.train_type == "prunetrain":
-                model = keras.models.load_model(folder / "best.keras", compile=False)
+                model = models.load_model(folder / "best.keras", "--export")
             else:  # also for networks with layers of the user's own, which Keras cannot load
                 model.load_weights(folder / "best.keras")
             print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))

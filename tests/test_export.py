@@ -16,7 +16,7 @@ from conftest import CLASSES, SIZE, make_small_data, make_small_model
 import export
 import models
 from optimizers import make_optimizer
-from train import TrainStep
+from training_step import TrainStep
 from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
