@@ -56,7 +56,7 @@ def error_line(script, *arguments):
         (["--alpha", "0"], "--alpha: must be from 0.01 to 4, not '0'"),
         (["--alpha", "35"], "--alpha: must be from 0.01 to 4, not '35'"),
         (["--num_epochs", "0"], "--num_epochs: must be a whole number from 1 to 1,000,000, not '0'"),
-        (["--interval", "0"], "--interval: must be a whole number from 1 to 1,000,000,000, not '0'"),
+        (["--interval", "0"], "--interval: must be a number above 0, not '0'"),
         (["--max_steps", "0"], "--max_steps: must be a whole number from 1 to"),
         (["--time_resolution", "9"], "--time_resolution: must be a whole number from 10 to 10,000,000, not '9'"),
         (["--learning_rate", "nan"], "--learning_rate: must be above 0 and at most 100, not 'nan'"),

@@ -322,11 +322,11 @@ def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
     with (
         RunLog(tmp_path, {"seed": 0}, models.tensor_names(model)) as log,
         pytest.raises(
-            UserError, match=r"a weight is not finite after step 10 with learning rate 0.0\d+; lower --learning_rate"
+            UserError, match=r"a weight is not finite after step 9 with learning rate 0.0\d+; lower --learning_rate"
         ),
     ):
         train.traditional_tl_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
-    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 9
+    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 8
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path):
