@@ -109,12 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--num_epochs", type=int, default=24, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="3 kills, 4 epochs")
+    parser.add_argument("--num_epochs", type=int, default=6, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="3 kills, 3 epochs")
     parser.add_argument("--output", type=Path, metavar="DIR", help="keep the two runs there")
     args = parser.parse_args()
     if args.quick:
-        args.kills, args.num_epochs = 3, 4
+        args.kills, args.num_epochs = 3, 3
     utils.load_tensorflow()
     work = Path(tempfile.mkdtemp(prefix="torture-"))
     try:
