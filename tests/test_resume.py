@@ -159,8 +159,8 @@ def test_a_resumed_prunetrain_run_has_the_network_that_was_left(tmp_path, capsys
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3))
         x = keras.layers.Rescaling(1 / 255)(inputs)
-        for _ in range(2):
-            x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(x)
+        for name in ("first", "second"):  # Keras' own names count on within one process
+            x = keras.layers.Conv2D(32, 3, padding="same", activation="relu", name=name)(x)
         x = keras.layers.Dropout(0.2, seed=0)(keras.layers.GlobalAveragePooling2D()(x))
         model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
         settings = Settings(
