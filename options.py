@@ -163,6 +163,11 @@ def _truth(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
+def _add_switch(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
+    """A flag that is off, and that is turned on with or without the word True behind it."""
+    group.add_argument(flag, type=_truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
+
+
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
     """What decides which network is built and how its step is timed: the same for profiler.py and main.py."""
     group = parser.add_argument_group("network and data")
@@ -193,14 +198,10 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         help="sgd (momentum 0.9, decoupled weight decay, cosine schedule) or adam (constant rate); "
         "default: adam for vit, sgd for the others",
     )
-    group.add_argument(
+    _add_switch(
+        group,
         "--mixed_precision",
-        type=_truth,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="True|False",
-        help="compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
+        "compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
     )
     group.add_argument("--seed", type=_whole_number(0, 2**31 - 1), default=0, help="default: %(default)s")
     group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
@@ -289,14 +290,10 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use a timing table made with another TensorFlow or on another machine all the same",
     )
-    group.add_argument(
+    _add_switch(
+        group,
         "--deterministic",
-        type=_truth,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="True|False",
-        help="two runs with one seed agree bit for bit: TensorFlow's deterministic operations, no clock in the choices",
+        "two runs with one seed agree bit for bit: TensorFlow's deterministic operations, no clock in the choices",
     )
     group = parser.add_argument_group("leaving it alone")
     group.add_argument(
@@ -323,7 +320,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         ("--save_model", "keep best.keras and last.keras in the run's folder"),
         ("--save_txt", "write training hours and best accuracy in per cent to <run_name>.txt, as the paper's scripts"),
     ):
-        group.add_argument(flag, type=_truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
+        _add_switch(group, flag, text)
     group.add_argument(
         "--export",
         type=_one_of(EXPORTS),

@@ -46,7 +46,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -57,7 +57,7 @@ from data import ImageData
 from history import Choice
 from models import FrozenBatchNormalization
 from time_budget import Progress
-from train import Network, Scheme
+from train import Network, Scheme, Settings
 from training_step import classification_loss
 from utils import UserError
 
@@ -97,36 +97,20 @@ _ACTIVATIONS = tuple(
 )
 
 
-class PruneSettings(Protocol):
-    """What `PruneTrainScheme` must be told (a part of `train.Settings`)."""
-
-    @property
-    def prune_interval(self) -> int:
-        """Epochs between two removals."""
-
-    @property
-    def prune_ratio(self) -> float:
-        """Share of the group lasso in the first batch's loss, 0…1."""
-
-    @property
-    def prune_threshold(self) -> float:
-        """A channel is dead when every reader gets less from it than this share of the reader's median, 0…1."""
-
-
 class PruneTrainScheme(Scheme):
     """All tensors train; their channels become fewer. The scheme object of `--train_type prunetrain`.
 
     Args:
         model: the full network, with the weights that training starts from.
         data: gives the batches that set lambda, and the constants that removed channels leave behind.
-        settings: see `PruneSettings`.
+        settings: `prune_interval`, `prune_ratio` and `prune_threshold` count.
         multiple: channels are removed by so many; TensorFlow's kernels for CPUs are fast for multiples of 8.
 
     Raises:
         UserError: the network has no channels that could be removed.
     """
 
-    def __init__(self, model: keras.Model, data: ImageData, settings: PruneSettings, multiple: int = 8) -> None:
+    def __init__(self, model: keras.Model, data: ImageData, settings: Settings, multiple: int = 8) -> None:
         network = _Network(model)
         if not network.prunable():
             raise UserError(
