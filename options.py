@@ -559,6 +559,19 @@ def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) 
     return _filled_in(args)
 
 
+def measured_network(args: argparse.Namespace, kind: str) -> tuple[str, Path, dict[str, Any]]:
+    """What a measuring script says of its network: figure's title, figure without its ending, first keys of its JSON.
+
+    Args:
+        args: of `parse_benchmark`.
+        kind: what is measured; the figure's name begins with it.
+    """
+    label = model_label(args)
+    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
+    stem = args.output or Path("figures") / f"{kind}_{label}_{args.input_size}_{args.batch_size}"
+    return title, stem, {key: getattr(args, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+
+
 def _use_glyph_weights(args: argparse.Namespace) -> None:
     """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
     embedded = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)

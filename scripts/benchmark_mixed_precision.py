@@ -91,16 +91,11 @@ def main() -> None:
         curves.append(losses(args, args.steps))
     times = profiler.measure_steps(runs, args.seconds)
     single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(WHAT))
-    label = options.model_label(args)
-    stem = args.output or Path("figures") / f"mixed_precision_{label}_{args.input_size}_{args.batch_size}"
-    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
+    title, stem, network = options.measured_network(args, "mixed_precision")
     draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
     names = [what.replace(" ", "_") for what in WHAT]
     record = {
-        "model_name": args.model_name,
-        "alpha": args.alpha,
-        "input_size": args.input_size,
-        "batch_size": args.batch_size,
+        **network,
         "policy": policy,
         "rounds": len(times),
         "float32_ms": dict(zip(names, single_ms.tolist(), strict=True)),

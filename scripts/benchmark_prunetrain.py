@@ -179,14 +179,10 @@ def main() -> None:
         del smaller
         gc.collect()
 
-    label = options.model_label(args)
-    stem = args.output or Path("figures") / f"prunetrain_{label}_{args.input_size}_{args.batch_size}"
-    draw(f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}", rows, stem)
+    title, stem, network = options.measured_network(args, "prunetrain")
+    draw(title, rows, stem)
     record = {
-        "model_name": args.model_name,
-        "alpha": args.alpha,
-        "input_size": args.input_size,
-        "batch_size": args.batch_size,
+        **network,
         "rounds": args.rounds,
         "full_flops": full.flops,
         "full_parameters": full.parameters,

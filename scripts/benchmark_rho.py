@@ -147,14 +147,10 @@ def main() -> None:
     ratios = {
         rho: float(np.median([one["median_step_ms"] / one["full_ms"] for one in runs])) for rho, runs in results.items()
     }
-    label = options.model_label(args)
-    stem = args.output or Path("figures") / f"rho_{label}_{args.input_size}_{args.batch_size}"
-    draw(f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}", ratios, stem)
+    title, stem, network = options.measured_network(args, "rho")
+    draw(title, ratios, stem)
     record = {
-        "model_name": args.model_name,
-        "alpha": args.alpha,
-        "input_size": args.input_size,
-        "batch_size": args.batch_size,
+        **network,
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
         "steps_between_selections": args.steps,

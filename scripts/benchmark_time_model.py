@@ -121,15 +121,10 @@ def main() -> None:
     median_ms = np.median(times, axis=0)
     measured, full_ms = median_ms[:-1], float(median_ms[-1])
     predicted, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
-    label = options.model_label(args)
-    stem = args.output or Path("figures") / f"time_model_{label}_{args.input_size}_{args.batch_size}"
-    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
+    title, stem, network = options.measured_network(args, "time_model")
     draw(title, list(kinds), predicted, measured, stem)
     result = {
-        "model_name": args.model_name,
-        "alpha": args.alpha,
-        "input_size": args.input_size,
-        "batch_size": args.batch_size,
+        **network,
         "optimizer": args.optimizer,
         "selections": len(masks),
         "rounds": len(times),
