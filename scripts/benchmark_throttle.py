@@ -84,8 +84,10 @@ def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
     axes = figure.add_subplot(xlabel="epoch", ylabel="median step (ms)", title="competing processes from half-way on")
     styles = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"))
     for (name, summary), (colour, marker) in zip(runs.items(), styles, strict=True):
-        epochs = [int(row["epoch"]) for row in summary["metrics"]]
-        step_ms = [float(row["median_step_ms"]) for row in summary["metrics"]]
+        # A run that its deadline cuts off at an epoch's first step has measured none in that epoch.
+        measured = [row for row in summary["metrics"] if row["median_step_ms"]]
+        epochs = [int(row["epoch"]) for row in measured]
+        step_ms = [float(row["median_step_ms"]) for row in measured]
         label = f"{name}: {summary['elapsed_seconds']:.0f} s"
         axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
     axes.set_ylim(bottom=0)
