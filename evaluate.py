@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tqdm import tqdm
 import data
 import models
 import options
+import pretrained
 import utils
 from data import ImageData
 from utils import UserError
@@ -110,27 +110,13 @@ def load(args: argparse.Namespace) -> tuple[keras.Model, ImageData]:
     defaults = options.EMBEDDED if args.dataset_name == "digits" else options.PAPER
     if args.model_name is not None:
         size = args.input_size or defaults["input_size"]
-        model = models.build_model(args.model_name, size, args.num_classes or classes, augmentation=args.augmentation)
-        _load_weights(model, args)
+        model = models.build_model(args.model_name, size, args.num_classes or classes, augment=args.augment)
+        pretrained.load_saved(model, args.evaluate, "--evaluate", f"the network of --model_name {args.model_name}")
     else:
         model = models.load_model(args.evaluate, "--evaluate")
         size = _input_size(model, args.input_size, args.evaluate) or defaults["input_size"]
     model = _with_outputs(model, size, classes, args)
-    return model, data.load(
-        args.dataset_name, size, args.batch_size, data_dir=args.data_dir, skip_broken=args.skip_broken
-    )
-
-
-def _load_weights(model: keras.Model, args: argparse.Namespace) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
-            model.load_weights(args.evaluate)
-    except Exception as error:  # Keras and h5py raise many kinds for a file that does not fit
-        raise UserError(
-            f"--evaluate {args.evaluate}: does not fit the network of --model_name {args.model_name}: "
-            f"{models.first_line(error)}"
-        ) from error
+    return model, data.from_options(args, size)
 
 
 def _input_size(model: keras.Model, asked: int | None, path: Path) -> int | None:
@@ -161,7 +147,7 @@ def _with_outputs(model: keras.Model, size: int, classes: int, args: argparse.Na
         logits = None if outputs is None else models.with_logits(model, outputs, str(path))(inputs)
     except Exception as error:  # whatever a user's layers raise
         raise UserError(
-            f"--evaluate {path}: does not take images of {size}×{size} ({models.first_line(error)}); see --input_size"
+            f"--evaluate {path}: does not take images of {size}×{size} ({utils.first_line(error)}); see --input_size"
         ) from error
     if outputs is None:
         raise UserError(f"--evaluate {path}: returns {shape or 'several outputs'}, not a number for each class")

@@ -18,7 +18,7 @@ from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
 FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
-FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps"}
+FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory"}
 
 
 def main() -> None:
@@ -46,6 +46,7 @@ def main() -> None:
     import timing_table
     import train
     from run_log import RunLog
+    from time_budget import RhoBudget
 
     args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
     if args.resume:
@@ -53,20 +54,14 @@ def main() -> None:
     model = models.build_from_options(args)
     names = models.tensor_names(model)
     models.check_memory(model, args)
-    dataset = data.load(
-        args.dataset_name,
-        args.input_size,
-        args.batch_size,
-        args.seed,
-        args.data_dir,
-        args.num_classes,
-        args.skip_broken,
-    )
-    settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
-    budget = []
+    table = None
     if args.train_type in options.ELASTIC_TYPES:
         table = timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
-        budget = [train.make_budget(model, dataset, settings, table)]
+        if args.deadline is None:  # what cannot be kept is refused before images are read, which may take minutes
+            RhoBudget(table, models.head_mask(model), args.rho)
+    dataset = data.from_options(args, args.input_size)
+    settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
+    budget = [] if table is None else [train.make_budget(model, dataset, settings, table)]
     with utils.run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
         if (folder / "summary.json").is_file():  # another process was faster
             _print_finished(args, folder)

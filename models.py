@@ -15,9 +15,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,14 +26,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import pretrained
 import utils
 from optimizers import SLOTS
+from options import KERAS_NETWORKS, WIDTHS, is_own_model
 from utils import UserError, available_memory_mb
 
 if TYPE_CHECKING:
     import argparse
-
-    import h5py
 
 DROPOUT = 0.2
 HEAD = "head"
@@ -123,7 +123,7 @@ def load_model(path: Path | str, flag: str) -> keras.Model:
         return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
     except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
         raise UserError(
-            f"{flag} {path}: Keras cannot load it: {first_line(error)} (a model with layers of its own is given "
+            f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with layers of its own is given "
             "as file.py:function)"
         ) from error
 
@@ -132,41 +132,70 @@ class Architecture(NamedTuple):
     """How one backbone is made.
 
     Attributes:
-        build: (input_size, alpha, weights) -> backbone with its own weights; `weights` is "imagenet" or None.
+        build: (input_size, alpha, weights) -> backbone; `weights` is "imagenet" or None.
         preprocess: maps images in 0…255 to what the backbone was pre-trained on.
         size_step: the input size must be a multiple of this.
+        smallest: and at least this.
         pool: whether the backbone returns a feature map to be averaged.
     """
 
     build: Callable[[int, float, str | None], keras.Model]
     preprocess: Callable[[keras.KerasTensor], keras.KerasTensor]
     size_step: int = 1
+    smallest: int = 32
     pool: bool = True
 
 
-def _to_plus_minus_one(images: keras.KerasTensor) -> keras.KerasTensor:
-    return keras.layers.Rescaling(1 / 127.5, offset=-1.0)(images)
+def architecture(name: str) -> Architecture:
+    """The backbone called `name`, one of `options.MODEL_NAMES` or of `options.KERAS_NETWORKS` in small letters."""
+    if name == "vit":
+        return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
+    keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
+    function = getattr(keras.applications, keras_name)
+    module = sys.modules[function.__module__]
+
+    def build(size: int, alpha: float, weights: str | None) -> keras.Model:
+        width = {"alpha": alpha} if name in WIDTHS else {}
+        return function(input_shape=_shape(size), include_top=False, weights=weights, **width)
+
+    return Architecture(build, partial(_preprocess, *_scaling(module.preprocess_input)))
 
 
-def _to_centred_bgr(images: keras.KerasTensor) -> keras.KerasTensor:
-    """Blue, green, red, less their means over ImageNet: how the Caffe weights of ResNet50 and VGG16 were trained."""
-    return keras.layers.Rescaling(1.0, offset=[-103.939, -116.779, -123.68])(keras.ops.flip(images, axis=-1))
+_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)
+
+
+def _scaling(preprocess_input: Callable[[np.ndarray], np.ndarray]) -> tuple[bool, list[float], list[float]]:
+    """What a `preprocess_input` of Keras does: (order of channels reversed?, scale, offset) of each channel.
+
+    Keras' own function can be neither saved as a layer nor traced like one, so a layer that does the same is made from
+    what becomes of a black and a white image.
+    """
+    usual = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        offset, white = preprocess_input(np.array([[[[0.0] * 3]], [[[255.0] * 3]]]))[:, 0, 0]
+        sample = np.random.default_rng(0).uniform(0, 255, (1, 2, 2, 3))
+        wanted = preprocess_input(sample.copy())
+    finally:
+        keras.config.set_floatx(usual)
+    scale = ((white - offset) / 255).round(12)
+    for reverse in (False, True):
+        if np.allclose((sample[..., ::-1] if reverse else sample) * scale + offset, wanted, atol=1e-6):
+            return reverse, scale.tolist(), offset.tolist()
+    raise NotImplementedError(f"{preprocess_input.__module__}.preprocess_input does more than scale channels")
+
+
+def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: keras.KerasTensor) -> keras.KerasTensor:
+    if reverse:
+        images = keras.ops.flip(images, axis=-1)
+    if scale == [1.0] * 3 and offset == [0.0] * 3:  # the backbone does it
+        return images
+    common = [values[0] if len(set(values)) == 1 else values for values in (scale, offset)]
+    return keras.layers.Rescaling(*common)(images)
 
 
 def _shape(size: int) -> tuple[int, int, int]:
     return (size, size, 3)
-
-
-def _build_resnet50(size: int, alpha: float, weights: str | None) -> keras.Model:
-    return keras.applications.ResNet50(input_shape=_shape(size), include_top=False, weights=weights)
-
-
-def _build_vgg16(size: int, alpha: float, weights: str | None) -> keras.Model:
-    return keras.applications.VGG16(input_shape=_shape(size), include_top=False, weights=weights)
-
-
-def _build_mobilenetv2(size: int, alpha: float, weights: str | None) -> keras.Model:
-    return keras.applications.MobileNetV2(input_shape=_shape(size), alpha=alpha, include_top=False, weights=weights)
 
 
 def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
@@ -177,93 +206,26 @@ def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
     return keras.Model(network.inputs, network.get_layer("Transformer_encoder_norm").output[:, 0], name="vit_b16")
 
 
-ARCHITECTURES = {
-    "resnet50": Architecture(_build_resnet50, _to_centred_bgr),
-    "vgg16": Architecture(_build_vgg16, _to_centred_bgr),
-    "mobilenetv2": Architecture(_build_mobilenetv2, _to_plus_minus_one),
-    "vit": Architecture(_build_vit, _to_plus_minus_one, size_step=16, pool=False),
-}
-
-
 def _augmentation(kind: str, seed: int) -> list[keras.layers.Layer]:
     layers: list[keras.layers.Layer] = []
-    if kind in ("flip", "flip_rotation"):
+    if kind in ("flip", "flip_rotate"):
         layers.append(keras.layers.RandomFlip("horizontal", seed=seed))
-    if kind == "flip_rotation":
+    if kind == "flip_rotate":
         layers.append(keras.layers.RandomRotation(0.2, seed=seed + 1))
     return layers
 
 
 def _build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Model:
-    architecture = ARCHITECTURES[name]
-    if size < 32 or size % architecture.size_step:
-        rule = f"a multiple of {architecture.size_step} and " if architecture.size_step > 1 else ""
-        raise UserError(f"--input_size {size}: {name} needs {rule}at least 32")
-    if weights == "imagenet":
-        try:
-            return architecture.build(size, alpha, "imagenet")
-        except ValueError as error:  # a width for which no weights exist
-            raise UserError(f"--weights imagenet: {first_line(error)}") from error
-        except Exception as error:  # Keras raises a bare Exception when its download fails
-            raise UserError(
-                f"--weights imagenet: the weights of {name} cannot be downloaded ({first_line(error)}); "
-                "give --weights PATH with a file of them, or --weights none"
-            ) from error
-    backbone = architecture.build(size, alpha, None)
-    if weights != "none":
-        _load_weights(backbone, Path(weights), name)
-    return backbone
-
-
-def _load_weights(backbone: keras.Model, path: Path, name: str) -> None:
-    """Load all weights of `backbone` (network `name`) from a file, or raise `UserError`."""
-    import h5py  # Keras brings it
-
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise UserError(f"--weights {path}: {what}; give imagenet, none, or a file of weights of {name}")
-    if path.suffix != ".h5":
-        raise UserError(f"--weights {path}: must end in .h5 or .weights.h5, as Keras saves a backbone's weights")
-    what = f"{name} without its top layers" if name in ARCHITECTURES else name
+    parts = architecture(name)
+    if size < parts.smallest or size % parts.size_step:
+        rule = f"a multiple of {parts.size_step} and " if parts.size_step > 1 else ""
+        raise UserError(f"--input_size {size}: {name} needs {rule}at least {parts.smallest}")
     try:
-        with h5py.File(path) as file:
-            arrays = _count_arrays(file)
-    except Exception as error:  # h5py raises many kinds for a file that is none of its own, or damaged
-        raise UserError(f"--weights {path}: is no HDF5 file, or a damaged one: {first_line(error)}") from error
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Skipping")  # Keras loads what it can and only warns of the rest
-            backbone.load_weights(path)
-    except Exception as error:  # so does Keras for a file that does not fit
-        raise UserError(f"--weights {path}: does not fit {what}: {_reason(error)}") from error
-    # Keras takes what it finds and says nothing of what is left over, as from a deeper network.
-    if name in ARCHITECTURES and arrays > len(backbone.weights):
-        raise UserError(
-            f"--weights {path}: does not fit {what}: it holds {arrays} arrays, the network has {len(backbone.weights)}"
-        )
-    if not all(np.isfinite(weight.numpy()).all() for weight in backbone.weights):
-        raise UserError(f"--weights {path}: holds weights that are no finite numbers; the file is damaged")
-
-
-def _count_arrays(file: h5py.File) -> int:
-    """Weights in a file of Keras', without what an optimizer or a random seed left there."""
-    import h5py
-
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return sum("optimizer" not in name and "seed_generator" not in name for name in names)
-
-
-def _reason(error: Exception) -> str:
-    """Why Keras could not load: its first line, and the example it gives of the layers that do not fit."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the lines that follow the first."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        if weights == "imagenet":
+            return pretrained.with_imagenet_weights(partial(parts.build, size, alpha), name, alpha)
+        return parts.build(size, alpha, None)
+    except ValueError as error:  # Keras' own smallest size
+        raise UserError(f"--input_size {size}: {name} cannot be built so: {utils.first_line(error)}") from error
 
 
 def build_model(
@@ -272,37 +234,44 @@ def build_model(
     num_classes: int,
     weights: str = "none",
     alpha: float = 1.0,
-    augmentation: str = "flip",
+    augment: str = "flip",
     seed: int = 0,
 ) -> keras.Model:
     """A network for fine-tuning, with a new head.
 
     Args:
-        name: a key of `ARCHITECTURES`, a .keras file, or file.py:function (see `build_own_model`).
+        name: a network we know (see `architecture`), a .keras file, or file.py:function (see `build_own_model`).
         input_size: height and width in pixels.
         num_classes: number of logits.
-        weights: "imagenet", "none", or the path of a .h5 or .weights.h5 file of the backbone without its top.
-        alpha: width of MobileNetV2; the others have none.
-        augmentation: "none", "flip" (paper) or "flip_rotation" (its published scripts).
-        seed: of the augmentation and dropout; new weights follow Keras' global seed.
+        weights: "imagenet", "none", or a path (see `pretrained.load`).
+        alpha: width of a MobileNet; the others have none.
+        augment: "none", "flip" (paper) or "flip_rotate" (its published scripts).
+        seed: of augmentation and dropout; new weights follow Keras' global seed.
 
     Raises:
         UserError: the size does not suit the network, or the weights cannot be had or do not fit.
     """
     inputs = keras.Input(_shape(input_size), name="image")
     x = inputs
-    for layer in _augmentation(augmentation, seed):
+    for layer in _augmentation(augment, seed):
         x = layer(x)
-    if name not in ARCHITECTURES:
-        return keras.Model(inputs, build_own_model(name, input_size, num_classes, weights)(x), name="own_classifier")
-    architecture = ARCHITECTURES[name]
+    if is_own_model(name):
+        own = build_own_model(name, input_size, num_classes)
+        model = keras.Model(inputs, own(x), name="own_classifier")
+        if weights != "none":
+            pretrained.load(model, own, Path(weights), name)
+        return model
+    parts = architecture(name)
     backbone = freeze_batch_norm_statistics(_build_backbone(name, input_size, weights, alpha))
-    x = backbone(architecture.preprocess(x))
-    if architecture.pool:
+    x = backbone(parts.preprocess(x))
+    if parts.pool:
         x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     x = keras.layers.Dropout(DROPOUT, seed=seed + 2, name="dropout")(x)
     outputs = keras.layers.Dense(num_classes, name=HEAD, dtype="float32")(x)
-    return keras.Model(inputs, outputs, name=f"{name}_classifier")
+    model = keras.Model(inputs, outputs, name=f"{name}_classifier")
+    if weights not in ("imagenet", "none"):
+        pretrained.load(model, backbone, Path(weights), name)
+    return model
 
 
 def mixed_precision_policy() -> str:
@@ -323,11 +292,11 @@ def build_from_options(args: argparse.Namespace) -> keras.Model:
     keras.utils.set_random_seed(args.seed)
     keras.mixed_precision.set_global_policy(mixed_precision_policy() if args.mixed_precision else "float32")
     return build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augmentation, args.seed
+        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augment, args.seed
     )
 
 
-def build_own_model(name: str, input_size: int, num_classes: int, weights: str = "none") -> keras.Model:
+def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model:
     """A user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
 
     It must take images [batch, input_size, input_size, 3] in 0…255 (whatever scaling it needs belongs into it). A
@@ -338,7 +307,6 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
             number of classes.
         input_size: height and width in pixels.
         num_classes: number of logits.
-        weights: "none", or a .h5 or .weights.h5 file for the model that the function makes.
 
     Raises:
         UserError: it cannot be loaded or made, or does not map such images to such logits.
@@ -358,7 +326,7 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         takes = getattr(model, "input_shape", None)
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape}{hint}: {first_line(error)}"
+            f"--model_name {name}: does not take images of shape {shape}{hint}: {utils.first_line(error)}"
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
@@ -369,8 +337,6 @@ def build_own_model(name: str, input_size: int, num_classes: int, weights: str =
         raise UserError(
             f"--model_name {name}: has no trainable weights; set `trainable = True` on what is to be trained"
         )
-    if weights != "none":
-        _load_weights(model, Path(weights), name)
     return model
 
 
@@ -393,7 +359,9 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f" line {frames[-1].lineno}" if frames else ""
-        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {first_line(error)}") from error
+        raise UserError(
+            f"--model_name {name}: {file}{line}: {type(error).__name__}: {utils.first_line(error)}"
+        ) from error
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(model, keras.Model):

@@ -20,10 +20,21 @@ from typing import Any, NoReturn
 from utils import UserError
 
 MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
+# Further networks, by the names keras.applications has for them; any case will do.
+KERAS_NETWORKS = (
+    *("ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge"),
+    *("DenseNet121", "DenseNet169", "DenseNet201", "InceptionResNetV2", "InceptionV3"),
+    *(f"EfficientNetB{k}" for k in range(8)),
+    *(f"EfficientNetV2{kind}" for kind in ("B0", "B1", "B2", "B3", "S", "M", "L")),
+    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile"),
+    *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
+)
+WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # those that --alpha is for
 DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digits", "image_folder")
 ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
 TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES, "prunetrain")
-AUGMENTATIONS = ("none", "flip", "flip_rotation")
+DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
+AUGMENTATIONS = ("none", "flip", "flip_rotate")
 OPTIMIZERS = ("sgd", "adam")
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
@@ -36,7 +47,7 @@ PAPER: dict[str, Any] = {
     "batch_size": 4,
     "alpha": 1.0,
     "weights": "imagenet",
-    "augmentation": "flip",
+    "augment": "flip",
     "learning_rate": 1e-4,
     "weight_decay": 5e-4,
     "num_epochs": 12,
@@ -49,7 +60,7 @@ EMBEDDED: dict[str, Any] = {
     "input_size": 64,
     "batch_size": 16,
     "alpha": 0.35,
-    "augmentation": "none",  # a mirrored digit is no digit
+    "augment": "none",  # a mirrored digit is no digit
     "learning_rate": 2e-3,
     "num_epochs": 24,
     "interval": 6,
@@ -130,7 +141,7 @@ def _one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def _network(text: str) -> str:
-    """A network we know, a .keras file, or file.py:function; the file must be there."""
+    """A network we know, in any case, a .keras file, or file.py:function; the file must be there."""
     file, colon, function = text.rpartition(":")
     if colon and file.endswith(".py"):
         if not function.isidentifier():
@@ -140,20 +151,26 @@ def _network(text: str) -> str:
     elif text.endswith(".py"):
         raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
     else:
-        return _one_of((*MODEL_NAMES, "FILE.keras", "FILE.py:FUNCTION"))(text)
+        known = dict.fromkeys((*MODEL_NAMES, *(name.lower() for name in KERAS_NETWORKS)))
+        if text.lower() in known:
+            return text.lower()
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not one of {', '.join(MODEL_NAMES)}, FILE.keras, FILE.py:FUNCTION, or a network of "
+            f"keras.applications{_did_you_mean(text, [*known])}"
+        )
     if not Path(file).is_file():
         raise argparse.ArgumentTypeError(f"there is no file '{file}'")
     return os.path.normpath(text)
 
 
 def _weights(text: str) -> str:
-    """imagenet, none, or the path of a file, which must be there."""
-    if text in ("imagenet", "none") or Path(text).is_file():
+    """imagenet, none, or the path of a file or of a run's folder, which must be there."""
+    if text in ("imagenet", "none") or (text and Path(text).exists()):
         return text
-    if Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"'{text}' is a folder; give imagenet, none, or a file of weights")
     hint = _did_you_mean(text, ("imagenet", "none"))
-    raise argparse.ArgumentTypeError(f"'{text}' is neither imagenet nor none, and there is no such file{hint}")
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is neither imagenet nor none, and there is no such file or folder of a run{hint}"
+    )
 
 
 def _truth(text: str) -> bool:
@@ -176,21 +193,24 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         type=_network,
         metavar="NAME",
         help=", ".join(MODEL_NAMES)
-        + ", or your own: FILE.keras, or FILE.py:FUNCTION, called with (height, width, 3) and the number of classes",
-    )
-    group.add_argument(
-        "--dataset_name", type=_one_of(DATASET_NAMES), metavar="NAME", default="digits", help=", ".join(DATASET_NAMES)
+        + ", any other of keras.applications such as efficientnetb0, or your own: FILE.keras, or FILE.py:FUNCTION, "
+        "called with (height, width, 3) and the number of classes",
     )
     group.add_argument(
         "--input_size", type=_whole_number(1, 4096), metavar="PIXELS", help="height and width of the input"
     )
     group.add_argument("--batch_size", type=_whole_number(1, 65_536), metavar="N")
     group.add_argument("--num_classes", type=_whole_number(2, 100_000), metavar="N", help="default: the data set's own")
-    group.add_argument("--weights", type=_weights, metavar="imagenet|none|PATH", help="where the backbone starts from")
     group.add_argument(
-        "--alpha", type=_number(float, 0.01, 4, "from 0.01 to 4"), metavar="WIDTH", help="width of MobileNetV2"
+        "--weights",
+        type=_weights,
+        metavar="imagenet|none|PATH",
+        help="where the network starts from; PATH: .h5, .weights.h5, .keras, .npz (ViT), or the folder of a run",
     )
-    group.add_argument("--augmentation", type=_one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
+    group.add_argument(
+        "--alpha", type=_number(float, 0.01, 4, "from 0.01 to 4"), metavar="WIDTH", help="width of a MobileNet"
+    )
+    group.add_argument("--augment", type=_one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
     group.add_argument(
         "--optimizer",
         type=_one_of(OPTIMIZERS),
@@ -204,8 +224,31 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         "compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
     )
     group.add_argument("--seed", type=_whole_number(0, 2**31 - 1), default=0, help="default: %(default)s")
-    group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
+    _add_data_options(group)
     group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
+
+
+def _add_data_options(
+    group: argparse._ActionsContainer, names: Sequence[str] = DATASET_NAMES, default: str | None = "digits"
+) -> None:
+    group.add_argument(
+        "--dataset_name",
+        type=_one_of(names),
+        metavar="NAME",
+        default=default,
+        required=default is None,
+        help=", ".join(names),
+    )
+    group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
+
+
+def _add_test_fraction(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--test_fraction",
+        type=_number(float, 1e-9, 0.9, "above 0 and at most 0.9"),
+        metavar="SHARE",
+        help="of an image_folder without test/ and val/, the share of each class to test on",
+    )
 
 
 def _add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -280,10 +323,16 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--weight_decay", type=_number(float, 0, 100, "from 0 to 100"), metavar="RATE", help="decoupled; with sgd only"
     )
+    _add_test_fraction(group)
     group.add_argument(
-        "--skip_broken",
-        action="store_true",
-        help="of an image_folder, look at every image before training and leave out those that cannot be decoded",
+        "--skip_broken", action="store_true", help="of an image_folder, leave out images that cannot be decoded"
+    )
+    group.add_argument(
+        "--image_memory",
+        type=_number(float, 0, 1e9, "a number of MB of at least 0"),
+        metavar="MB",
+        help="what decoded images may take in memory; more go into a file under --logdir (default: a quarter of what "
+        "is available)",
     )
     group.add_argument(
         "--allow_stale_profile",
@@ -339,8 +388,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
 def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     """Every option that was not given takes its data set's default."""
     alpha_given = args.alpha is not None
-    if args.data_dir is not None and args.dataset_name == "digits":
-        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
+    _check_data_dir(args)
     if is_own_model(args.model_name):
         if args.weights is None:
             args.weights = "none"
@@ -352,7 +400,7 @@ def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in defaults.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
-    if args.model_name != "mobilenetv2":
+    if args.model_name not in WIDTHS:
         if alpha_given:
             raise UserError(f"--alpha: {args.model_name} has one width only; leave it out")
         args.alpha = 1.0
@@ -400,8 +448,7 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
-    if args.skip_broken and args.dataset_name != "image_folder":
-        raise UserError("--skip_broken: goes with --dataset_name image_folder only")
+    _check_folder_options(args)
     _use_glyph_weights(args)
     args = _filled_in(args)
     if args.run_name is None:
@@ -410,9 +457,15 @@ def parse_main(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     plain = args.run_name.isprintable() and Path(args.run_name).name == args.run_name
     if args.run_name in ("", ".", "..") or not plain:
         raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
-    if args.run_name == "profiles":
-        raise UserError("--run_name must not be 'profiles': the timing tables are kept under that name")
+    if args.run_name in ("profiles", "images"):
+        raise UserError(f"--run_name must not be '{args.run_name}': that folder is for what several runs share")
     return args
+
+
+def _check_folder_options(args: argparse.Namespace) -> None:
+    for name in ("skip_broken", "test_fraction"):
+        if getattr(args, name, None) and args.dataset_name != "image_folder":
+            raise UserError(f"--{name}: goes with --dataset_name image_folder only")
 
 
 def _recorded_command(folder: Path) -> list[str]:
@@ -432,11 +485,12 @@ _FROM_RUN = (
     "input_size",
     "num_classes",
     "batch_size",
-    "augmentation",
+    "augment",
     "model_name",
     "skip_broken",
+    "test_fraction",
 )
-_WITH_EVALUATE = (*_FROM_RUN, "logdir", "export", "evaluate")
+_WITH_EVALUATE = (*_FROM_RUN, "logdir", "image_memory", "export", "evaluate")
 
 
 def _given(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> list[str]:
@@ -475,7 +529,7 @@ def _for_evaluation(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
     args = parser.parse_args(arguments)
     defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
     args.batch_size = args.batch_size or defaults["batch_size"]
-    args.augmentation = args.augmentation or defaults["augmentation"]
+    args.augment = args.augment or defaults["augment"]
     args.evaluate = model
     args.folder, args.resume, args.run_name = args.logdir / f"evaluated_{model.stem}", False, None
     if config:
@@ -541,6 +595,41 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> argparse.Namespace
     return _filled_in(args)
 
 
+def parse_data(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of data.py; `command` is one of `DATA_COMMANDS`. Raises `UserError` for a value out of range."""
+    parser = _OneLineParser(prog="data.py", description="Look at, prepare and carry data sets.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(DATA_COMMANDS))
+    show = commands.add_parser("show", help="images of each class as a table and a picture")
+    _add_data_options(show)
+    _add_test_fraction(show)
+    show.add_argument("--output", type=Path, metavar="STEM", help="without _train.png; default: figures/<name>")
+    prepare = commands.add_parser("prepare", help="download a data set and prepare it")
+    _add_data_options(prepare, DATASET_NAMES[:3], None)
+    pack = commands.add_parser("pack", help="put a data set into one file")
+    _add_data_options(pack, [name for name in DATASET_NAMES if name != "digits"], None)
+    pack.add_argument("--output", type=Path, metavar="FILE", help="default: <name>.tar")
+    unpack = commands.add_parser("unpack", help="take a data set out of the file and check it")
+    unpack.add_argument("archive", type=_existing_file, metavar="FILE")
+    unpack.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help="folder it is put into")
+    args = parser.parse_args(arguments)
+    if args.command == "show":
+        _check_data_dir(args)
+        _check_folder_options(args)
+        args.output = args.output or Path("figures") / args.dataset_name
+    return args
+
+
+def _existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file '{text}'")
+    return Path(text)
+
+
+def _check_data_dir(args: argparse.Namespace) -> None:
+    if args.data_dir is not None and args.dataset_name == "digits":
+        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
+
+
 def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) -> argparse.Namespace:
     """The options of a script that measures a network: those of profiler.py, `--quick`, `--output`, and `more`.
 
@@ -589,16 +678,16 @@ def model_label(args: argparse.Namespace) -> str:
     if is_own_model(args.model_name):
         file, _, function = args.model_name.partition(".py:")
         return "-".join(filter(None, (Path(file).stem, function)))
-    wide = args.model_name != "mobilenetv2" or args.alpha == 1
+    wide = args.model_name not in WIDTHS or args.alpha == 1
     return args.model_name if wide else f"{args.model_name}-{args.alpha:g}"
 
 
 def profiler_command(args: argparse.Namespace) -> str:
     """The command that makes the timing table these options need."""
     parts = ["python", "profiler.py", "--model_name", args.model_name, "--dataset_name", args.dataset_name]
-    if args.model_name == "mobilenetv2":
+    if args.model_name in WIDTHS:
         parts += ["--alpha", f"{args.alpha:g}"]
-    for name in ("input_size", "num_classes", "batch_size", "optimizer", "augmentation"):
+    for name in ("input_size", "num_classes", "batch_size", "optimizer", "augment"):
         parts += [f"--{name}", str(getattr(args, name))]
     if args.mixed_precision:
         parts.append("--mixed_precision")

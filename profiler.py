@@ -24,6 +24,7 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
+MOST_TRIES = 3  # of a step that others disturb
 LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
 
 
@@ -192,15 +194,20 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
 
-    What slowed down all of them alike for a while is taken out (`utils.without_drift`).
+    What others took is not in them (`utils.measure_ms`), nor what slowed down all of them alike for a while
+    (`utils.without_drift`).
     """
     warm_ms = utils.measure_ms(runs, rounds=1)
     unseen = int(np.median(warm_ms) < LONG_STEP_MS)
     fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
     rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-    with tqdm(range(rounds), desc="measuring steps", unit="round") as bar:
-        times = np.concatenate([utils.measure_ms(runs, rounds=1, unseen=unseen) for _ in bar])
-    return utils.without_drift(times)
+    times: list[np.ndarray] = []
+    end = time.perf_counter() + seconds
+    with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
+        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
+            times.append(utils.measure_ms(runs, rounds=1, unseen=unseen, most_tries=MOST_TRIES))
+            bar.update()
+    return utils.without_drift(np.concatenate(times))
 
 
 def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:

@@ -41,7 +41,7 @@ TABLE_SETTINGS = (
     "num_classes",
     "batch_size",
     "optimizer",
-    "augmentation",
+    "augment",
     "mixed_precision",
 )
 

@@ -46,11 +46,10 @@ class Alternating:
 
         whole = data.load("digits", args.input_size, args.batch_size, args.seed)
         train, test = (
-            data.Split(split.examples.take(count), count, split.decode, one_size=split.one_size)
+            split._replace(images=split.images[:count], labels=split.labels[:count])
             for split, count in ((whole._train, steps * args.batch_size), (whole._test, args.batch_size))
         )
-        size, batch_size = args.input_size, args.batch_size
-        self._data = data.ImageData("digits", whole.num_classes, train, test, size, batch_size, args.seed)
+        self._data = data.ImageData("digits", whole.class_names, train, test, args.batch_size, args.seed)
         self._full = full
         self.full_ms: list[float] = []
 

@@ -157,7 +157,7 @@ def main() -> None:
                 "steps": summary["steps"],
                 "planned_steps": summary["planned_steps"],
                 **{
-                    key: [round(float(row[key]), 3) for row in summary["selections"]]
+                    key: [round(float(row[key]), 3) if row[key] else None for row in summary["selections"]]
                     for key in ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
                 },
             }

@@ -24,4 +24,5 @@ else
   "$python" -m ruff format --check .
   "$python" -m mypy
 fi
-exec "$python" -m pytest "$@"
+# Two at a time: most of the time goes into tracing graphs, which uses one core.
+exec "$python" -m pytest -n 2 --dist loadfile "$@"

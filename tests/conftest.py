@@ -7,11 +7,11 @@ utils.load_tensorflow()
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import data
 import models
 import timing_table
+from images import Pixels
 from optimizers import make_optimizer
 from training_step import TrainStep
 
@@ -39,8 +39,8 @@ def make_small_data(count=24, seed=0):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
-    split = data.Split(tf.data.Dataset.from_tensor_slices((images, labels)), count, lambda image: image, one_size=True)
-    return data.ImageData("small", CLASSES, split, split, SIZE, BATCH, seed)
+    pixels = Pixels(images, labels, {})
+    return data.ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
 
 
 def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):

@@ -180,12 +180,12 @@ def test_the_options_of_the_run_are_taken_unless_others_are_given(tmp_path):
     (run / "best.keras").touch()
     (run / "last.keras").touch()
     config = {"model_name": "resnet50", "dataset_name": "image_folder", "data_dir": "photos", "input_size": 96}
-    config |= {"num_classes": 200, "batch_size": 8, "augmentation": "none", "rho": 0.5}
+    config |= {"num_classes": 200, "batch_size": 8, "augment": "none", "rho": 0.5}
     (run / "config.json").write_text(json.dumps(config))
     args = options.parse_main(["--evaluate", str(run)])
     assert (args.evaluate, args.folder) == (run / "best.keras", run)
     assert (args.dataset_name, args.data_dir, args.input_size) == ("image_folder", Path("photos"), 96)
-    assert (args.num_classes, args.batch_size, args.augmentation, args.model_name) == (200, 8, "none", None)
+    assert (args.num_classes, args.batch_size, args.augment, args.model_name) == (200, 8, "none", None)
     args = options.parse_main(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
     assert (args.folder, args.data_dir, args.batch_size, args.input_size) == (run / "last", Path("more"), 2, 96)
     args = options.parse_main(["--evaluate", str(run), "--dataset_name", "digits"])
@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_refused_in_one_line(photos, tmp_path):
 
 
 def test_a_network_with_layers_of_its_own_is_made_by_its_function(photos, tmp_path):
-    original = models.build_model(f"{ZOO}:custom_layer", 12, 3, augmentation="flip")
+    original = models.build_model(f"{ZOO}:custom_layer", 12, 3, augment="flip")
     original.save(tmp_path / "my.keras")
     words = flags_for(photos, "--evaluate", str(tmp_path / "my.keras"), "--input_size", "12")
     with pytest.raises(UserError, match="Keras cannot load it"):

@@ -61,7 +61,7 @@ def test_the_small_network_answers_as_keras_does(quantise):
 
 def test_mobilenet_without_its_augmentation_and_smaller_when_quantised():
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augmentation="flip_rotation"))
+    model = unsettled(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
     plain, quantised = export.convert(model, False), export.convert(model, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
     assert len(quantised.content) < 0.5 * len(plain.content) < 0.5 * 4.5 * model.count_params()
@@ -72,7 +72,7 @@ def test_mobilenet_without_its_augmentation_and_smaller_when_quantised():
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_own_networks_convert(function):
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augmentation="flip"))
+    model = unsettled(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
     assert largest_difference(model, export.convert(model, False), some_images(12)) < 1e-4
 
 
@@ -187,7 +187,7 @@ def network(kind):
         x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
         return unsettled(models.freeze_batch_norm_statistics(model)), 32
-    return unsettled(models.build_model(f"{ZOO}:{kind}", 12, 3, augmentation="none")), 12
+    return unsettled(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
 
 
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])

@@ -1,5 +1,6 @@
 """Networks: frozen batch-norm statistics, weights from files, clear refusals."""
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 import models
 import options
+import pretrained
 from optimizers import make_optimizer
 from training_step import TrainStep
 from utils import UserError
@@ -105,7 +107,7 @@ def test_frozen_batch_norm_takes_other_shapes():
 
 @pytest.mark.parametrize("name", options.MODEL_NAMES)
 def test_every_network_has_its_parts_and_survives_saving(name, tmp_path):
-    model = models.build_model(name, 32, 7, alpha=0.35, augmentation="flip_rotation")
+    model = models.build_model(name, 32, 7, alpha=0.35, augment="flip_rotate")
     kinds = [type(layer) for layer in model.layers]
     for kind in (keras.layers.RandomFlip, keras.layers.RandomRotation, keras.layers.Rescaling, keras.layers.Dropout):
         assert kind in kinds
@@ -148,7 +150,7 @@ def test_imagenet_weights_in_keras_own_layout_load():
     ("arguments", "message"),
     [
         (("mobilenetv2", 64, 10, "no/such.h5"), "no such file"),
-        (("mobilenetv2", 64, 10, __file__), "must end in .h5"),
+        (("mobilenetv2", 64, 10, __file__), r"must be one of \.h5"),
         (("mobilenetv2", 64, 10, str(options.GLYPH_WEIGHTS), 1.0), "does not fit mobilenetv2"),
         (("resnet50", 64, 10, str(options.GLYPH_WEIGHTS)), "does not fit resnet50"),
         (("vit", 40, 10), "multiple of 16"),
@@ -167,7 +169,7 @@ BACKBONES = {"resnet50": 1.0, "vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wi
 @pytest.fixture(scope="module")
 def backbones():
     """{label: backbone}."""
-    return {label: models.ARCHITECTURES[label.split()[0]].build(32, alpha, None) for label, alpha in BACKBONES.items()}
+    return {label: models.architecture(label.split()[0]).build(32, alpha, None) for label, alpha in BACKBONES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -203,11 +205,11 @@ def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, f
         if of == label:
             for weight in backbone.weights:
                 weight.assign(tf.fill(weight.shape, 7.0))
-            models._load_weights(backbone, path, name)
+            pretrained.load(backbone, backbone, path, name)
             assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "each is loaded"
         else:
             with pytest.raises(UserError, match=f"--weights .*: does not fit {name} without its top layers: ..."):
-                models._load_weights(backbone, path, name)
+                pretrained.load(backbone, backbone, path, name)
 
 
 def test_weights_of_a_deeper_network_do_not_fit_though_every_layer_finds_its_own(tmp_path):
@@ -223,7 +225,7 @@ def test_weights_of_a_deeper_network_do_not_fit_though_every_layer_finds_its_own
 def test_files_that_hold_no_weights_or_damaged_ones_are_refused(ending, tmp_path, files, backbones):
     def refusal(path):
         with pytest.raises(UserError) as caught:
-            models._load_weights(backbones["mobilenetv2"], path, "mobilenetv2")
+            pretrained.load(backbones["mobilenetv2"], backbones["mobilenetv2"], path, "mobilenetv2")
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -246,18 +248,218 @@ def test_files_that_hold_no_weights_or_damaged_ones_are_refused(ending, tmp_path
     assert "holds weights that are no finite numbers; the file is damaged" in refusal(path)
     path.unlink()
     path.mkdir()
-    assert "is a folder; give imagenet, none" in refusal(path)
+    assert "holds no best.keras; a run keeps it with --save_model" in refusal(path)
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2", "vit"])
 def test_a_failing_download_of_imagenet_weights_says_what_to_do(name, monkeypatch):
     def no_network(*_, **__):
-        raise Exception("URL fetch failure")
+        raise Exception(
+            "URL fetch failure on https://weights.example/some_no_top.h5: None -- [Errno -2] Name not known"
+        )
 
     monkeypatch.setattr("keras.src.utils.file_utils.get_file", no_network)  # what keras.applications calls
     monkeypatch.setattr(keras.utils, "get_file", no_network)  # what vit-keras calls
-    with pytest.raises(UserError, match=r"--weights imagenet: the weights of .* cannot be downloaded"):
+    with pytest.raises(
+        UserError,
+        match=r"--weights imagenet: the weights of .* cannot be downloaded; .*fetch "
+        r"https://weights.example/some_no_top.h5 where there is one and give --weights FILE",
+    ):
         models.build_model(name, 64, 10, "imagenet")
+
+
+def test_a_width_without_imagenet_weights_is_refused():
+    with pytest.raises(UserError, match=r"--weights imagenet: mobilenetv2 at --alpha 0.4: "):
+        models.build_model("mobilenetv2", 64, 10, "imagenet", alpha=0.4)
+
+
+# --- keras.applications -----------------------------------------------------------------------------------------------
+
+
+def test_the_names_are_those_of_keras_applications():
+    offered = {name for name in vars(keras.applications) if name[0].isupper()}
+    assert set(options.KERAS_NETWORKS) == offered
+    parsed = options.parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
+    assert parsed.model_name == "efficientnetb0"
+    with pytest.raises(UserError, match=r"--model_name: .*did you mean 'efficientnetb0'"):
+        options.parse_profiler(["--model_name", "eficientnetb0"])
+
+
+MODULES = sorted({getattr(keras.applications, name).__module__: name for name in options.KERAS_NETWORKS}.values())
+
+
+@pytest.mark.parametrize("keras_name", MODULES)
+def test_preprocessing_is_that_of_keras_applications(keras_name):
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
+    module = sys.modules[getattr(keras.applications, keras_name).__module__]
+    inputs = keras.Input((5, 5, 3))
+    ours = keras.Model(inputs, keras.layers.Identity()(models.architecture(keras_name.lower()).preprocess(inputs)))
+    np.testing.assert_allclose(ours(images), module.preprocess_input(images.copy()), rtol=1e-5, atol=1e-4)
+    assert keras.config.floatx() == "float32"
+
+
+def test_preprocessing_of_vit_is_that_of_vit_keras():
+    from vit_keras import vit
+
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
+    ours = models.architecture("vit").preprocess(images)
+    np.testing.assert_allclose(ours, vit.preprocess_inputs(images.copy()), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenetv2", "efficientnetb0", "densenet121"])
+def test_logits_are_those_of_the_plain_keras_network(name):
+    """The same weights in a network that only Keras' own functions make, on raw images."""
+    model = models.build_model(name, 32, 5, augment="none")
+    function = getattr(keras.applications, next(one for one in options.KERAS_NETWORKS if one.lower() == name))
+    plain = function(input_shape=(32, 32, 3), include_top=False, weights=None, pooling="avg")
+    backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
+    rng = np.random.default_rng(0)
+    for variable in backbone.variables:
+        if variable.name == "moving_variance":
+            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    plain.set_weights(backbone.get_weights())
+    images = rng.uniform(0, 255, (2, 32, 32, 3)).astype(np.float32)
+    features = plain(sys.modules[function.__module__].preprocess_input(images.copy()), training=False)
+    expected = model.get_layer("head")(features).numpy()
+    np.testing.assert_allclose(model(images, training=False), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["efficientnetb0", "convnexttiny", "mobilenetv3small"])
+def test_other_networks_train_keep_their_statistics_and_survive_saving(name, tmp_path):
+    model = models.build_model(name, 32, 5, augment="none")
+    before = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
+    optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
+    optimizer.build(model.trainable_variables)
+    head = models.head_mask(model)
+    assert [one for one, taken in zip(models.tensor_names(model), head, strict=True) if taken] == [
+        "head/kernel",
+        "head/bias",
+    ]
+    images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
+    step = TrainStep(model, optimizer, 2)
+    assert np.isfinite(float(step(images, tf.constant([0, 1]))[0]))
+    after = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    models.save_model(model, tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(copy(images, training=False), model(images, training=False), rtol=1e-3, atol=1e-4)
+
+
+def test_a_size_that_keras_refuses_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"--input_size 64: xception cannot be built so: .*71"):
+        models.build_model("xception", 64, 10)
+
+
+# --- weights of earlier runs and of vit-keras -------------------------------------------------------------------------
+
+
+def differ(model, other):
+    return [
+        name
+        for name, one, two in zip(
+            [weight.path for weight in model.weights], model.get_weights(), other.get_weights(), strict=True
+        )
+        if not np.array_equal(one, two)
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "mobilenetv2", "vit"])
+def test_a_saved_model_gives_its_weights_and_its_head_where_the_classes_agree(name, tmp_path, capsys):
+    saved = models.build_model(name, 32, 5, alpha=0.35)
+    run = tmp_path / "run"
+    run.mkdir()
+    models.save_model(saved, run / "best.keras")
+    for path in (run, run / "best.keras"):
+        assert not differ(models.build_model(name, 32, 5, str(path), alpha=0.35), saved)
+        assert not capsys.readouterr().out
+    other = models.build_model(name, 32, 7, str(run), alpha=0.35)
+    assert "its head for 5 outputs is not taken; a new one is for 7 classes" in capsys.readouterr().out
+    backbones = [next(one for one in model.layers if isinstance(one, keras.Model)) for model in (other, saved)]
+    assert not differ(*backbones)
+    wrong = "vgg16" if name != "vgg16" else "mobilenetv2"
+    with pytest.raises(UserError, match=f"--weights .*best.keras: does not fit {wrong}: "):
+        models.build_model(wrong, 32, 5, str(run), alpha=0.5)
+
+
+def test_a_keras_application_saved_with_its_top_gives_its_backbone(tmp_path, capsys):
+    whole = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=9)
+    whole.save(tmp_path / "whole.keras")
+    model = models.build_model("mobilenetv2", 32, 5, str(tmp_path / "whole.keras"), alpha=0.35)
+    np.testing.assert_array_equal(model.get_weights()[0], whole.get_weights()[0])
+    assert "its head for 9 outputs is not taken" in capsys.readouterr().out
+
+
+def test_own_networks_with_layers_of_their_own_go_on_from_a_run(tmp_path):
+    zoo = f"{Path(__file__).parent}/zoo.py:custom_layer"
+    saved = models.build_model(zoo, 12, 3)
+    models.save_model(saved, tmp_path / "best.keras")
+    keras.utils.set_random_seed(5)
+    assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
+    with pytest.raises(UserError, match=r"--weights .*best.keras: does not fit .*custom_layer: "):
+        models.build_model(zoo, 12, 4, str(tmp_path))
+
+
+def as_numpy_file(path, grid):
+    """Weights of ViT under the names that vit-keras' files have, with a position table of `grid` × `grid`."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+
+    def add(name, shape):
+        arrays[name] = rng.normal(0, 0.02, shape).astype(np.float32)
+
+    add("embedding/kernel", (16, 16, 3, 768))
+    add("embedding/bias", (768,))
+    add("cls", (1, 1, 768))
+    add("Transformer/posembed_input/pos_embedding", (1, 1 + grid * grid, 768))
+    add("head/kernel", (768, 1000))
+    add("head/bias", (1000,))
+    for kind in ("scale", "bias"):
+        add(f"Transformer/encoder_norm/{kind}", (768,))
+    for k in range(12):
+        block = f"Transformer/encoderblock_{k}"
+        for norm in ("LayerNorm_0", "LayerNorm_2"):
+            for kind in ("scale", "bias"):
+                add(f"{block}/{norm}/{kind}", (768,))
+        for dense, shape in (("Dense_0", (768, 3072)), ("Dense_1", (3072, 768))):
+            add(f"{block}/MlpBlock_3/{dense}/kernel", shape)
+            add(f"{block}/MlpBlock_3/{dense}/bias", shape[1:])
+        for part in ("query", "key", "value"):
+            add(f"{block}/MultiHeadDotProductAttention_1/{part}/kernel", (768, 12, 64))
+            add(f"{block}/MultiHeadDotProductAttention_1/{part}/bias", (12, 64))
+        add(f"{block}/MultiHeadDotProductAttention_1/out/kernel", (12, 64, 768))
+        add(f"{block}/MultiHeadDotProductAttention_1/out/bias", (768,))
+    np.savez(path, **arrays)
+    return arrays
+
+
+def test_vit_takes_files_of_vit_keras_and_interpolates_the_position_table(tmp_path, capsys):
+    path = tmp_path / "vit.npz"
+    arrays = as_numpy_file(path, grid=3)
+    same, larger = (models.build_model("vit", size, 5, str(path)) for size in (48, 96))
+    assert "position table interpolated to 6×6 patches" in capsys.readouterr().out
+    tables = []
+    for model in (same, larger):
+        backbone = next(one for one in model.layers if isinstance(one, keras.Model))
+        np.testing.assert_array_equal(backbone.get_layer("embedding").get_weights()[0], arrays["embedding/kernel"])
+        tables.append(backbone.get_layer("Transformer_posembed_input").get_weights()[0])
+        assert not any((weight == 0).all() for weight in backbone.get_weights())
+    np.testing.assert_array_equal(tables[0], arrays["Transformer/posembed_input/pos_embedding"])
+    given, grid = tables[0][0, 1:].reshape(3, 3, -1), tables[1][0, 1:].reshape(6, 6, -1)
+    np.testing.assert_array_equal(tables[1][0, 0], tables[0][0, 0])
+    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        np.testing.assert_allclose(grid[corner], given[corner], atol=1e-6)
+    with pytest.raises(UserError, match=r"--weights .*vit.npz: an .npz file is for vit; resnet50 takes"):
+        models.build_model("resnet50", 32, 5, str(path))
+    del arrays["Transformer/encoderblock_3/LayerNorm_0/bias"]
+    np.savez(path, **arrays)
+    with pytest.raises(
+        UserError, match=r"--weights .*vit.npz: is damaged or does not fit ViT-B/16: has no '.*_3/Layer"
+    ):
+        models.build_model("vit", 48, 5, str(path))
+    path.write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"--weights .*vit.npz: is damaged or does not fit ViT-B/16: "):
+        models.build_model("vit", 48, 5, str(path))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ def test_a_tx2_trace_becomes_a_table(name):
 def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model):
     args = Namespace(
         **{"model_name": "resnet50", "alpha": 1.0, "input_size": 8, "num_classes": 3, "batch_size": 4},
-        **{"logdir": tmp_path, "optimizer": "sgd", "augmentation": "none", "weights": "none", "dataset_name": "digits"},
+        **{"logdir": tmp_path, "optimizer": "sgd", "augment": "none", "weights": "none", "dataset_name": "digits"},
         **{"mixed_precision": False, "allow_stale_profile": True},
     )
     own = timing_table.table_folder(args)

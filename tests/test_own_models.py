@@ -23,7 +23,7 @@ ZOO = str(Path(zoo.__file__))
 
 def build(function):
     keras.utils.set_random_seed(0)
-    return models.build_model(f"{ZOO}:{function.__name__}", SIZE, CLASSES, augmentation="flip")
+    return models.build_model(f"{ZOO}:{function.__name__}", SIZE, CLASSES, augment="flip")
 
 
 def a_batch():
@@ -136,14 +136,14 @@ def save_softmax_model(path, classes):
 
 def test_a_keras_file_loses_its_softmax_and_keeps_its_weights(tmp_path):
     original = save_softmax_model(tmp_path / "my.keras", CLASSES)
-    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augmentation="none")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
     images = a_batch()[0]
     np.testing.assert_allclose(tf.nn.softmax(model(images)), original(images), atol=1e-6)
 
 
 def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
     original = save_softmax_model(tmp_path / "my.keras", 7)
-    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augmentation="none")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
     assert model.output_shape == (None, CLASSES)
     assert "last layer last has 7 outputs; a new one for 3 takes its place" in capsys.readouterr().out
     convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")

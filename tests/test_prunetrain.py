@@ -40,7 +40,7 @@ class Batches:
         return [self.batch]
 
 
-def build(name, dropout=1e-9, augmentation="none"):
+def build(name, dropout=1e-9, augment="none"):
     """A network whose batch-norm parameters and biases are not all 0 or 1, with dropout that never happens.
 
     MobileNetV2 has weights that come with the project: made up ones do not let an image's signal through its 52 layers.
@@ -48,7 +48,7 @@ def build(name, dropout=1e-9, augmentation="none"):
     keras.utils.set_random_seed(0)
     weights = str(GLYPH_WEIGHTS) if name == "mobilenetv2" else "none"
     small = name == "small"
-    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35, augmentation)
+    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35, augment)
     rng = np.random.default_rng(1)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
@@ -200,7 +200,7 @@ def test_a_constant_is_folded_only_where_no_padding_mixes_with_it(reader_size, b
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_own_networks_keep_their_logits_or_are_refused(function):
     keras.utils.set_random_seed(0)
-    model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES, augmentation="flip")
+    model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES, augment="flip")
     data, optimizer = Batches(model), built_optimizer(model)
     try:
         scheme = scheme_of(model)
@@ -268,7 +268,7 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
 
 
 def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
-    model = build("mobilenetv2", dropout=0.2, augmentation="flip")
+    model = build("mobilenetv2", dropout=0.2, augment="flip")
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
     data, optimizer = Batches(model), built_optimizer(model)
@@ -380,7 +380,7 @@ def test_nothing_is_rebuilt_while_nothing_is_dead():
 
 @pytest.mark.parametrize("name", ["vit", f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
 def test_a_network_without_channels_to_remove_is_refused(name):
-    model = models.build_model(name, 32, CLASSES, augmentation="none")
+    model = models.build_model(name, 32, CLASSES, augment="none")
     with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
         scheme_of(model)
 
