@@ -25,4 +25,4 @@ else
   "$python" -m mypy
 fi
 # Two at a time: most of the time goes into tracing graphs, which uses one core.
-exec "$python" -m pytest -n 2 --dist loadfile "$@"
+exec "$python" -m pytest -n 2 --dist worksteal "$@"
