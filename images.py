@@ -158,20 +158,29 @@ def read(
         return _apart(images, found, parts)
     stem = folder / f"{name}_{size}_{_digest(parts, size)}"
     record, pixels = stem.with_suffix(".json"), stem.with_suffix(".npy")
-    if record.is_file() and pixels.is_file():
+    kept = _kept(record, pixels)
+    if kept is not None:
         print(f"{name}: images at {size}×{size} from {pixels}")
-    else:
-        print(
-            f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} are more than the {memory_mb:,.0f} MB they may "
-            f"take in memory (--image_memory): they go into {pixels}"
-        )
-        _write(parts, size, record, pixels)
-    found = [(label, why) for label, why in json.loads(record.read_text(encoding="utf-8"))]
+        return _apart(*kept, parts)
+    print(
+        f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} are more than the {memory_mb:,.0f} MB they may "
+        f"take in memory (--image_memory): they go into {pixels}"
+    )
+    found = _write(parts, size, record, pixels)
     return _apart(np.load(pixels, mmap_mode="r"), found, parts)
 
 
-def _write(parts: Sequence[Encoded], size: int, record: Path, pixels: Path) -> None:
-    """Read the images into file `pixels`, their labels and what is broken into `record`."""
+def _kept(record: Path, pixels: Path) -> tuple[np.ndarray, list[tuple[int, str | None]]] | None:
+    """What `_write` wrote, unless it did not, or somebody damaged it."""
+    try:
+        found = [(label, why) for label, why in json.loads(record.read_text(encoding="utf-8"))]
+        return np.load(pixels, mmap_mode="r"), found
+    except (OSError, ValueError):
+        return None
+
+
+def _write(parts: Sequence[Encoded], size: int, record: Path, pixels: Path) -> list[tuple[int, str | None]]:
+    """Read the images into file `pixels`, their labels and what is broken into `record`; returns the latter."""
     with utils.writing(pixels):
         pixels.parent.mkdir(parents=True, exist_ok=True)
     found: list[tuple[int, str | None]] = []
@@ -187,6 +196,7 @@ def _write(parts: Sequence[Encoded], size: int, record: Path, pixels: Path) -> N
         file.seek(0)
         file.write(_header(whole, size))
     utils.write_json(record, found)
+    return found
 
 
 def _header(count: int, size: int) -> bytes:

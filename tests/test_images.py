@@ -202,6 +202,16 @@ def test_a_read_that_was_cut_off_is_done_again(split, tmp_path):
     assert len(train.labels) == 10 and record.is_file()
 
 
+@pytest.mark.parametrize("ending", [".json", ".npy"])
+def test_a_damaged_file_is_written_again(split, tmp_path, ending):
+    parts, colours = split
+    images.read(parts, 6, "photos", tmp_path / "cache", 0)
+    [path] = (tmp_path / "cache").glob(f"*{ending}")
+    path.write_bytes(path.read_bytes()[:70])
+    train, test = images.read(parts, 6, "photos", tmp_path / "cache", 0)
+    np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0, 0], colours)
+
+
 def test_what_is_no_image_is_told_by_its_content(tmp_path):
     for content, why in (
         (b"", "is empty"),

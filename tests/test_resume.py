@@ -437,7 +437,7 @@ def wait_for(path_pattern, folder, process, seconds=120):
 def test_a_signal_stops_with_a_checkpoint_and_tells_how_to_resume(number, status, tmp_path):
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--deterministic", "--num_epochs", "3", "--save_model"]
     process = start(*flags, "--checkpoint_steps", "20")
-    wait_for("mine/checkpoints/*.npz", tmp_path, process)
+    wait_for("mine/checkpoints/step-*", tmp_path, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
@@ -562,7 +562,7 @@ def test_a_disk_that_fills_up_ends_in_one_line_and_keeps_the_checkpoints(tmp_pat
     """The system itself refuses: files may not grow beyond a limit that two checkpoints keep and the model does not."""
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_steps", "10"]
     process = start(*flags)
-    wait_for("mine/checkpoints/*.npz", tmp_path, process)
+    wait_for("mine/checkpoints/step-*", tmp_path, process)
     process.kill()
     process.communicate()
     [*_, newest] = sorted((tmp_path / "mine" / "checkpoints").glob("step-*"))
