@@ -95,12 +95,10 @@ def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Pa
         axes = figure.add_subplot(1, 2, column + 1, xlabel=label)
         bars = axes.barh([*values], [*values.values()], color="#0072b2")
         axes.bar_label(bars, fmt="{:,.2g}" if column else "{:,.0f}", padding=2, fontsize=8)
-        axes.margins(x=0.18)
+        axes.margins(x=0.25)
         axes.invert_yaxis()
         if column:
             axes.set_yticks([])
-        else:
-            axes.set_xscale("log")
     utils.save_figure(figure, stem)
 
 
