@@ -120,7 +120,7 @@ def main() -> None:
 
     kinds, masks = zip(*test_selections(table, head, count), strict=True)
     again = slice(None, None, -REFERENCE_STRIDE)  # the full step among them
-    # Compiled anew, for TensorFlow runs a graph faster the more often it has run: it learns which operations are small.
+    # Compiled anew: those that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
     steps = profiler.compile_steps(model, settings, [*masks, *measurement.masks[again]])
     times = profiler.measure_steps([run for _, run in steps], args.seconds)
     median_ms = np.median(times, axis=0)
