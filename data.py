@@ -19,6 +19,7 @@ import numpy as np
 
 import utils
 from images import KINDS, Encoded, Pixels, read, wrong_start
+from options import TFDS_NAMES
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # whose content must be an image
 # One fixed split: runs with different seeds stay comparable, and weights of one never saw the test images of another.
 SPLIT_SEED = 0

@@ -119,11 +119,11 @@ def pack(args: argparse.Namespace) -> None:
         if not folder.is_dir():
             prepare_first = _command("prepare", args.dataset_name, args.data_dir)
             raise UserError(f"--dataset_name {args.dataset_name}: not prepared in {folder}; first {prepare_first}")
-        root = folder.parents[1]
+        root, name = folder.parents[1], args.dataset_name
     else:
         folder = data.image_folder(args.data_dir).resolve()
-        root = folder.parent
-    output = args.output or Path(f"{args.dataset_name if root != folder.parent else folder.name}.tar")
+        root, name = folder.parent, folder.name
+    output = args.output or Path(f"{name}.tar")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if output.resolve().is_relative_to(folder):
         raise UserError(f"--output {output}: lies in {folder}, which is to be packed; choose another place")
@@ -134,9 +134,9 @@ def pack(args: argparse.Namespace) -> None:
         tqdm(total=sum(path.stat().st_size for path in files), desc="packing", unit="B", unit_scale=True) as bar,
     ):
         for path in files:
-            name = path.relative_to(root).as_posix()
-            archive.add(path, name, recursive=False)
-            sums.append(f"{_checksum(path)}  {name}\n")
+            member = path.relative_to(root).as_posix()
+            archive.add(path, member, recursive=False)
+            sums.append(f"{_checksum(path)}  {member}\n")
             bar.update(path.stat().st_size)
         listing = temporary.with_suffix(".sums")
         try:

@@ -143,12 +143,13 @@ def read(
     Raises:
         UserError: the file cannot be written.
     """
-    needed_mb = sum(part.count for part in parts) * size * size * 3 / 1e6
+    count = sum(part.count for part in parts)
+    needed_mb = count * size * size * 3 / 1e6
     if memory_mb is None:
         available_mb = utils.available_memory_mb()
         memory_mb = UNTOLD_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
     if folder is None or needed_mb <= memory_mb:
-        images = np.empty((sum(part.count for part in parts), size, size, 3), np.uint8)
+        images = np.empty((count, size, size, 3), np.uint8)
         found, whole = [], 0
         for image, label, why in _decoded(parts, size):
             if image is not None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import argparse
 
 DROPOUT = 0.2
+SMALLEST_SIZE = 32  # of a known network's input; Keras asks for more in some
 HEAD = "head"
 
 
@@ -135,14 +136,12 @@ class Architecture(NamedTuple):
         build: (input_size, alpha, weights) -> backbone; `weights` is "imagenet" or None.
         preprocess: maps images in 0…255 to what the backbone was pre-trained on.
         size_step: the input size must be a multiple of this.
-        smallest: and at least this.
         pool: whether the backbone returns a feature map to be averaged.
     """
 
     build: Callable[[int, float, str | None], keras.Model]
     preprocess: Callable[[keras.KerasTensor], keras.KerasTensor]
     size_step: int = 1
-    smallest: int = 32
     pool: bool = True
 
 
@@ -217,9 +216,9 @@ def _augmentation(kind: str, seed: int) -> list[keras.layers.Layer]:
 
 def _build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Model:
     parts = architecture(name)
-    if size < parts.smallest or size % parts.size_step:
+    if size < SMALLEST_SIZE or size % parts.size_step:
         rule = f"a multiple of {parts.size_step} and " if parts.size_step > 1 else ""
-        raise UserError(f"--input_size {size}: {name} needs {rule}at least {parts.smallest}")
+        raise UserError(f"--input_size {size}: {name} needs {rule}at least {SMALLEST_SIZE}")
     try:
         if weights == "imagenet":
             return pretrained.with_imagenet_weights(partial(parts.build, size, alpha), name, alpha)

@@ -30,7 +30,8 @@ KERAS_NETWORKS = (
     *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
 )
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # those that --alpha is for
-DATASET_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs", "digits", "image_folder")
+TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
+DATASET_NAMES = (*TFDS_NAMES, "digits", "image_folder")
 ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
 TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES, "prunetrain")
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
@@ -604,9 +605,9 @@ def parse_data(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_test_fraction(show)
     show.add_argument("--output", type=Path, metavar="STEM", help="without _train.png; default: figures/<name>")
     prepare = commands.add_parser("prepare", help="download a data set and prepare it")
-    _add_data_options(prepare, DATASET_NAMES[:3], None)
+    _add_data_options(prepare, TFDS_NAMES, None)
     pack = commands.add_parser("pack", help="put a data set into one file")
-    _add_data_options(pack, [name for name in DATASET_NAMES if name != "digits"], None)
+    _add_data_options(pack, (*TFDS_NAMES, "image_folder"), None)
     pack.add_argument("--output", type=Path, metavar="FILE", help="default: <name>.tar")
     unpack = commands.add_parser("unpack", help="take a data set out of the file and check it")
     unpack.add_argument("archive", type=_existing_file, metavar="FILE")

@@ -163,7 +163,8 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
         return
     is_head = models.head_mask(model)
     head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
-    body = [weight for weight in model.weights if id(weight) not in set(map(id, head))]
+    in_head = set(map(id, head))
+    body = [weight for weight in model.weights if id(weight) not in in_head]
     rest = source[len(body) :]
     if _shapes(source[: len(body)]) != _shapes(body):
         raise UserError(f"--weights {path}: does not fit {name}: {_difference(body, source)}")

@@ -208,11 +208,12 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 
         for column, run in enumerate(runs):
             for _ in range(unseen):
                 run()
-            for _ in range(most_tries):
-                stolen, begin = stolen_seconds(), time.perf_counter()
+            for tries_left in reversed(range(most_tries)):
+                stolen = stolen_seconds() if tries_left else 0.0
+                begin = time.perf_counter()
                 run()
                 seconds = time.perf_counter() - begin
-                if stolen_seconds() - stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1):
+                if not tries_left or stolen_seconds() - stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1):
                     break
             row[column] = seconds * 1e3
     return times
