@@ -6,13 +6,14 @@ A checkpoint keeps all of it (`History.to_record`), so that a run that was cut o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import meters
 from time_budget import Progress
 
 CLOCKS = ("training", "selection", "validation")
@@ -56,41 +57,78 @@ class StepResult(NamedTuple):
 
 @dataclass
 class Interval:
-    """The steps trained on one choice: the first one's number (0 is the run's first), and their measured times."""
+    """The steps trained on one choice.
+
+    Attributes:
+        step: the first one's number; 0 is the run's first.
+        step_flops: FLOPs of each.
+        step_ms: their measured times.
+    """
 
     choice: Choice
     step: int
+    step_flops: float = 0.0
     step_ms: list[float] = field(default_factory=list)
 
 
 class Clocks:
-    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began."""
+    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began.
 
-    def __init__(self, training: float = 0.0, selection: float = 0.0, validation: float = 0.0, elapsed: float = 0.0):
+    Attributes:
+        spans: begin and end of each stretch of training, in seconds since 1970.
+        meter: joules since some moment, or None for unknown; asked when training starts and stops.
+        joules: spent in training, but for the stretch under way; None once a part of it is unknown.
+    """
+
+    def __init__(
+        self,
+        training: float = 0.0,
+        selection: float = 0.0,
+        validation: float = 0.0,
+        elapsed: float = 0.0,
+        joules: float | None = 0.0,
+        spans: Sequence[Sequence[float]] = (),
+    ) -> None:
         self._seconds = {"training": training, "selection": selection, "validation": validation}
         self._started: dict[str, float] = {}
         self._begin = time.perf_counter() - elapsed
+        self.joules, self.spans = joules, [*spans]
+        self.meter: Callable[[], float | None] = lambda: None
+        self._training_began: tuple[float, float | None] = (0.0, None)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        self._started[name] = time.perf_counter()
+        self._start(name)
         try:
             yield
         finally:
-            self._seconds[name] = self.seconds(name)
-            del self._started[name]
+            self._stop(name)
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
         """Leave what happens in this block out of `name`, where that runs."""
         runs = name in self._started
-        self._seconds[name] = self.seconds(name)
-        self._started.pop(name, None)
+        if runs:
+            self._stop(name)
         try:
             yield
         finally:
             if runs:
-                self._started[name] = time.perf_counter()
+                self._start(name)
+
+    def _start(self, name: str) -> None:
+        if name == "training":
+            self._training_began = time.time(), self.meter()
+        self._started[name] = time.perf_counter()
+
+    def _stop(self, name: str) -> None:
+        self._seconds[name] = self.seconds(name)
+        del self._started[name]
+        if name == "training":
+            (begin, before), after = self._training_began, self.meter()
+            self.spans.append([begin, time.time()])
+            if self.joules is not None:
+                self.joules = None if before is None or after is None else self.joules + after - before
 
     def seconds(self, name: str) -> float:
         """Up to this moment."""
@@ -100,8 +138,9 @@ class Clocks:
         """Wall seconds since the run began, without those between a cut and its resumption."""
         return time.perf_counter() - self._begin
 
-    def to_record(self) -> dict[str, float]:
-        return {**{name: self.seconds(name) for name in CLOCKS}, "elapsed": self.elapsed()}
+    def to_record(self) -> dict[str, Any]:
+        kept = {"elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
+        return {**{name: self.seconds(name) for name in CLOCKS}, **kept}
 
 
 @dataclass
@@ -165,8 +204,21 @@ class History:
                 "median_step_ms": float(np.median(step_ms)) if step_ms else None,
                 "budget_step_ms": self.choice.budget_step_ms,
                 "trained_tensors": int(self.choice.mask.sum()),
+                "train_flops": self.flops(),
+                "energy_joules": self.clocks.joules,
+                "peak_memory_mb": meters.peak_memory_mb(),
+                "gpu_peak_memory_mb": meters.gpu_peak_memory_mb(),
             }
         )
+
+    def peak(self, name: str) -> float | None:
+        """The largest value of a column of metrics.csv (a resumed run is another process, with a peak of its own)."""
+        return max((row[name] for row in self.epochs if row[name] is not None), default=None)
+
+    def flops(self) -> float:
+        """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
+        ends = [*(interval.step for interval in self.intervals[1:]), self.step]
+        return sum(one.step_flops * (end - one.step) for one, end in zip(self.intervals, ends, strict=True))
 
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps; None without a budget."""
@@ -192,10 +244,7 @@ class History:
         """All of it, fit for JSON (which keeps floats to the last bit)."""
         return {
             "step": self.step,
-            "intervals": [
-                {"choice": _choice_record(one.choice), "step": one.step, "step_ms": one.step_ms}
-                for one in self.intervals
-            ],
+            "intervals": [{**vars(one), "choice": _choice_record(one.choice)} for one in self.intervals],
             "epochs": self.epochs,
             "results": self.results,
             "between_seconds": self.between_seconds,
@@ -208,7 +257,7 @@ class History:
         """What `to_record` wrote; the clocks go on from there."""
         return cls(
             record["step"],
-            [Interval(_choice(one["choice"]), one["step"], one["step_ms"]) for one in record["intervals"]],
+            [Interval(**{**one, "choice": _choice(one["choice"])}) for one in record["intervals"]],
             record["epochs"],
             [StepResult(*result) for result in record["results"]],
             record["between_seconds"],

@@ -23,6 +23,7 @@ from numpy.lib import format as npy
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+import meters
 import utils
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
@@ -146,7 +147,7 @@ def read(
     count = sum(part.count for part in parts)
     needed_mb = count * size * size * 3 / 1e6
     if memory_mb is None:
-        available_mb = utils.available_memory_mb()
+        available_mb = meters.available_memory_mb()
         memory_mb = UNTOLD_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
     if folder is None or needed_mb <= memory_mb:
         images = np.empty((count, size, size, 3), np.uint8)

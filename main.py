@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import meters
 import options
 import utils
 from checkpoint import Checkpoints
@@ -18,7 +19,7 @@ from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
 FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
-FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory"}
+FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
 
 
 def main() -> None:
@@ -73,6 +74,7 @@ def main() -> None:
         with RunLog(folder, _config(args), names) as run:
             summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
         _write_txt(args, folder, summary)
+        _add_power(args, folder)
         print(_last_line(summary, args.deadline))
         if args.export:
             import export
@@ -90,11 +92,19 @@ def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) 
         utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
 
 
+def _add_power(args: argparse.Namespace, folder: Path) -> None:
+    if args.power_csv is not None:
+        utils.load_tensorflow()
+        joules = meters.add_external_energy(folder, args.power_csv)
+        print(_read_json(folder / "summary.json")["energy_missing"] or f"energy of training: {joules:.6g} J")
+
+
 def _print_finished(args: argparse.Namespace, folder: Path) -> None:
     """Say what came of the run in `folder`, and do what it may have been cut off from after its summary."""
     summary = _read_json(folder / "summary.json")
     Checkpoints(folder / "checkpoints").clear()
     _write_txt(args, folder, summary)
+    _add_power(args, folder)
     print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
     if args.export and not (folder / "model.tflite").exists():
         print(f"to export its best model: python main.py --evaluate {folder} --export {args.export}")

@@ -28,9 +28,10 @@ import tensorflow as tf
 
 import pretrained
 import utils
+from meters import available_memory_mb
 from optimizers import SLOTS
 from options import KERAS_NETWORKS, WIDTHS, is_own_model
-from utils import UserError, available_memory_mb
+from utils import UserError
 
 if TYPE_CHECKING:
     import argparse

@@ -372,6 +372,13 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     ):
         _add_switch(group, flag, text)
     group.add_argument(
+        "--power_csv",
+        type=Path,
+        metavar="FILE",
+        help="record of an external power meter (time,watts), read when training is over; for a finished run with "
+        "--resume DIR",
+    )
+    group.add_argument(
         "--export",
         type=_one_of(EXPORTS),
         metavar="FORMAT",

@@ -20,6 +20,8 @@ from utils import StopSignals, UserError, atomic_path, environment, sync, write_
 if TYPE_CHECKING:
     import keras
 
+METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # in metrics.csv and TensorBoard
+
 
 class RunLog:
     """What a run leaves in its folder: config.json, metrics.csv, selections.csv, summary.json, TensorBoard events.
@@ -95,10 +97,10 @@ class RunLog:
             sync(path)
         return {path.name: path.stat().st_size for path in files}
 
-    def record_choice(self, choice: Choice) -> None:
-        """Note the tensors that train from now on."""
+    def record_choice(self, choice: Choice, step_flops: float = 0.0) -> None:
+        """Note the tensors that train from now on, and the FLOPs of a step."""
         self._write_train_point()  # what went before belongs to the budget before
-        self._history.intervals.append(Interval(choice, self._history.step))
+        self._history.intervals.append(Interval(choice, self._history.step, step_flops))
         with self._events(self._history.step):
             for name in ("rho", "slowdown", "correction", "predicted_step_ms"):
                 if (value := getattr(choice, name)) is not None:
@@ -118,6 +120,9 @@ class RunLog:
         with self._events(row["step"]):
             self._tf.summary.scalar("selection/seconds_so_far", row["selection_seconds"])
             self._tf.summary.scalar("selection/trained_tensors", row["trained_tensors"])
+            for name in METERS:
+                if row[name] is not None:
+                    self._tf.summary.scalar(f"meters/{name}", row[name])
         if len(self._history.intervals) != self._drawn:
             self._write_selection_image()
         self._write_tables()

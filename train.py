@@ -22,6 +22,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -35,13 +36,15 @@ import selection_solver_DP
 from data import ImageData
 from history import Choice, History, StepResult
 from importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from meters import EnergyMeter, find_energy_meter
+from operation_times import count_flops
 from optimizers import make_optimizer
 from options import PAPER
 from run_log import RunLog
 from time_budget import DeadlineBudget, Progress, RhoBudget, TimeBudget
 from timing_table import TimingTable
 from training_step import Evaluation, TrainStep
-from utils import Stopped, UserError, peak_memory_mb
+from utils import Stopped, UserError
 
 
 @dataclass(frozen=True)
@@ -300,7 +303,7 @@ class _Trainee:
         self.evaluation = Evaluation(self.model)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | None = None
-        self._warm = False
+        self._warm, self.step_flops = False, 0.0
 
     def adopt(self, mask: np.ndarray) -> None:
         """Train bool [N] `mask` from now on; the old graph goes before a new one comes."""
@@ -310,6 +313,7 @@ class _Trainee:
         gc.collect()
         self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
         self._warm, self._mask = False, mask
+        self.step_flops = sum(count_flops(self._step.graph).values())
 
     def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
         """One step on one batch. The first one of a new graph, which TensorFlow then optimises, has no `step_ms`."""
@@ -355,8 +359,16 @@ class _Trainee:
 class _Training:
     """One run from its begin, or from its last checkpoint, to its end."""
 
-    def __init__(self, model: keras.Model, data: ImageData, scheme: Scheme, settings: Settings, run: RunLog) -> None:
-        self._data, self._scheme, self._settings, self._run = data, scheme, settings, run
+    def __init__(
+        self,
+        model: keras.Model,
+        data: ImageData,
+        scheme: Scheme,
+        settings: Settings,
+        run: RunLog,
+        meter: EnergyMeter | str,
+    ) -> None:
+        self._data, self._scheme, self._settings, self._run, self._meter = data, scheme, settings, run, meter
         self._epochs, self._total_steps = run_length(data, settings)
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, self._total_steps)
         optimizer.build(model.trainable_variables)
@@ -374,6 +386,8 @@ class _Training:
             self._trainee.replace(scheme.resume(checkpoint.state["scheme"], choice, self._trainee.network))
             self._trainee.assign(checkpoint.arrays)
             self._trainee.adopt(choice.mask)
+        if isinstance(meter, EnergyMeter):
+            self._history.clocks.meter = meter.joules
         run.begin(self._history, checkpoint.state["events"] if checkpoint is not None else None)
         self._last_checkpoint = time.monotonic()
 
@@ -426,7 +440,7 @@ class _Training:
             self._trainee.replace(network)
         choice = self._scheme.choose(progress, self._trainee.optimizer)
         self._trainee.adopt(choice.mask)
-        self._run.record_choice(choice)
+        self._run.record_choice(choice, self._trainee.step_flops)
 
     def _test(self, bar: tqdm) -> None:
         """Test, and record the epoch."""
@@ -487,9 +501,20 @@ class _Training:
             "rho_measured": sum(step_ms) / full_ms if full_ms else None,
             # All of training time, selecting included, over that of full training as it would have run.
             "time_over_full": 1e3 * training / (full_ms / len(step_ms) * history.step) if full_ms else None,
-            "peak_memory_mb": peak_memory_mb(),
-            "energy_joules": None,
+            "train_flops": history.flops(),
+            "peak_memory_mb": history.peak("peak_memory_mb"),
+            "gpu_peak_memory_mb": history.peak("gpu_peak_memory_mb"),
+            **self._energy(),
+            "training_spans": history.clocks.spans,
         }
+
+    def _energy(self) -> dict[str, Any]:
+        joules, missing = self._history.clocks.joules, None
+        if joules is None:
+            here = self._meter if isinstance(self._meter, str) else self._meter.failure
+            missing = here or "a part of the run was trained without an energy meter"
+        name = None if isinstance(self._meter, str) else self._meter.name
+        return {"energy_joules": joules, "energy_meter": name, "energy_missing": missing}
 
 
 def run_training(
@@ -500,13 +525,16 @@ def run_training(
     Training time excludes testing and checkpoints and includes measuring importance, solving, and compiling a new step.
 
     Returns:
-        What summary.json holds of the training itself: accuracies in 0…1, times in seconds, memory in MB.
+        What summary.json holds of the training itself: accuracies in 0…1, times in seconds, memory in MB, energy in J
+        (or null, and why), FLOPs (two for each multiply-accumulate).
 
     Raises:
         UserError: the loss is no longer a finite number, or a file cannot be written.
         Stopped: by a signal; a checkpoint has been written.
     """
-    return _Training(model, data, scheme, settings, run).run()
+    meter = find_energy_meter()
+    with nullcontext() if isinstance(meter, str) else meter:
+        return _Training(model, data, scheme, settings, run, meter).run()
 
 
 def _progress(history: History) -> str:

@@ -222,7 +222,7 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 
 def stolen_seconds(root: Path = Path("/")) -> float:
     """Processor time since the start that this virtual machine wanted and others got; 0 where nobody tells."""
     # cpu, user, nice, system, idle, iowait, irq, softirq, steal
-    fields = _text_of(root / "proc" / "stat").partition("\n")[0].split()
+    fields = text_of(root / "proc" / "stat").partition("\n")[0].split()
     return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
@@ -386,70 +386,9 @@ def has_bfloat16() -> bool:
     return False
 
 
-def peak_memory_mb() -> float | None:
-    """Largest resident memory of this process so far in MB, or None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-
-
-def available_memory_mb(root: Path = Path("/")) -> float | None:
-    """Memory in MB that this process can still get, swap included, or None where the system does not tell.
-
-    That is what Linux calls available, or what the control groups that hold this process (of a container, a service)
-    leave below their limits, if that is less. What a group keeps of files counts as free: it is dropped when needed.
-
-    Args:
-        root: the folder that holds proc and sys.
-    """
-    system = _numbers_in(root / "proc" / "meminfo")  # in KiB
-    if "MemAvailable:" not in system:
-        return None
-    swap = 1024 * system.get("SwapFree:", 0)
-    room = 1024 * system["MemAvailable:"] + swap
-    for group in _memory_groups(root):
-        for limit, usage, kept in (
-            ("memory.max", "memory.current", ("inactive_file", "active_file")),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-        ):
-            largest, used = _whole_number_in(group / limit), _whole_number_in(group / usage)
-            if largest is not None and used is not None:
-                counts = _numbers_in(group / "memory.stat")
-                room = min(room, largest - used + sum(counts.get(name, 0) for name in kept) + swap)
-    return max(room, 0) / 1e6
-
-
-def _memory_groups(root: Path) -> Iterator[Path]:
-    """Folders of the control groups that bound this process's memory, each with those around it."""
-    base = root / "sys" / "fs" / "cgroup"
-    for line in _text_of(root / "proc" / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" or "memory" in controllers.split(","):
-            top = base if number == "0" else base / "memory"
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            # A container may see its own group as the top one, whatever the path says.
-            yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
-
-
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
     """A file of the kernel's, or nothing if it is not there."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _numbers_in(path: Path) -> dict[str, int]:
-    """The lines `name number …` of a file of the kernel's."""
-    lines = [line.split() for line in _text_of(path).splitlines()]
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
-
-
-def _whole_number_in(path: Path) -> int | None:
-    """The one number in a file of the kernel's; None if it is not there or says `max`."""
-    text = _text_of(path).strip()
-    return int(text) if text.isdigit() else None

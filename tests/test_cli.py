@@ -250,6 +250,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
         ("time_model", {"median_error_percent", "p95_error_percent", "by_flops", "profiling_seconds"}),
         ("rho", {"rho", "kept"}),
         ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
+        ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
     ],
 )
 def test_a_benchmark_ends_with_one_json_object_and_draws(script, keys, tmp_path):
@@ -273,72 +274,6 @@ def test_the_readme_names_every_flag_and_file():
     assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
     for linked in re.findall(r"\]\(([^):]+)\)", text):
         assert (ROOT / linked).exists(), linked
-
-
-@pytest.fixture
-def system(tmp_path):
-    """A made-up proc and sys: 1,000 MB available, 100 MB of swap, no control groups."""
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "meminfo").write_text(
-        "MemTotal:  4000000 kB\nMemFree:  5 kB\nMemAvailable:  1000000 kB\nSwapFree:  100000 kB\nHugePages_Total: 0\n"
-    )
-    return tmp_path
-
-
-def group(folder, **files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
-
-
-def test_available_memory_is_what_the_system_calls_available_with_swap(system):
-    import utils
-
-    assert utils.available_memory_mb(system) == pytest.approx(1024 + 102.4)
-
-
-def test_available_memory_heeds_each_control_group_around_the_process(system):
-    import utils
-
-    unlimited = utils.available_memory_mb(system)
-    (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
-    base = system / "sys" / "fs" / "cgroup"
-    group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
-    assert utils.available_memory_mb(system) == unlimited
-    group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
-    assert utils.available_memory_mb(system) == pytest.approx(100 + 102.4)
-    group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
-    assert utils.available_memory_mb(system) == pytest.approx(150 + 102.4)
-    group(base / "box" / "run", memory__max=10_000_000_000)
-    assert utils.available_memory_mb(system) == pytest.approx(150 + 102.4)
-    group(base / "box", memory__max=100)
-    assert utils.available_memory_mb(system) == 0
-    group(base / "box", memory__max=900_000_000_000)
-    assert utils.available_memory_mb(system) == unlimited
-    group(base, memory__max=500_000_000, memory__current=450_000_000)  # a container sees its group as the top
-    assert utils.available_memory_mb(system) == pytest.approx(50 + 102.4)
-
-
-def test_available_memory_heeds_control_groups_of_the_first_version(system):
-    import utils
-
-    (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
-    group(
-        system / "sys" / "fs" / "cgroup" / "memory" / "box",
-        memory__limit_in_bytes=300_000_000,
-        memory__usage_in_bytes=200_000_000,
-        memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
-    )
-    assert utils.available_memory_mb(system) == pytest.approx(106 + 102.4)
-
-
-def test_available_memory_is_unknown_where_the_system_does_not_tell(tmp_path):
-    import utils
-
-    assert utils.available_memory_mb(tmp_path) is None
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
-    assert utils.available_memory_mb(tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])

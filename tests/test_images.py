@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import images
-import utils
+import meters
 from images import Encoded
 from utils import UserError
 
@@ -135,10 +135,10 @@ def test_all_are_read_in_order_with_their_labels(split, tmp_path, in_memory):
 def test_the_memory_limit_is_a_quarter_of_what_is_available(split, tmp_path, monkeypatch):
     needed_mb = 15 * 6 * 6 * 3 / 1e6
     for available_mb, in_memory in ((4.1 * needed_mb, True), (3.9 * needed_mb, False)):
-        monkeypatch.setattr(utils, "available_memory_mb", lambda value=available_mb: value)
+        monkeypatch.setattr(meters, "available_memory_mb", lambda value=available_mb: value)
         [train, _] = images.read(split[0], 6, "photos", tmp_path / "cache")
         assert isinstance(train.images, np.memmap) != in_memory
-    monkeypatch.setattr(utils, "available_memory_mb", lambda: None)
+    monkeypatch.setattr(meters, "available_memory_mb", lambda: None)
     [train, _] = images.read(split[0], 6, "photos", tmp_path / "cache")
     assert not isinstance(train.images, np.memmap)
 

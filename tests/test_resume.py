@@ -15,6 +15,7 @@ import pytest
 from conftest import make_small_data, make_small_model, make_table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import history
 import models
 import train
 import utils
@@ -205,8 +206,10 @@ def test_the_clocks_go_on(tmp_path):
     begin = time.perf_counter()
     _, summary = run(tmp_path / "cut", make_small_data())
     took = time.perf_counter() - begin
-    for name, seconds in before.items():
-        after = summary[f"{name if name == 'elapsed' else {'training': 'train'}.get(name, name)}_seconds"]
+    spans = summary["training_spans"]
+    assert spans[: len(before["spans"])] == before["spans"] and len(spans) > len(before["spans"])
+    for name in (*history.CLOCKS, "elapsed"):
+        seconds, after = before[name], summary[f"{'train' if name == 'training' else name}_seconds"]
         assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
     assert not (tmp_path / "cut" / "checkpoints").exists()  # a finished run needs none
 
@@ -357,7 +360,7 @@ def test_a_damaged_checkpoint_takes_no_ones_place(tmp_path):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, {}, {})
-    monkeypatch.setattr("checkpoint.VERSION", 2)
+    monkeypatch.setattr("checkpoint.VERSION", 999)
     with pytest.raises(UserError, match="was written by another version of this program"):
         Checkpoints(tmp_path).latest()
 
