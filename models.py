@@ -438,6 +438,24 @@ def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:
     return names | head_mask(model)
 
 
+def last_layers_mask(model: keras.Model, count: int) -> np.ndarray:
+    """Bool [N] over `model.trainable_variables`: those of the last `count` layers that have weights, and the head."""
+    layers = [name.rpartition("/")[0] for name in tensor_names(model)]
+    last = [*dict.fromkeys(layers)][-count:]
+    return np.array([layer in last for layer in layers]) | head_mask(model)
+
+
+def trained_mask(model: keras.Model, train_type: str, trained_layers: int = 1) -> np.ndarray:
+    """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
+    if train_type == "traditional_tl_training":
+        return head_mask(model)
+    if train_type == "bn_plus_bias_training":
+        return normalisation_and_bias_mask(model)
+    if train_type == "last_layers_training":
+        return last_layers_mask(model, trained_layers)
+    return np.ones(len(model.trainable_variables), bool)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 # The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
@@ -539,10 +557,7 @@ def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
     if available_mb is None or tf.config.list_physical_devices("GPU"):
         return
     scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
-    if scheme in ("full_training", "prunetrain") or scheme.startswith("elastic_training"):
-        mask = np.ones(len(model.trainable_variables), bool)
-    else:
-        mask = normalisation_and_bias_mask(model) if scheme == "bn_plus_bias_training" else head_mask(model)
+    mask = trained_mask(model, scheme, getattr(args, "trained_layers", None) or 1)
     needed_mb = memory_needed_mb(
         model, args.batch_size, SLOTS[args.optimizer], mask, scheme.startswith("elastic_training")
     )

@@ -33,7 +33,8 @@ WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  #
 TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
 DATASET_NAMES = (*TFDS_NAMES, "digits", "image_folder")
 ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
-TRAIN_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", *ELASTIC_TYPES, "prunetrain")
+FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
+TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")
 OPTIMIZERS = ("sgd", "adam")
@@ -230,14 +231,18 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data_options(
-    group: argparse._ActionsContainer, names: Sequence[str] = DATASET_NAMES, default: str | None = "digits"
+    group: argparse._ActionsContainer,
+    names: Sequence[str] = DATASET_NAMES,
+    default: str | None = "digits",
+    required: bool = True,
 ) -> None:
+    """Without a `default` the name is `required`, or None."""
     group.add_argument(
         "--dataset_name",
         type=_one_of(names),
         metavar="NAME",
         default=default,
-        required=default is None,
+        required=default is None and required,
         help=", ".join(names),
     )
     group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
@@ -260,6 +265,13 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         default="elastic_training",
         metavar="SCHEME",
         help=", ".join(TRAIN_TYPES) + " (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trained_layers",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="last_layers_training: how many of the last layers with weights train (default: %(default)s)",
     )
     group.add_argument("--rho", type=_share, help="step time over a full step's that elastic training may take")
     group.add_argument(
@@ -582,6 +594,12 @@ def _profiler_parser() -> _OneLineParser:
         "default: %(default)s",
     )
     group.add_argument(
+        "--seconds",
+        type=_number(float, 0, 86_400, "seconds from 0 to 86,400"),
+        metavar="SECONDS",
+        help="time for measuring steps; five rounds are made in any case (default: 110)",
+    )
+    group.add_argument(
         "--from_trace",
         type=Path,
         metavar="FILE",
@@ -656,6 +674,36 @@ def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) 
     return _filled_in(args)
 
 
+def parse_figure(description: str | None, names: Sequence[str], arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of scripts/run_figure.py. Raises `UserError` for a value out of range."""
+    parser = _OneLineParser(
+        prog="run_figure.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", type=_one_of(names), metavar="FIGURE", help=", ".join(names))
+    parser.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
+    parser.add_argument(
+        "--scale",
+        type=_one_of(("full", "quick")),
+        default="full",
+        metavar="SCALE",
+        help="full: the paper's data and settings; quick: the same figure on the embedded digits, in minutes "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds", type=_count, default=1, metavar="N", help="runs of each setting (default: %(default)s)"
+    )
+    parser.add_argument("--reference", action="store_true", help="mark the paper's own values where the setting is its")
+    group = parser.add_argument_group("in the place of the paper's")
+    _add_data_options(group, default=None, required=False)
+    group.add_argument("--model_name", type=_network, metavar="NAME")
+    group.add_argument("--weights", type=_weights, metavar="imagenet|none|PATH")
+    group.add_argument("--input_size", type=_whole_number(1, 4096), metavar="PIXELS")
+    group.add_argument("--batch_size", type=_whole_number(1, 65_536), metavar="N")
+    parser.add_argument("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
+    parser.add_argument("--output", type=Path, metavar="STEM", help="default: figures/figure<name>_<scale>")
+    return parser.parse_args(arguments)
+
+
 def measured_network(args: argparse.Namespace, kind: str) -> tuple[str, Path, dict[str, Any]]:
     """What a measuring script says of its network: figure's title, figure without its ending, first keys of its JSON.
 
@@ -692,7 +740,12 @@ def model_label(args: argparse.Namespace) -> str:
 
 def profiler_command(args: argparse.Namespace) -> str:
     """The command that makes the timing table these options need."""
-    parts = ["python", "profiler.py", "--model_name", args.model_name, "--dataset_name", args.dataset_name]
+    return shlex.join(["python", "profiler.py", *profiler_flags(args)])
+
+
+def profiler_flags(args: argparse.Namespace) -> list[str]:
+    """What profiler.py must be given to make the timing table these options need."""
+    parts = ["--model_name", args.model_name, "--dataset_name", args.dataset_name]
     if args.model_name in WIDTHS:
         parts += ["--alpha", f"{args.alpha:g}"]
     for name in ("input_size", "num_classes", "batch_size", "optimizer", "augment"):
@@ -702,4 +755,4 @@ def profiler_command(args: argparse.Namespace) -> str:
     for name in ("weights", "data_dir", "logdir"):
         if str(getattr(args, name, None)) not in ("None", "logs"):
             parts += [f"--{name}", str(getattr(args, name))]
-    return shlex.join(parts)
+    return parts

@@ -260,7 +260,7 @@ class Measurement:
     gradient_pass_ms: float
 
 
-def measure(model: keras.Model, settings: dict[str, Any]) -> Measurement:
+def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
     """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
     import models
     import training_step
@@ -272,7 +272,7 @@ def measure(model: keras.Model, settings: dict[str, Any]) -> Measurement:
     runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
     batch_size = settings["batch_size"]
     passes = (training_step.forward_pass(model, batch_size), ImportanceEvaluator(model, batch_size).gradient_pass)
-    times = measure_steps([*runs, run_full, *(partial(one, *run_full.args) for one in passes)])
+    times = measure_steps([*runs, run_full, *(partial(one, *run_full.args) for one in passes)], seconds)
     forward_ms, gradient_pass_ms = np.median(times[:, -2:], axis=0).tolist()
     return Measurement(model, settings, full, run_full, masks, times[:, :-2], forward_ms, gradient_pass_ms)
 
@@ -336,7 +336,13 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     )
 
 
-def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
+def profile(
+    model: keras.Model,
+    settings: dict[str, Any],
+    folder: Path,
+    timing: str = "trace",
+    seconds: float = MEASURING_SECONDS,
+) -> TimingTable:
     """Measure the timing table of `model`. Its weights do not change.
 
     Args:
@@ -345,8 +351,12 @@ def profile(model: keras.Model, settings: dict[str, Any], folder: Path, timing: 
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
             Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested: no GPU was at hand).
+        seconds: for measuring steps, of which five rounds are made in any case.
     """
-    return make_table(measure(model, settings), folder, timing)
+    begin = time.perf_counter()
+    table = make_table(measure(model, settings, seconds), folder, timing)
+    table.details["profiling_seconds"] = time.perf_counter() - begin
+    return table
 
 
 def _sums(costs: Attribution) -> dict[str, float]:
@@ -479,7 +489,7 @@ def main() -> None:
         models.check_memory(model, args)
         with utils.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            table = profile(model, settings, folder, args.timing)
+            table = profile(model, settings, folder, args.timing, args.seconds or MEASURING_SECONDS)
     table.save(folder)
     draw_table(table, folder / "timing")
     if trace:

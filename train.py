@@ -6,6 +6,7 @@ A scheme only answers "which tensors now?"; stepping, timing, logging, checkpoin
     full_training                       every tensor
     traditional_tl_training             the new head
     bn_plus_bias_training               normalisation scales and shifts, biases, and the head
+    last_layers_training                the last few layers (paper, Fig 2)
     elastic_training                    what the Tensor Selector picks within the time budget, anew every few epochs
     elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
     elastic_training_grad_magnitude
@@ -63,6 +64,7 @@ class Settings:
     interval: float = PAPER["interval"]
     importance_batches: int = 1
     rho: float = PAPER["rho"]
+    trained_layers: int = 1
     deadline: float | None = None
     correct_budget: bool = True
     time_resolution: int | None = None
@@ -244,18 +246,27 @@ def run_length(data: ImageData, settings: Settings) -> tuple[int, int]:
 
 def full_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
     """Train every tensor. Returns the run's summary (see `run_training`)."""
-    everything = np.ones(len(model.trainable_variables), bool)
-    return run_training(model, data, FixedScheme(everything), settings, run)
+    return _fixed_training("full_training", model, data, settings, run)
 
 
 def traditional_tl_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
     """Train the new head alone (transfer learning as usually meant)."""
-    return run_training(model, data, FixedScheme(models.head_mask(model)), settings, run)
+    return _fixed_training("traditional_tl_training", model, data, settings, run)
 
 
 def bn_plus_bias_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
     """Train normalisation scales and shifts, biases, and the head."""
-    return run_training(model, data, FixedScheme(models.normalisation_and_bias_mask(model)), settings, run)
+    return _fixed_training("bn_plus_bias_training", model, data, settings, run)
+
+
+def last_layers_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
+    """Train the last `settings.trained_layers` layers (paper, Fig 2)."""
+    return _fixed_training("last_layers_training", model, data, settings, run)
+
+
+def _fixed_training(name: str, model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
+    mask = models.trained_mask(model, name, settings.trained_layers)
+    return run_training(model, data, FixedScheme(mask), settings, run)
 
 
 def elastic_training(

@@ -1,72 +1,39 @@
 #!/usr/bin/env python
-"""Compare finished runs: a table on standard output, and a figure of test accuracy over training time.
+"""Compare finished runs (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
 
-The run with full_training is what times are held against.
+A column for each data set. Time is training and testing, as in the paper; runs that differ in their seed alone make one
+curve, the mean, with a band of one standard deviation.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import numpy as np
+import plotting
+from plotting import FinishedRun, Group
 
 import utils
-from utils import UserError
-
-ORDER = ("elastic_training", "full_training", "bn_plus_bias_training", "traditional_tl_training")
-ALIKE = ("model_name", "dataset_name", "input_size", "batch_size", "num_classes", "alpha", "optimizer")
-LABELS = {
-    "elastic_training": "ElasticTrainer",
-    "full_training": "Full training",
-    "bn_plus_bias_training": "BN+Bias",
-    "traditional_tl_training": "Traditional TL",
-}
 
 
-def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Summaries of the runs in `folders`, each with its metrics' rows under "epochs_seen", in the order of `ORDER`.
-
-    Raises:
-        UserError: a folder holds no finished run, or the runs differ in what must be alike to compare them.
-    """
-    runs: list[dict[str, Any]] = []
-    for folder in folders:
-        try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-                summary["epochs_seen"] = list(csv.DictReader(file))
-            summary["setting"] = {key: config[key] for key in ALIKE}
-            summary["rank"] = ORDER.index(summary["train_type"])
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder}: does not hold a finished run ({error})") from error
-        if runs and summary["setting"] != runs[0]["setting"]:
-            key = next(key for key in ALIKE if summary["setting"][key] != runs[0]["setting"][key])
-            raise UserError(f"{folder}: --{key} differs from that of {folders[0]}; name runs of one setting")
-        runs.append(summary)
-    return sorted(runs, key=lambda run: (run["rank"], run["rho"] or 0))
-
-
-def table(runs: list[dict[str, Any]]) -> str:
-    """Scheme, accuracy, time, and time and step over full training's, as text."""
-    full = next((run for run in runs if run["train_type"] == "full_training"), None)
+def table(groups: Sequence[Group]) -> str:
+    """Scheme, accuracy, time, and time and step over full training's, as text; full training of the same data."""
     header = ("scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured")
     rows = [header]
-    for run in runs:
+    for group in groups:
+        full = next((one for one in groups if _is_full(one) and _setting(one) == _setting(group)), None)
+        rho = group.first.summary["rho"]
         rows.append(
             (
-                LABELS[run["train_type"]],
-                f"{run['final_accuracy']:.1%}",
-                f"{run['train_seconds']:.1f}",
-                _ratio(run, full, "train_seconds"),
-                f"{run['rho']:.2f}" if run["rho"] else "-",
-                _ratio(run, full, "median_step_ms"),
+                plotting.LOOKS[group.first.summary["train_type"]].label,
+                f"{group.mean(lambda run: run.summary['final_accuracy']):.1%}",
+                f"{group.mean(lambda run: run.summary['train_seconds']):.1f}",
+                _ratio(group, full, "train_seconds"),
+                f"{rho:.2f}" if rho else "-",
+                _ratio(group, full, "median_step_ms"),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
@@ -75,27 +42,66 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _ratio(run: dict[str, Any], full: dict[str, Any] | None, key: str) -> str:
-    return f"{run[key] / full[key]:.2f}" if full and run[key] and full[key] else "-"
+def _is_full(group: Group) -> bool:
+    return group.first.summary["train_type"] == "full_training"
 
 
-def draw(runs: list[dict[str, Any]], stem: Path) -> None:
-    """Test accuracy over training time, a curve a run, as `stem`.pdf and .png."""
-    from matplotlib.figure import Figure
+def _setting(group: Group) -> tuple[str, str]:
+    return plotting.dataset(group.first), plotting.network(group.first)
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for run in runs:
-        label = LABELS[run["train_type"]] + (f" (ρ = {run['rho']:g})" if run["rho"] else "")
-        seconds = [float(row["train_seconds"]) for row in run["epochs_seen"]]
-        accuracy = [100 * float(row["test_accuracy"]) for row in run["epochs_seen"]]
-        axes.plot(seconds, accuracy, marker="o", markersize=3, label=label)
-    axes.set_xlabel("training time without validation (s)")
-    axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"{runs[0]['model_name']} on {runs[0]['dataset_name']}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    utils.save_figure(figure, stem)
+
+def _ratio(group: Group, full: Group | None, key: str) -> str:
+    ratio = group.mean(lambda run: run.summary[key]) / (full.mean(lambda run: run.summary[key]) if full else np.nan)
+    return "-" if np.isnan(ratio) else f"{ratio:.2f}"
+
+
+def seconds(run: FinishedRun) -> np.ndarray:
+    """Training and testing up to the end of each epoch."""
+    return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
+
+
+def draw(groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None) -> None:
+    """Accuracy over loss, a column for each data set; `reference`: (data set, network, scheme, ρ) -> (%, hours)."""
+    datasets = [*dict.fromkeys(plotting.dataset(group.first) for group in groups)]
+    longest = max(seconds(run)[-1] for group in groups for run in group.runs)
+    unit, size = next(
+        (unit, size) for unit, size in (("h", 3600), ("min", 60), ("s", 1)) if longest > 2 * size or size == 1
+    )
+    figure = plotting.new_figure(max(plotting.COLUMN, plotting.PAGE * len(datasets) / 3), 4.2, plotting.setting(groups))
+    panels = figure.subplots(2, len(datasets), squeeze=False, sharex="col")
+    rows: list[tuple[Any, ...]] = []
+    for group, colour in zip(groups, plotting.colours(groups), strict=True):
+        column = datasets.index(plotting.dataset(group.first))
+        look, label = group.look, group.label
+        times = np.mean([seconds(run) for run in group.runs], axis=0) / size
+        for axes, name, factor in ((panels[0][column], "test_accuracy", 100), (panels[1][column], "test_loss", 1)):
+            curves = factor * np.array([run.column(name) for run in group.runs])
+            axes.plot(times, curves.mean(0), color=colour, ls=look.dashes, marker=look.marker, label=label)
+            if len(curves) > 1:
+                low, high = curves.mean(0) - curves.std(0, ddof=1), curves.mean(0) + curves.std(0, ddof=1)
+                axes.fill_between(times, low, high, color=colour, alpha=0.2, lw=0)
+        if reference:
+            key = [group.first.config[name] for name in ("dataset_name", "model_name", "train_type")]
+            told = reference.get((*key, group.first.summary["rho"]))
+            if told is not None:
+                percent, hours = told
+                panels[0][column].plot(
+                    hours * 3600 / size, percent, look.marker, ms=7, mfc="none", mec=colour, alpha=0.5
+                )
+        for run in group.runs:
+            for row, when in zip(run.epochs, seconds(run), strict=True):
+                values = [row[name] for name in ("epoch", "test_accuracy", "test_loss")]
+                rows.append((plotting.dataset(run), label, run.config["seed"], float(when), *values))
+    for column, name in enumerate(datasets):
+        panels[0][column].set_title(name)
+        panels[1][column].set_xlabel(f"training and testing ({unit})")
+        for axes in panels[:, column]:
+            axes.set_xlim(left=0)
+    panels[0][0].set_ylabel("test accuracy (%)")
+    panels[1][0].set_ylabel("test loss")
+    plotting.legend_below(figure, panels[0][0], 4)
+    columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
+    plotting.save(figure, stem, columns, rows)
 
 
 def main() -> None:
@@ -103,10 +109,9 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
     parser.add_argument("--output", type=Path, default=Path("figures/accuracy_time"), help="figure without its ending")
     args = parser.parse_args()
-    runs = read_runs(args.runs)
-    print(table(runs))
-    draw(runs, args.output)
-    print(f"figure: {args.output}.pdf and .png")
+    groups = plotting.group_runs(args.runs)
+    print(table(groups))
+    draw(groups, args.output)
 
 
 if __name__ == "__main__":

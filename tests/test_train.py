@@ -253,13 +253,14 @@ def run(tmp_path, scheme, settings, model=None, table=None):
     [
         ("full_training", lambda name: True),
         ("traditional_tl_training", lambda name: name.startswith("head/")),
+        ("last_layers_training", lambda name: name.startswith(("head/", "tail_bn/", "right/"))),
         ("bn_plus_bias_training", lambda name: name.startswith("head/") or name.endswith(("gamma", "beta", "bias"))),
     ],
 )
 def test_fixed_schemes_train_what_they_say(scheme, trained, tmp_path):
     model = make_small_model()
     names, before = models.tensor_names(model), values(model.trainable_variables)
-    run(tmp_path, getattr(train, scheme), Settings(learning_rate=0.05, num_epochs=2), model)
+    run(tmp_path, getattr(train, scheme), Settings(learning_rate=0.05, num_epochs=2, trained_layers=3), model)
     for name, variable, old in zip(names, model.trainable_variables, before, strict=True):
         assert (variable.numpy() != old).any() == trained(name), name
 

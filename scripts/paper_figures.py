@@ -1,0 +1,214 @@
+"""The paper's figures and tables as lists of runs, and the values that it shows there.
+
+A figure is a list of runs and a plot. Runs of one setting are shared: Fig 17's full training is Fig 15's. Values are of
+the paper (doi 10.1145/3581791.3596852); those marked "read off" were read off its plots, not printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+Key = tuple[str, str, str, float | None]  # data set, network, scheme, ρ
+CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
+TRAIN_IMAGES = {CUB: 5994, PET: 3680, DOGS: 12000, "digits": 898}
+CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
+BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of main.py; what is left None takes the data set's default.
+
+    Attributes:
+        trained_layers, importance_batches, interval, num_epochs, max_steps: flags of main.py.
+        profile_only: the figure needs the timing table alone.
+    """
+
+    model_name: str
+    dataset_name: str
+    train_type: str = "elastic_training"
+    rho: float | None = None
+    interval: float | None = None
+    importance_batches: int | None = None
+    trained_layers: int | None = None
+    num_epochs: int | None = None
+    max_steps: int | None = None
+    seed: int = 0
+    profile_only: bool = False
+
+    def flags(self) -> dict[str, object]:
+        """Those of main.py that are given, by name."""
+        names = ("rho", "interval", "importance_batches", "trained_layers", "num_epochs", "max_steps")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"train_type": self.train_type, **given, "seed": self.seed}
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.train_type.startswith("elastic_training")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a script scripts/run_figure<name>.sh makes.
+
+    Attributes:
+        title: what it shows.
+        plot: the script scripts/plot_<…>.py that draws it, and what of it.
+        hours: what the paper's runs take on a Jetson TX2 and on a Raspberry Pi 4B, by the paper's scripts or summed
+            from its figures (None: not told).
+    """
+
+    title: str
+    plot: tuple[str, ...]
+    runs: tuple[Run, ...]
+    hours: tuple[float | None, float | None] = (None, None)
+
+
+def _schemes(model: str, data: str, rho: float, *more: str, **settings: int) -> tuple[Run, ...]:
+    return (
+        Run(model, data, rho=rho, **settings),  # type: ignore[arg-type]
+        *(Run(model, data, scheme, **settings) for scheme in (*BASELINES, *more)),  # type: ignore[arg-type]
+    )
+
+
+RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
+_CUB = _schemes("resnet50", CUB, 0.5)
+_BUDGETS = (*(Run("resnet50", CUB, rho=rho) for rho in RHOS), *_CUB[1:], Run("resnet50", CUB, "prunetrain"))
+_SYSTEMS = (*_CUB, Run("resnet50", CUB, "prunetrain"))
+_THREE = tuple(run for data in (CUB, PET, DOGS) for run in _schemes("resnet50", data, 0.5))
+_NETWORKS = (
+    *_schemes("resnet50", CUB, 0.4),
+    *_schemes("vgg16", CUB, 0.4),
+    # The paper's scripts give MobileNetV2's full training, and it alone, 24 epochs.
+    *(
+        replace(run, num_epochs=24) if run.train_type == "full_training" else run
+        for run in _schemes("mobilenetv2", CUB, 0.4)
+    ),
+    *_schemes("vit", CUB, 0.4),
+)
+LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
+
+FIGURES = {
+    "2": Figure(
+        "Accuracy after 3 epochs and step time against how many of the last layers train",
+        ("costs", "layers"),
+        tuple(Run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
+    ),
+    "7": Figure(
+        "Similarity of importance and overhead of measuring it, over interval and batch size",
+        ("costs", "importance"),
+        (
+            Run("resnet50", CUB, rho=0.5, interval=1),
+            *(Run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16)),
+        ),
+    ),
+    "13": Figure(
+        "The solver: subproblems; training time and overhead over T_q",
+        ("costs", "solver"),
+        (Run("resnet50", CUB, rho=0.5),),
+    ),
+    "15": Figure("Accuracy and test loss over training time, three data sets (TX2)", ("curves",), _THREE, (33, None)),
+    "15ad": Figure("Accuracy and test loss over training time, CUB-200 (TX2)", ("curves",), _CUB, (10, None)),
+    "16": Figure("Accuracy and test loss over training time (Raspberry Pi)", ("curves",), _THREE[:8], (None, 221)),
+    "17ac": Figure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
+    "17bd": Figure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
+    "18": Figure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (11, 145)),
+    "19": Figure("Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)),
+    "20": Figure(
+        "Accuracy by the importance that tensors are selected by",
+        ("bars", "accuracy"),
+        tuple(
+            Run("resnet50", data, f"elastic_training{kind}", rho=0.5)
+            for data in (CUB, PET)
+            for kind in ("", "_weight_magnitude", "_grad_magnitude")
+        ),
+    ),
+    "21": Figure(
+        "Which tensors train in which epoch",
+        ("epochs", "maps"),
+        (
+            Run("resnet50", CUB, rho=0.7),
+            Run("resnet50", CUB, rho=0.5),
+            Run("resnet50", PET, rho=0.7),
+            Run("vgg16", PET, rho=0.7),
+        ),
+    ),
+    "22": Figure("Peak memory", ("bars", "memory"), _SYSTEMS, (10, 133)),
+    "23": Figure("Energy of training", ("bars", "energy"), _SYSTEMS, (10, 133)),
+    "table1": Figure(
+        "Overhead of profiling, over the time of one epoch",
+        ("costs", "profiling"),
+        tuple(Run(model, CUB, rho=0.5, profile_only=True) for model in ("resnet50", "vgg16", "mobilenetv2", "vit")),
+    ),
+    "table2": Figure("Time to accuracy", ("costs", "time_to_accuracy"), _THREE, (33, None)),
+}
+EGO = ("15", "15ad", "16", "17ac", "19")  # those with a variant of the elastic runs alone, <name>_ego
+
+# Small, in minutes on two cores: the embedded data; MobileNetV2 as embedded, the other networks at 32 pixels.
+QUICK_SHARE, QUICK_SIZE = 0.5, 32  # of the paper's epochs; pixels
+
+
+def replaced(runs: Sequence[Run], dataset_name: str | None, model_name: str | None) -> list[Run]:
+    """The same with other data or another network in the place of all; those that become alike only once."""
+    changed = {"dataset_name": dataset_name, "model_name": model_name}
+    given = {name: value for name, value in changed.items() if value is not None}
+    return [*dict.fromkeys(replace(run, **given) for run in runs)]  # type: ignore[arg-type]
+
+
+# --- what the paper shows ---------------------------------------------------------------------------------------------
+
+# All read off its plots, and on the Jetson TX2 but for Fig 16. By (data set, network, scheme, ρ), in the order in which
+# a figure draws its quantities: % and hours; TFLOPs; GB; J. Its TFLOPs are by their size multiply-accumulates (full
+# training, 12 epochs of 5,994 images at 3 × 3.86 G each, makes 833 T of these): here twice as many.
+
+_SCHEMES = ("elastic_training", *BASELINES)
+
+
+def _by_scheme(data: str, model: str, rho: float, *values: Sequence[float]) -> dict[Key, tuple[float, ...]]:
+    schemes = (*_SCHEMES, "prunetrain")[: len(values)]
+    return {
+        (data, model, scheme, rho if scheme == "elastic_training" else None): tuple(told)
+        for scheme, told in zip(schemes, values, strict=True)
+    }
+
+
+def _budgets(values: Sequence[Sequence[float]], *others: Sequence[float]) -> dict[Key, tuple[float, ...]]:
+    told: dict[Key, tuple[float, ...]] = {
+        (CUB, "resnet50", "elastic_training", rho): tuple(one) for rho, one in zip(RHOS, values, strict=True)
+    }
+    return {**_by_scheme(CUB, "resnet50", 0.5, values[2], *others), **told}
+
+
+_FIG15 = {
+    **_by_scheme(CUB, "resnet50", 0.5, (67.95, 1.92), (69.54, 3.59), (43.1, 1.31), (57.6, 2.47)),
+    **_by_scheme(PET, "resnet50", 0.5, (90.0, 1.12), (89.5, 2.19), (86.7, 0.82), (88.8, 1.53)),
+    **_by_scheme(DOGS, "resnet50", 0.5, (80.15, 3.26), (77.7, 6.55), (77.1, 2.23), (79.0, 4.54)),
+}
+REFERENCE: dict[str, dict[Key, tuple[float, ...]]] = {
+    "15": _FIG15,
+    "15ad": _FIG15,
+    "16": {
+        # Its legends of traditional TL and BN+Bias look swapped on CUB; here by Fig 17c.
+        **_by_scheme(CUB, "resnet50", 0.5, (69.1, 30.1), (70.4, 48.7), (44.0, 22.0), (58.2, 35.7)),
+        **_by_scheme(PET, "resnet50", 0.5, (89.6, 18.2), (88.3, 28.8), (87.0, 12.9), (87.8, 21.6)),
+    },
+    "17ac": _budgets(
+        ((56.5, 0.78), (66.5, 0.845), (68.7, 1.25), (69.1, 1.385), (70.0, 1.75)),
+        *((69.2, 2.94), (43.2, 0.695), (57.6, 1.79), (69.4, 2.79)),
+    ),
+    "17bd": _budgets(((582,), (620,), (760,), (868,), (1034,)), (1700,), (568,), (1144,), (1190,)),
+    "19": {
+        **_by_scheme(CUB, "resnet50", 0.4, (66.5, 0.84), (69.2, 2.94), (43.2, 0.70), (57.6, 1.79)),
+        **_by_scheme(CUB, "vgg16", 0.4, (54.8, 1.61), (41.6, 3.47), (48.2, 1.12), (48.8, 2.50)),
+        **_by_scheme(CUB, "mobilenetv2", 0.4, (52.0, 0.46), (51.5, 2.11), (30.2, 0.23), (36.0, 0.76)),
+        **_by_scheme(CUB, "vit", 0.4, (83.5, 2.94), (73.1, 7.82), (81.6, 2.63), (85.1, 4.16)),
+    },
+    "20": {
+        (data, "resnet50", f"elastic_training{kind}", 0.5): (percent,)
+        for data, told in ((CUB, (67.95, 65.2, 67.0)), (PET, (90.0, 89.2, 89.55)))
+        for kind, percent in zip(("", "_weight_magnitude", "_grad_magnitude"), told, strict=True)
+    },
+    "22": _by_scheme(CUB, "resnet50", 0.5, (7.4,), (7.3,), (6.9,), (7.2,), (7.6,)),
+    "23": _by_scheme(CUB, "resnet50", 0.5, (3.15e4,), (9.72e4,), (2.52e4,), (6.02e4,), (9.32e4,)),
+}

@@ -1,0 +1,229 @@
+#!/usr/bin/env python
+"""What elastic training costs and what drives it, from finished runs and their timing tables.
+
+layers            accuracy and step time over how many of the last layers train (the paper's Fig 2)
+importance        similarity of importance and overhead, over interval and batch size (Fig 7)
+solver            time reached and solver's overhead over T_q (Fig 13b), subproblems (Fig 13a)
+profiling         seconds of profiling over those of an epoch (Table 1)
+time_to_accuracy  speedup over the best baseline at equal accuracy (Table 2)
+
+python scripts/plot_costs.py importance logs/a logs/b
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotting
+from plot_accuracy_time import seconds
+from plot_epochs import read_selections
+from plotting import FinishedRun, Group
+
+import utils
+from utils import UserError
+
+
+def draw_layers(groups: Sequence[Group], stem: Path) -> None:
+    """Fig 2: last layers that train against accuracy, and against the median step."""
+    found = sorted(groups, key=_layers)
+    figure = plotting.new_figure(plotting.COLUMN, 2.6, plotting.setting(found))
+    left = figure.add_subplot(xlabel="trained layers, from the output", ylabel="test accuracy (%)")
+    right = left.twinx()
+    right.set_ylabel("median step (ms)")
+    right.grid(visible=False)
+    counts = [_layers(group) for group in found]
+    accuracy, step_ms = (
+        [(group.mean(of), group.spread(of)) for group in found]
+        for of in (lambda run: 100 * run.summary["final_accuracy"], lambda run: run.summary["median_step_ms"])
+    )
+    for axes, values, colour, marker, dashes, label in (
+        (left, accuracy, "#0072b2", "o", "-", "accuracy"),
+        (right, step_ms, "#d55e00", "s", "--", "step"),
+    ):
+        means, spreads = np.array(values).T
+        axes.errorbar(
+            counts, means, spreads if spreads.any() else None, color=colour, marker=marker, ls=dashes, label=label
+        )
+        axes.set_ylim(bottom=0)
+    handles = [axes.get_legend_handles_labels() for axes in (left, right)]
+    figure.legend(
+        handles[0][0] + handles[1][0], handles[0][1] + handles[1][1], loc="outside lower center", ncols=2, frameon=False
+    )
+    rows = [(count, *one, *two) for count, one, two in zip(counts, accuracy, step_ms, strict=True)]
+    plotting.save(figure, stem, ["layers", "accuracy", "accuracy_sd", "step_ms", "step_ms_sd"], rows)
+
+
+def _layers(group: Group) -> int:
+    return int(group.first.config["trained_layers"])
+
+
+def similarity(first: np.ndarray, second: np.ndarray) -> float:
+    """Cosine of the angle between two vectors of importance."""
+    return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def draw_importance(groups: Sequence[Group], stem: Path) -> None:
+    """Fig 7: a from the run with a selection every epoch, b from the first selections of runs by batches.
+
+    a: similarity of vectors so many epochs apart (mean over all such pairs). b: similarity with the vector of most
+    images. Overhead: one selection, compiling included, over the training between two.
+    """
+    runs = [group.first for group in groups]
+    steady = [run for run in runs if run.config["importance_batches"] == 1 and run.summary["epochs"] > 2]
+    by_batches = sorted(
+        (run for run in runs if run.config["max_steps"]), key=lambda run: run.config["importance_batches"]
+    )
+    if not steady or not by_batches:
+        raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
+    _, _, vectors = read_selections(steady[0])
+    epoch_seconds = steady[0].summary["train_seconds"] / steady[0].summary["epochs"]
+    once = steady[0].summary["selection_seconds"] / len(vectors)
+    training = epoch_seconds - steady[0].summary["selection_seconds"] / steady[0].summary["epochs"]
+    rows: list[tuple[Any, ...]] = []
+    for apart in range(1, len(vectors)):
+        pairs = [similarity(vectors[k], vectors[k + apart]) for k in range(len(vectors) - apart)]
+        rows.append(("interval", apart, float(np.mean(pairs)), 100 * once / (apart * training)))
+    most = read_selections(by_batches[-1])[2][0]
+    for run in by_batches:
+        images = run.config["importance_batches"] * run.config["batch_size"]
+        share = 100 * run.summary["selection_seconds"] / training
+        rows.append(("images", images, similarity(read_selections(run)[2][0], most), share))
+    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
+    for index, (kind, label) in enumerate((("interval", "interval (epochs)"), ("images", "images measured on"))):
+        values = np.array([row[1:] for row in rows if row[0] == kind])
+        axes = figure.add_subplot(
+            1, 2, index + 1, xlabel=label, ylabel="similarity", ylim=(min(0, values[:, 1].min()), 1.05)
+        )
+        axes.plot(values[:, 0], values[:, 1], "o-", color="#0072b2", label="similarity")
+        overhead = axes.twinx()
+        overhead.plot(values[:, 0], values[:, 2], "s--", color="#d55e00", label="overhead")
+        overhead.set_ylabel("overhead (% of training)")
+        overhead.set_ylim(bottom=0)
+        overhead.grid(visible=False)
+        if kind == "images":
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
+    lines = [*axes.get_lines(), *overhead.get_lines()]
+    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside lower center", ncols=2, frameon=False)
+    plotting.save(figure, stem, ["kind", "value", "similarity", "overhead_percent"], rows)
+
+
+def draw_solver(groups: Sequence[Group], stem: Path) -> None:
+    """Fig 13: the selections of a run solved anew with other T_q. Subproblems: entries of the solver's table."""
+    import models
+    import options
+    import timing_table
+
+    run = groups[0].first
+    args = options.parse_main([*map(str, run.config["command"])])
+    args.weights, args.num_classes, args.allow_stale_profile = "none", run.config["num_classes"], True
+    utils.load_tensorflow()
+    model = models.build_from_options(args)
+    names, shapes = models.tensor_names(model), [tuple(variable.shape) for variable in model.trainable_variables]
+    table = timing_table.load_table(args, names, shapes)
+    import train
+
+    head, (_, _, vectors) = models.head_mask(model), read_selections(run)
+    selections = len(vectors)
+    rows: list[tuple[Any, ...]] = []
+    for resolution in (10, 100, 1_000, 10_000, 100_000):
+        took, reached = [], []
+        for importance in vectors:
+            begin = time.perf_counter()
+            choice = train.select_tensors(table, importance, head, args.rho, resolution)
+            took.append(time.perf_counter() - begin)
+            reached.append((choice.predicted_step_ms or 0) / table.full_step_ms)
+        share = 100 * float(np.median(took)) * selections / run.summary["train_seconds"]
+        rows.append((resolution, 100 * float(np.mean(reached)), 1e3 * float(np.median(took)), share))
+    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
+    values = np.array(rows)
+    reached_axes = figure.add_subplot(1, 2, 1, xscale="log", xlabel="$T_q$", ylabel="step over full (%)")
+    reached_axes.plot(values[:, 0], values[:, 1], "o-", color="#0072b2")
+    reached_axes.axhline(100 * args.rho, color="0.4", ls=":", lw=0.8)
+    solver_axes = figure.add_subplot(
+        1, 2, 2, xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)"
+    )
+    solver_axes.plot(values[:, 0], values[:, 3], "s--", color="#d55e00")
+    columns = ["time_resolution", "step_over_full_percent", "solver_ms", "solver_percent_of_training"]
+    plotting.save(figure, stem, columns, rows)
+
+
+def draw_profiling(folders: Sequence[Path], steps: Sequence[int], stem: Path) -> None:
+    """Table 1: folders of timing tables; seconds of profiling over those of an epoch of `steps` full steps each."""
+    rows = []
+    for folder, count in zip(folders, steps, strict=True):
+        record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        epoch = count * record["full_step_ms"] / 1e3
+        rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
+    figure = plotting.new_figure(
+        plotting.COLUMN, 2.0, "time of profiling, once, over that of one epoch of full training"
+    )
+    axes = figure.add_subplot(xlabel="% of an epoch")
+    bars = axes.barh([row[0] for row in rows], [row[3] for row in rows], color="#0072b2")
+    axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=2)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    plotting.save(figure, stem, ["table", "profiling_seconds", "epoch_seconds", "percent"], rows)
+
+
+def time_to(run: FinishedRun, accuracy: float) -> float:
+    """Seconds of training and testing until the first epoch that reaches `accuracy`; inf where none does."""
+    reached = np.flatnonzero(np.array(run.column("test_accuracy")) >= accuracy)
+    return float(seconds(run)[reached[0]]) if len(reached) else np.inf
+
+
+def draw_time_to_accuracy(groups: Sequence[Group], stem: Path) -> None:
+    """Table 2: at three accuracies that elastic training reached, the best baseline's time over elastic training's."""
+    rows: list[tuple[Any, ...]] = []
+    for data in dict.fromkeys(plotting.dataset(group.first) for group in groups):
+        here = [group for group in groups if plotting.dataset(group.first) == data]
+        elastic = next(group for group in here if group.first.summary["train_type"] == "elastic_training")
+        best = min(max(run.column("test_accuracy")) for run in elastic.runs)
+        for accuracy in (0.9 * best, 0.95 * best, best):
+            own = float(np.mean([time_to(run, accuracy) for run in elastic.runs]))
+            others = {
+                group.label: float(np.mean([time_to(run, accuracy) for run in group.runs]))
+                for group in here
+                if group is not elastic
+            }
+            name = min(others, key=lambda label: others[label]) if others else ""
+            rows.append((data, accuracy, own, name, others.get(name, np.inf), others.get(name, np.inf) / own))
+    figure = plotting.new_figure(plotting.COLUMN, 2.4, plotting.setting(groups))
+    axes = figure.add_subplot(ylabel="speedup over the best baseline")
+    labels = [f"{row[0]}\n{100 * row[1]:.1f} %" for row in rows]
+    finite = [row[5] if np.isfinite(row[5]) else 0 for row in rows]
+    bars = axes.bar(labels, finite, color="#0072b2")
+    axes.bar_label(
+        bars, [f"{row[5]:.2f}×" if np.isfinite(row[5]) else "no baseline" for row in rows], fontsize=6, padding=1
+    )
+    axes.axhline(1, color="0.4", lw=0.8, ls=":")
+    axes.margins(y=0.15)
+    columns = ["dataset", "accuracy", "elastic_seconds", "best_baseline", "baseline_seconds", "speedup"]
+    plotting.save(figure, stem, columns, rows)
+
+
+KINDS = {
+    "layers": draw_layers,
+    "importance": draw_importance,
+    "solver": draw_solver,
+    "time_to_accuracy": draw_time_to_accuracy,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=[*KINDS])
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
+    parser.add_argument("--output", type=Path, help="figure without its ending")
+    args = parser.parse_args()
+    KINDS[args.kind](plotting.group_runs(args.runs), args.output or Path("figures") / args.kind)
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

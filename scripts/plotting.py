@@ -1,0 +1,206 @@
+"""What all figures share: how finished runs are read and grouped, how the schemes look, how a figure is written.
+
+Figures are made from logs alone. Each is written as PDF and PNG, with its numbers as CSV beside it. Colours are those
+of Okabe and Ito, which colour-blind people tell apart; markers, dashes and hatches tell the schemes apart in greyscale.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+import utils
+from utils import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.4, 7.0  # widths in inches
+STYLE: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3,
+    "hatch.linewidth": 0.5,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,
+}
+
+
+class Look(NamedTuple):
+    label: str
+    colour: str
+    marker: str
+    dashes: str
+    hatch: str
+
+
+LOOKS = {
+    "elastic_training": Look("ElasticTrainer", "#0072b2", "o", "-", ""),
+    "full_training": Look("Full training", "#d55e00", "s", "--", "///"),
+    "traditional_tl_training": Look("Traditional TL", "#009e73", "^", "-.", "..."),
+    "bn_plus_bias_training": Look("BN+Bias", "#cc79a7", "v", ":", "xxx"),
+    "prunetrain": Look("PruneTrain", "#e69f00", "D", (0, (5, 1, 1, 1, 1, 1)), "\\\\\\"),  # type: ignore[arg-type]
+    "elastic_training_weight_magnitude": Look("Weight magnitude", "#56b4e9", "P", "--", "+++"),
+    "elastic_training_grad_magnitude": Look("Gradient magnitude", "#999999", "X", "-.", "ooo"),
+    "last_layers_training": Look("Last layers", "#000000", "*", "-", "---"),
+}
+SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer, where several budgets are shown
+DATASETS = {"caltech_birds2011": "CUB-200", "oxford_iiit_pet": "Oxford-IIIT Pet", "stanford_dogs": "Stanford Dogs"}
+NETWORKS = {"resnet50": "ResNet50", "vgg16": "VGG16", "mobilenetv2": "MobileNetV2", "vit": "ViT-B/16"}
+ALIKE = ("input_size", "batch_size", "num_classes", "alpha", "optimizer")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run left: its folder, summary.json, config.json, and the rows of metrics.csv."""
+
+    folder: Path
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    epochs: list[dict[str, str]]
+
+    def column(self, name: str) -> list[float]:
+        """A column of metrics.csv; nan where a row is empty."""
+        return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Raises `UserError` where `folder` holds no finished run."""
+    try:
+        summary, config = (
+            json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config")
+        )
+        with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            run = FinishedRun(folder, summary, config, [*csv.DictReader(file)])
+        if summary["train_type"] not in LOOKS or not run.epochs:
+            raise ValueError(f"a run of {summary['train_type']} with {len(run.epochs)} epochs")
+        return run
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: does not hold a finished run ({error})") from error
+
+
+class Group(NamedTuple):
+    """Runs of one setting that differ in their seed alone."""
+
+    runs: list[FinishedRun]
+
+    @property
+    def first(self) -> FinishedRun:
+        return self.runs[0]
+
+    @property
+    def look(self) -> Look:
+        return LOOKS[self.first.summary["train_type"]]
+
+    @property
+    def label(self) -> str:
+        """The scheme, with its budget where it has one."""
+        rho, config = self.first.summary.get("rho"), self.first.config
+        layers = f" {config['trained_layers']}" if config["train_type"] == "last_layers_training" else ""
+        return self.look.label + (f" ρ={100 * rho:g}%" if rho else "") + layers
+
+    def values(self, of: Callable[[FinishedRun], float | None]) -> np.ndarray:
+        """[runs], without those that have none."""
+        found = [of(run) for run in self.runs]
+        return np.array([value for value in found if value is not None], float)
+
+    def mean(self, of: Callable[[FinishedRun], float | None]) -> float:
+        values = self.values(of)
+        return float(values.mean()) if len(values) else np.nan
+
+    def spread(self, of: Callable[[FinishedRun], float | None]) -> float:
+        """Standard deviation over the seeds; 0 where there is one."""
+        values = self.values(of)
+        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def group_runs(folders: Sequence[Path]) -> list[Group]:
+    """The runs in `folders`, those that differ in their seed alone together: by network and data, scheme and budget."""
+    found: dict[tuple[Any, ...], list[FinishedRun]] = {}
+    keys = ["dataset_name", "model_name", "train_type", "rho", "interval", "importance_batches", "trained_layers"]
+    keys += ["num_epochs", "max_steps", *ALIKE]
+    for folder in folders:
+        run = read_run(folder)
+        found.setdefault(tuple(run.config.get(key) for key in keys), []).append(run)
+    groups = [Group(runs) for runs in found.values()]
+    order = [*LOOKS]
+    return sorted(
+        groups, key=lambda group: (order.index(group.first.summary["train_type"]), group.first.summary["rho"] or 0)
+    )
+
+
+def network(run: FinishedRun) -> str:
+    name, alpha = run.config["model_name"], run.config.get("alpha", 1)
+    return NETWORKS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
+
+
+def dataset(run: FinishedRun) -> str:
+    name = run.config["dataset_name"]
+    if name == "image_folder":
+        return Path(run.config["data_dir"]).name
+    return DATASETS.get(name, name)
+
+
+def setting(groups: Sequence[Group]) -> str:
+    """What was run, in a line (so that a small run never passes for the paper's)."""
+    runs = [run for group in groups for run in group.runs]
+
+    def all_of(values: Iterable[Any]) -> str:
+        return ", ".join(dict.fromkeys(map(str, values)))
+
+    sizes, batches = ([run.config[name] for run in runs] for name in ("input_size", "batch_size"))
+    seeds = max(len(group.runs) for group in groups)
+    return (
+        f"{all_of(map(network, runs))} on {all_of(map(dataset, runs))}, "
+        f"{all_of(sizes)} px, batch {all_of(batches)}, "
+        f"{all_of(run.summary['epochs'] for run in runs)} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=7, color="0.35")
+    return figure
+
+
+def save(figure: Figure, stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write the figure as PDF and PNG and its numbers as CSV; says so."""
+    utils.save_figure(figure, stem)
+    utils.write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
+    print(f"figure: {stem}.pdf and .png; its numbers: {stem}.csv")
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
+    """One legend for the whole figure, under it."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
+
+
+def colours(groups: Sequence[Group]) -> list[str]:
+    """A colour for each; several budgets of one scheme get shades."""
+    elastic = [group for group in groups if group.first.summary["train_type"] == "elastic_training"]
+    shades = {id(group): SHADES[index % len(SHADES)] for index, group in enumerate(elastic)}
+    return [shades[id(group)] if len(elastic) > 1 and id(group) in shades else group.look.colour for group in groups]

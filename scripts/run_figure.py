@@ -1,0 +1,236 @@
+#!/usr/bin/env python
+"""Remake a figure or table of the paper: train the runs that are not there yet, then draw it from their logs.
+
+Runs that are complete are not repeated, one that broke off goes on, and figures share runs. scripts/run_figure<name>.sh
+call this. What goes behind -- is given to every call of main.py.
+
+    python scripts/run_figure.py 15 --dry_run
+    python scripts/run_figure.py 17ac --scale quick
+    python scripts/run_figure.py 15 --dataset_name image_folder --data_dir photos -- --test_fraction 0.2
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import paper_figures
+from paper_figures import EGO, FIGURES, Run
+
+import options
+import utils
+from utils import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
+
+
+class Job(NamedTuple):
+    """A run as commands: what makes its timing table (None: it needs none) and what trains it."""
+
+    run: Run
+    args: argparse.Namespace
+    profile: list[str] | None
+    train: list[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.args.logdir / self.args.run_name
+
+    @property
+    def has_table(self) -> bool:
+        from timing_table import table_folder
+
+        return (table_folder(self.args) / "profile.json").is_file()
+
+    @property
+    def is_complete(self) -> bool:
+        return (self.run.profile_only and self.has_table) or (self.folder / "summary.json").is_file()
+
+
+def run_name(run: Run) -> str:
+    """Of its folder: all that tells it from other runs under the same logdir."""
+    short = {
+        "interval": "interval",
+        "importance_batches": "batches",
+        "trained_layers": "layers",
+        "num_epochs": "epochs",
+    }
+    parts = [run.model_name.rpartition("/")[2].replace(":", "-"), run.dataset_name, run.train_type]
+    parts += [f"rho{100 * run.rho:g}"] if run.rho is not None else []
+    parts += [f"{text}{getattr(run, name):g}" for name, text in short.items() if getattr(run, name) is not None]
+    return "_".join([*parts, f"seed{run.seed}"])
+
+
+def make_jobs(args: argparse.Namespace) -> list[Job]:
+    """The runs of the figure that `args` ask for, seed by seed."""
+    name = args.name.removesuffix("_ego")
+    runs: Sequence[Run] = FIGURES[name].runs
+    if args.name != name:
+        runs = [run for run in runs if run.is_elastic]
+    is_quick = args.scale == "quick"
+    runs = paper_figures.replaced(runs, args.dataset_name or ("digits" if is_quick else None), args.model_name)
+    if is_quick and not args.model_name and args.name not in ("19", "19_ego", "table1"):
+        runs = paper_figures.replaced(runs, None, "mobilenetv2")
+    return [_job(replace(run, seed=seed), args) for seed in range(args.seeds) for run in runs]
+
+
+def _job(run: Run, args: argparse.Namespace) -> Job:
+    network: dict[str, Any] = {"model_name": run.model_name, "dataset_name": run.dataset_name, "logdir": args.logdir}
+    if args.scale == "quick":
+        epochs, interval = (run.num_epochs or options.PAPER["num_epochs"]), (run.interval or options.PAPER["interval"])
+        run = replace(run, num_epochs=math.ceil(paper_figures.QUICK_SHARE * epochs))
+        if run.is_elastic:
+            run = replace(run, interval=math.ceil(paper_figures.QUICK_SHARE * interval))
+        if run.model_name != "mobilenetv2":
+            network |= {"input_size": paper_figures.QUICK_SIZE, "weights": "none"}
+    for name in ("data_dir", "weights", "input_size", "batch_size"):
+        if getattr(args, name) is not None:
+            network[name] = getattr(args, name)
+    train = {**network, **run.flags(), "run_name": run_name(run)}
+    flags = [*_flags(train), *args.more]
+    parsed = options.parse_main(flags)
+    if parsed.num_classes is None:
+        import data
+
+        utils.load_tensorflow()
+        parsed.num_classes = paper_figures.CLASSES.get(run.dataset_name) or data.count_classes(
+            parsed.dataset_name, parsed.data_dir
+        )
+    profile = None
+    if run.is_elastic:
+        profile = [*options.profiler_flags(parsed), *(["--seconds", "25"] if args.scale == "quick" else [])]
+    return Job(run, parsed, profile, [*flags, "--resume"])
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def estimated_hours(job: Job) -> float | None:
+    """Of training alone, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
+    import models
+    import timing_table
+
+    if not job.has_table:
+        return None
+    args = argparse.Namespace(**{**vars(job.args), "weights": "none", "allow_stale_profile": True})
+    model = models.build_from_options(args)
+    table = timing_table.load_table(
+        args, models.tensor_names(model), [tuple(variable.shape) for variable in model.trainable_variables]
+    )
+    step_ms = min(
+        table.predict_ms(models.trained_mask(model, args.train_type, args.trained_layers)), table.full_step_ms
+    )
+    if job.run.is_elastic:
+        step_ms = args.rho * table.full_step_ms
+    images = paper_figures.TRAIN_IMAGES.get(args.dataset_name)
+    if images is None:
+        import data
+
+        images = data.from_options(args, 8).train_count
+    steps = args.num_epochs * (images // args.batch_size)
+    return min(steps, args.max_steps or steps) * step_ms / 3.6e6
+
+
+def dry_run(jobs: Sequence[Job], hours: tuple[float | None, float | None]) -> None:
+    """List the runs, what there is of them, and how long they would take here."""
+    utils.load_tensorflow()
+    total, unknown = 0.0, 0
+    for job in jobs:
+        state = "complete" if job.is_complete else "begun" if job.folder.is_dir() else "to do"
+        estimate = None if job.run.profile_only else estimated_hours(job)
+        if state != "complete":
+            total, unknown = total + (estimate or 0), unknown + (estimate is None)
+        text = "?" if estimate is None else f"{estimate:.2f}" if estimate >= 0.01 else f"{estimate:.4f}"
+        print(f"{state:8}  {text:>8} h  {job.args.run_name}")
+    print(f"to do here, by the timing tables: {total:.3g} h{f' and {unknown} runs without a table' if unknown else ''}")
+    told = [
+        f"{value:g} h on a {name}"
+        for value, name in zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
+        if value
+    ]
+    if told:
+        print(f"the paper's own runs: {', '.join(told)}")
+
+
+def carry_out(jobs: Sequence[Job]) -> None:
+    """Profile and train what is missing. Raises `UserError` where a command fails; what is done stays."""
+    missing = [job for job in jobs if not job.is_complete]
+    print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are complete")
+    for number, job in enumerate(missing, 1):
+        print(f"run {number} of {len(missing)}: {job.args.run_name}", flush=True)
+        if job.profile is not None and not job.has_table:
+            _call("profiler.py", job.profile)
+        if not job.run.profile_only:
+            _call("main.py", job.train)
+
+
+def _call(script: str, flags: Sequence[str]) -> None:
+    done = subprocess.run([sys.executable, ROOT / script, *flags], check=False)
+    if done.returncode:
+        raise UserError(
+            f"{script} {shlex.join(flags)}: ended with status {done.returncode}; started again, this goes on"
+        )
+
+
+def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mapping[Any, Sequence[float]] | None) -> None:
+    import plot_accuracy_time
+    import plot_bars
+    import plot_costs
+    import plot_epochs
+    import plotting
+
+    from timing_table import table_folder
+
+    kind, *what = plot
+    if what == ["profiling"]:
+        steps = [paper_figures.TRAIN_IMAGES[job.run.dataset_name] // job.args.batch_size for job in jobs]
+        plot_costs.draw_profiling([table_folder(job.args) for job in jobs], steps, stem)
+        return
+    groups = plotting.group_runs([job.folder for job in jobs])
+    if kind == "curves":
+        print(plot_accuracy_time.table(groups))
+        plot_accuracy_time.draw(groups, stem, reference)
+    elif kind == "bars":
+        plot_bars.draw(groups, what, stem, reference)
+    else:
+        {"epochs": plot_epochs, "costs": plot_costs}[kind].KINDS[what[0]](groups, stem)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    split = given.index("--") if "--" in given else len(given)
+    args = options.parse_figure(__doc__, NAMES, given[:split])
+    args.more = given[split + 1 :]
+    args.logdir = args.logdir or Path("logs") / f"figures_{args.scale}"
+    args.output = args.output or Path("figures") / f"figure{args.name}_{args.scale}"
+    return args
+
+
+def main() -> None:
+    args = parse()
+    figure = FIGURES[args.name.removesuffix("_ego")]
+    jobs = make_jobs(args)
+    if args.dry_run:
+        dry_run(jobs, figure.hours)
+        return
+    carry_out(jobs)
+    if figure.plot == ("costs", "solver"):  # its other half counts subproblems, on made-up networks
+        quick = ["--quick"] if args.scale == "quick" else []
+        _call("scripts/benchmark_solver.py", [*quick, "--output", f"{args.output}_subproblems"])
+    reference = paper_figures.REFERENCE.get(args.name.removesuffix("_ego")) if args.reference else None
+    draw(figure.plot, jobs, args.output, reference)
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)
