@@ -1,18 +1,23 @@
 """The figures: which runs each asks for, what is drawn of made-up logs, and one made for real."""
 
 import csv
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
+from conftest import make_table
 from test_cli import ROOT
 from test_data import prepare_small
 
+import models
 import options
+import timing_table
 import utils
 from utils import UserError
 
@@ -138,6 +143,23 @@ def test_a_dry_run_lists_the_runs_and_the_papers_hours(capsys, tmp_path):
         "15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B"
     )
     assert not [*tmp_path.iterdir()]
+
+
+def test_hours_come_from_the_timing_table(tmp_path):
+    network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
+    jobs = run_figure.make_jobs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
+    assert {run_figure.estimated_hours(job) for job in jobs} == {None}
+    args = jobs[0].args
+    keras.utils.clear_session()
+    model = models.build_from_options(args)
+    table = dataclasses.replace(make_table(model), settings=timing_table.table_settings(args))
+    table.details["environment"] = utils.environment()
+    table.save(timing_table.table_folder(args))
+    steps = 6 * (898 // 64)
+    for job in jobs:
+        mask = models.trained_mask(model, job.args.train_type)
+        step_ms = table.full_step_ms * job.args.rho if job.run.is_elastic else table.predict_ms(mask)
+        assert run_figure.estimated_hours(job) == pytest.approx(steps * step_ms / 3.6e6), job.args.run_name
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------------
