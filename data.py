@@ -7,6 +7,7 @@ of an epoch depends on the seed and the epoch's number alone, so a run can be re
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -237,6 +238,7 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
 
     root = Path(builder.data_dir).parents[1]  # <root>/<name>/<version>
     downloads = root / "downloads"
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # what is wrong is said once, not at every new attempt
     try:
         config = tfds.download.DownloadConfig(manual_dir=downloads / "manual")
         builder.download_and_prepare(download_dir=downloads, download_config=config)

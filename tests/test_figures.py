@@ -29,6 +29,7 @@ import plot_bars
 import plot_costs
 import plot_epochs
 import plotting
+import report
 import run_figure
 
 EPOCHS = 4
@@ -52,6 +53,8 @@ def made_up_run(folder, train_type="full_training", rho=None, seed=0, scale=1.0,
         "rho": rho,
         "seed": seed,
         "run_name": folder.name,
+        "learning_rate": 1e-3,
+        "environment": utils.environment(),
         **{"alpha": 0.35, "input_size": 64, "batch_size": 16, "num_classes": 10, "optimizer": "sgd"},
         **{"interval": 1, "importance_batches": 1, "trained_layers": 1, "num_epochs": EPOCHS, "max_steps": None},
         **config,
@@ -73,6 +76,7 @@ def made_up_run(folder, train_type="full_training", rho=None, seed=0, scale=1.0,
         "final_accuracy": 0.4 * scale,
         "train_seconds": 40 * scale,
         "selection_seconds": 4.0,
+        "selection_percent": 10 / scale,
         "median_step_ms": 100 * scale,
         "train_flops": 1e13 * scale,
         "peak_memory_mb": 1000 * scale,
@@ -267,6 +271,22 @@ def test_marks_of_the_paper_are_drawn_where_the_setting_is_its(tmp_path, monkeyp
     monkeypatch.setattr(matplotlib.axes.Axes, "hlines", lambda self, y, *place, **how: drawn.append(y))
     plot_bars.draw(plotting.group_runs(runs), ("memory",), tmp_path / "bars", paper_figures.REFERENCE["22"])
     assert drawn == [7.3]
+
+
+def test_the_report_holds_every_figure_and_says_which_claims_hold(tmp_path):
+    logs = tmp_path / "logs"
+    made_up_run(logs / "full", scale=4.0)
+    made_up_run(logs / "elastic", "elastic_training", 0.5, scale=1.0)
+    plot_bars.draw(plotting.group_runs([*logs.iterdir()]), ("accuracy",), tmp_path / "figure20_quick")
+    text = report.page("quick", logs, tmp_path)
+    assert text.count("<img ") == 1 and "data:image/png;base64,iVBOR" in text and "http" not in text
+    verdicts = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"\w+\">([^<]*)</td>", text))
+    assert list(verdicts.values()) == ["held", "held", "not tested", "not held", "not held", "not held"]
+    assert verdicts["up to 3.5 times faster than full training"] == "held" and "4.00× faster" in text
+    assert "at most 120.0 points lost" in text and utils.environment()["processor"] in text
+    assert "Not made: 2,7,13" in text and "<summary>all 2 runs</summary>" in text
+    with pytest.raises(UserError, match="holds no figure of scale full"):
+        report.page("full", logs, tmp_path)
 
 
 @pytest.mark.parametrize("broken", ["summary.json", "metrics.csv", None])
