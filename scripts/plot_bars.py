@@ -35,6 +35,7 @@ def _scaled(name: str, factor: float) -> Callable[[FinishedRun], float | None]:
 QUANTITIES = {
     "accuracy": Quantity("test accuracy (%)", _scaled("final_accuracy", 100)),
     "hours": Quantity("training time (h)", _scaled("train_seconds", 1 / 3600)),
+    "minutes": Quantity("training time (min)", _scaled("train_seconds", 1 / 60)),
     "flops": Quantity("training (TFLOPs)", _scaled("train_flops", 1e-12)),
     "memory": Quantity("peak memory (GB)", _scaled("peak_memory_mb", 1e-3)),
     "energy": Quantity("energy of training (J)", _scaled("energy_joules", 1)),
@@ -46,50 +47,52 @@ def draw(
 ) -> None:
     """Bars of each of `names`, keys of `QUANTITIES`; `reference`: (data, network, scheme, ρ) -> the paper's of each."""
     clusters = [*dict.fromkeys(_cluster(group) for group in groups)]
-    members = {cluster: [group for group in groups if _cluster(group) == cluster] for cluster in clusters}
-    labels = [*dict.fromkeys(group.label for group in groups)]
-    looks = dict(
-        zip([group.label for group in groups], zip(groups, plotting.colours(groups), strict=True), strict=True)
+    members = [[group for group in groups if _cluster(group) == cluster] for cluster in clusters]
+    begins = np.cumsum([0, *(len(group) + 1 for group in members)])[:-1]
+    placed = [
+        (begin + k, group) for begin, cluster in zip(begins, members, strict=True) for k, group in enumerate(cluster)
+    ]
+    colours = dict(zip((group.label for group in groups), plotting.colours(groups), strict=True))
+    is_wide = len(groups) > 6
+    figure = plotting.new_figure(
+        plotting.PAGE if is_wide else plotting.COLUMN, 0.9 + 1.7 * len(names), plotting.setting(groups)
     )
-    width = plotting.PAGE if len(groups) > 6 else plotting.COLUMN
-    figure = plotting.new_figure(width, 0.9 + 1.7 * len(names), plotting.setting(groups))
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     rows = []
-    places = np.cumsum([0, *(len(members[cluster]) + 1 for cluster in clusters)])
-    for axes, name in zip(panels, names, strict=True):
-        quantity, drawn = QUANTITIES[name], set()
-        for cluster, begin in zip(clusters, places, strict=False):
-            for place, group in enumerate(members[cluster], begin):
-                mean, spread, look = group.mean(quantity.of), group.spread(quantity.of), group.look
-                rows.append((*cluster, group.label, quantity.label, mean, spread, len(group.runs)))
-                if np.isnan(mean):
-                    axes.text(place, 0, " unknown", rotation=90, ha="center", va="bottom", fontsize=6)
-                    continue
-                label = None if group.label in drawn else group.label
-                drawn.add(group.label)
-                axes.bar(
-                    place,
-                    mean,
-                    0.8,
-                    yerr=spread or None,
-                    color=looks[group.label][1],
-                    hatch=look.hatch,
-                    label=label,
-                    edgecolor="white",
-                    lw=0,
-                    error_kw={"elinewidth": 0.8},
-                )
-                axes.annotate(f"{mean:.3g}", (place, mean), (0, 1), textcoords="offset points", ha="center", fontsize=6)
-                told = (reference or {}).get(_key(group))
-                if told is not None:
-                    axes.hlines(told[names.index(name)], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
+    for index, (axes, name) in enumerate(zip(panels, names, strict=True)):
+        quantity = QUANTITIES[name]
+        means = [group.mean(quantity.of) for group in groups]
+        if name == "hours" and np.nanmax(means) < 0.2:
+            quantity = QUANTITIES["minutes"]
+        for place, group in placed:
+            mean, spread = group.mean(quantity.of), group.spread(quantity.of)
+            rows.append((*_cluster(group), group.label, quantity.label, mean, spread, len(group.runs)))
+            is_known = not np.isnan(mean)
+            look = {"color": colours[group.label], "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
+            axes.bar(place, mean if is_known else 0, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, **look)
+            text = f"{mean:.3g}" if is_known else "unknown"
+            how = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
+            axes.annotate(text, (place, mean if is_known else 0), (0, 1), textcoords="offset points", **how)
+            told = (reference or {}).get(_key(group))
+            if told is not None and quantity is QUANTITIES[name]:
+                axes.hlines(told[index], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
         axes.set_ylabel(quantity.label)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)
-    middles = [begin + (len(members[cluster]) - 1) / 2 for cluster, begin in zip(clusters, places, strict=False)]
-    panels[-1].set_xticks(middles, [" on ".join(cluster) for cluster in clusters])
-    if len(labels) > 1:
-        plotting.legend_below(figure, panels[0] if panels[0].get_legend_handles_labels()[1] else panels[-1], 5)
+        if np.isnan(means).all():
+            axes.set_ylim(0, 1)
+            axes.set_yticks([])
+    middles = [begin + (len(cluster) - 1) / 2 for begin, cluster in zip(begins, members, strict=True)]
+    panels[-1].set_xticks(middles, ["\n".join(cluster) for cluster in clusters])
+    bars = dict(zip((group.label for _, group in placed), panels[0].patches, strict=True))
+    figure.legend(
+        bars.values(),
+        bars.keys(),
+        loc="outside lower center",
+        ncols=5 if is_wide else 3,
+        frameon=False,
+        handlelength=1.5,
+    )
     columns = ["network", "dataset", "scheme", "quantity", "mean", "standard_deviation", "seeds"]
     plotting.save(figure, stem, columns, rows)
 

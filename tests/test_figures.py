@@ -191,7 +191,7 @@ def test_bars_show_mean_and_spread_and_say_what_is_unknown(tmp_path):
     rows = {(row["scheme"], row["quantity"]): row for row in numbers(tmp_path / "bars")}
     full = rows["Full training", "test accuracy (%)"]
     assert float(full["mean"]) == pytest.approx(48) and float(full["standard_deviation"]) == pytest.approx(8)
-    assert float(rows["ElasticTrainer ρ=40%", "training time (h)"]["mean"]) == pytest.approx(16 / 3600)
+    assert float(rows["ElasticTrainer ρ=40%", "training time (min)"]["mean"]) == pytest.approx(16 / 60)
     assert rows["Full training", "energy of training (J)"]["mean"] == "nan"
 
 
