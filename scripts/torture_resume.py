@@ -30,8 +30,9 @@ import utils
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Columns that are the clock's; all others must be equal.
-TIMES = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
+# Columns that the clock and other meters fill; all others must be equal.
+METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
+METERED |= {"energy_joules", "peak_memory_mb", "gpu_peak_memory_mb"}
 
 
 def python(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
@@ -74,9 +75,9 @@ def equal_weights(one: Path, other: Path) -> bool:
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file without what the clock says."""
+    """Rows of a CSV file without what clock and meters say."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
+        return [{key: value for key, value in row.items() if key not in METERED} for row in csv.DictReader(file)]
 
 
 def event_steps(folder: Path) -> dict[str, list[int]]:
@@ -92,7 +93,7 @@ def event_steps(folder: Path) -> dict[str, list[int]]:
 def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
     """What has to hold between the folders of the two runs, by name."""
     expected, found = event_steps(unbroken), event_steps(tortured)
-    by_epoch = [tag for tag in expected if tag.startswith(("test/", "budget/", "selection/"))]
+    by_epoch = [tag for tag in expected if tag.startswith(("test/", "budget/", "selection/", "meters/"))]
     return {
         "weights_equal": equal_weights(unbroken / "last.keras", tortured / "last.keras"),
         "best_weights_equal": equal_weights(unbroken / "best.keras", tortured / "best.keras"),
