@@ -25,7 +25,7 @@ import numpy as np
 
 import options
 import utils
-from timing_table import TimingTable, table_settings
+from timing_table import TimingTable, chain_and_own, table_settings
 
 RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
@@ -70,6 +70,12 @@ def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
         "p95_error_percent": float(np.percentile(np.abs(relative), 95)),
         "bias_percent": float(np.mean(relative)),
     }
+
+
+def _point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
+    """A measured selection, with the sums that the fit sees of it."""
+    chain_ms, own_ms = chain_and_own(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
+    return {"tensors": int(mask.sum()), "chain_ms": chain_ms, "own_ms": own_ms, "measured_ms": float(measured_ms)}
 
 
 def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarray, stem: Path) -> None:
@@ -145,9 +151,14 @@ def main() -> None:
         "unmatched_time_percent": table.details["unmatched_time_percent"],
         "profiling_seconds": profiling_seconds,
         "points": [
-            {"kind": kind, "tensors": int(mask.sum()), "predicted_ms": float(p), "measured_ms": float(m)}
+            {"kind": kind, "predicted_ms": float(p), **_point(table, mask, m)}
             for kind, mask, p, m in zip(kinds, masks, predicted, measured, strict=True)
         ],
+        "fitted_points": [
+            _point(table, mask, m)
+            for mask, m in zip(measurement.masks, np.median(measurement.step_ms, axis=0), strict=True)
+        ],
+        "forward_ms": table.forward_ms,
         "environment": utils.environment(),
     }
     print(f"figure: {stem}.pdf and .png")
