@@ -12,7 +12,6 @@ python scripts/plot_costs.py importance logs/a logs/b
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -216,14 +215,5 @@ KINDS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=[*KINDS])
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=Path, help="figure without its ending")
-    args = parser.parse_args()
-    KINDS[args.kind](plotting.group_runs(args.runs), args.output or Path("figures") / args.kind)
-
-
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: plotting.draw_by_name(__doc__, KINDS))

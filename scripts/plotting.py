@@ -6,10 +6,11 @@ of Okabe and Ito, which colour-blind people tell apart; markers, dashes and hatc
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -204,3 +205,13 @@ def colours(groups: Sequence[Group]) -> list[str]:
     elastic = [group for group in groups if group.first.summary["train_type"] == "elastic_training"]
     shades = {id(group): SHADES[index % len(SHADES)] for index, group in enumerate(elastic)}
     return [shades[id(group)] if len(elastic) > 1 and id(group) in shades else group.look.colour for group in groups]
+
+
+def draw_by_name(description: str | None, kinds: Mapping[str, Callable[[Sequence[Group], Path], None]]) -> None:
+    """The command line of a script that draws one of several figures, named first, from the folders of runs."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=[*kinds])
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
+    parser.add_argument("--output", type=Path, help="figure without its ending")
+    args = parser.parse_args()
+    kinds[args.kind](group_runs(args.runs), args.output or Path("figures") / args.kind)
