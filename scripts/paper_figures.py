@@ -113,7 +113,7 @@ FIGURES = {
     "16": Figure("Accuracy and test loss over training time (Raspberry Pi)", ("curves",), _THREE[:8], (None, 221)),
     "17ac": Figure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
     "17bd": Figure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
-    "18": Figure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (11, 145)),
+    "18": Figure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
     "19": Figure("Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)),
     "20": Figure(
         "Accuracy by the importance that tensors are selected by",
@@ -134,8 +134,8 @@ FIGURES = {
             Run("vgg16", PET, rho=0.7),
         ),
     ),
-    "22": Figure("Peak memory", ("bars", "memory"), _SYSTEMS, (10, 133)),
-    "23": Figure("Energy of training", ("bars", "energy"), _SYSTEMS, (10, 133)),
+    "22": Figure("Peak memory", ("bars", "memory"), _SYSTEMS, (9.5, 121)),
+    "23": Figure("Energy of training", ("bars", "energy"), _SYSTEMS, (9.5, 121)),
     "table1": Figure(
         "Overhead of profiling, over the time of one epoch",
         ("costs", "profiling"),
