@@ -557,7 +557,7 @@ def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
     if available_mb is None or tf.config.list_physical_devices("GPU"):
         return
     scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
-    mask = trained_mask(model, scheme, getattr(args, "trained_layers", None) or 1)
+    mask = trained_mask(model, scheme, getattr(args, "trained_layers", 1))
     needed_mb = memory_needed_mb(
         model, args.batch_size, SLOTS[args.optimizer], mask, scheme.startswith("elastic_training")
     )

@@ -489,7 +489,8 @@ def main() -> None:
         models.check_memory(model, args)
         with utils.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            table = profile(model, settings, folder, args.timing, args.seconds or MEASURING_SECONDS)
+            seconds = MEASURING_SECONDS if args.seconds is None else args.seconds
+            table = profile(model, settings, folder, args.timing, seconds)
     table.save(folder)
     draw_table(table, folder / "timing")
     if trace:

@@ -17,6 +17,7 @@ import plotting
 from plotting import FinishedRun, Group
 
 import utils
+from utils import UserError
 
 
 def table(groups: Sequence[Group]) -> str:
@@ -24,11 +25,11 @@ def table(groups: Sequence[Group]) -> str:
     header = ("scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured")
     rows = [header]
     for group in groups:
-        full = next((one for one in groups if _is_full(one) and _setting(one) == _setting(group)), None)
+        full = next((one for one in groups if _is_full(one) and one.place == group.place), None)
         rho = group.first.summary["rho"]
         rows.append(
             (
-                plotting.LOOKS[group.first.summary["train_type"]].label,
+                group.look.label,
                 f"{group.mean(lambda run: run.summary['final_accuracy']):.1%}",
                 f"{group.mean(lambda run: run.summary['train_seconds']):.1f}",
                 _ratio(group, full, "train_seconds"),
@@ -46,8 +47,14 @@ def _is_full(group: Group) -> bool:
     return group.first.summary["train_type"] == "full_training"
 
 
-def _setting(group: Group) -> tuple[str, str]:
-    return plotting.dataset(group.first), plotting.network(group.first)
+def check_alike(groups: Sequence[Group]) -> None:
+    """Raise `UserError` where runs on one data set differ in what must be alike to compare them."""
+    first: dict[str, FinishedRun] = {}
+    for run in (group.first for group in groups):
+        other = first.setdefault(run.config["dataset_name"], run)
+        for key in ("model_name", *plotting.ALIKE):
+            if run.config.get(key) != other.config.get(key):
+                raise UserError(f"{run.folder}: --{key} differs from that of {other.folder}; name runs of one setting")
 
 
 def _ratio(group: Group, full: Group | None, key: str) -> str:
@@ -81,8 +88,7 @@ def draw(groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[f
                 low, high = curves.mean(0) - curves.std(0, ddof=1), curves.mean(0) + curves.std(0, ddof=1)
                 axes.fill_between(times, low, high, color=colour, alpha=0.2, lw=0)
         if reference:
-            key = [group.first.config[name] for name in ("dataset_name", "model_name", "train_type")]
-            told = reference.get((*key, group.first.summary["rho"]))
+            told = reference.get(group.paper_key)
             if told is not None:
                 percent, hours = told
                 panels[0][column].plot(
@@ -110,6 +116,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("figures/accuracy_time"), help="figure without its ending")
     args = parser.parse_args()
     groups = plotting.group_runs(args.runs)
+    check_alike(groups)
     print(table(groups))
     draw(groups, args.output)
 

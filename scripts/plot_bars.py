@@ -46,8 +46,8 @@ def draw(
     groups: Sequence[Group], names: Sequence[str], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None
 ) -> None:
     """Bars of each of `names`, keys of `QUANTITIES`; `reference`: (data, network, scheme, ρ) -> the paper's of each."""
-    clusters = [*dict.fromkeys(_cluster(group) for group in groups)]
-    members = [[group for group in groups if _cluster(group) == cluster] for cluster in clusters]
+    clusters = [*dict.fromkeys(group.place for group in groups)]
+    members = [[group for group in groups if group.place == cluster] for cluster in clusters]
     begins = np.cumsum([0, *(len(group) + 1 for group in members)])[:-1]
     placed = [
         (begin + k, group) for begin, cluster in zip(begins, members, strict=True) for k, group in enumerate(cluster)
@@ -66,14 +66,14 @@ def draw(
             quantity = QUANTITIES["minutes"]
         for place, group in placed:
             mean, spread = group.mean(quantity.of), group.spread(quantity.of)
-            rows.append((*_cluster(group), group.label, quantity.label, mean, spread, len(group.runs)))
+            rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
             is_known = not np.isnan(mean)
             look = {"color": colours[group.label], "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
             axes.bar(place, mean if is_known else 0, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, **look)
             text = f"{mean:.3g}" if is_known else "unknown"
             how = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
             axes.annotate(text, (place, mean if is_known else 0), (0, 1), textcoords="offset points", **how)
-            told = (reference or {}).get(_key(group))
+            told = (reference or {}).get(group.paper_key)
             if told is not None and quantity is QUANTITIES[name]:
                 axes.hlines(told[index], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
         axes.set_ylabel(quantity.label)
@@ -95,15 +95,6 @@ def draw(
     )
     columns = ["network", "dataset", "scheme", "quantity", "mean", "standard_deviation", "seeds"]
     plotting.save(figure, stem, columns, rows)
-
-
-def _cluster(group: Group) -> tuple[str, str]:
-    return plotting.network(group.first), plotting.dataset(group.first)
-
-
-def _key(group: Group) -> tuple[Any, ...]:
-    config = group.first.config
-    return (config["dataset_name"], config["model_name"], config["train_type"], group.first.summary["rho"])
 
 
 def main() -> None:

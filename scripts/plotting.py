@@ -113,6 +113,17 @@ class Group(NamedTuple):
         return LOOKS[self.first.summary["train_type"]]
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Its network and data set, as they are called in figures."""
+        return network(self.first), dataset(self.first)
+
+    @property
+    def paper_key(self) -> tuple[str, str, str, float | None]:
+        """What its values are found by in `paper_figures.REFERENCE`."""
+        config = self.first.config
+        return config["dataset_name"], config["model_name"], config["train_type"], self.first.summary["rho"]
+
+    @property
     def label(self) -> str:
         """The scheme, with its budget where it has one."""
         rho, config = self.first.summary.get("rho"), self.first.config

@@ -45,9 +45,8 @@ def _pairs(groups: Sequence[Group]) -> Iterator[tuple[Group, Group]]:
     for group in groups:
         for full in groups:
             kinds = [one.first.summary["train_type"] for one in (group, full)]
-            places = [(plotting.network(one.first), plotting.dataset(one.first)) for one in (group, full)]
             length = [one.first.summary["epochs"] for one in (group, full)]
-            if kinds == ["elastic_training", "full_training"] and places[0] == places[1] and length[0] == length[1]:
+            if kinds == ["elastic_training", "full_training"] and group.place == full.place and length[0] == length[1]:
                 yield group, full
 
 

@@ -289,6 +289,14 @@ def test_the_report_holds_every_figure_and_says_which_claims_hold(tmp_path):
         report.page("full", logs, tmp_path)
 
 
+def test_runs_of_different_settings_are_not_compared_in_one_panel(tmp_path):
+    runs = [made_up_run(tmp_path / "one"), made_up_run(tmp_path / "other", "traditional_tl_training", batch_size=8)]
+    with pytest.raises(UserError, match=r"/other: --batch_size differs from that of .*/one; name runs of one setting"):
+        plot_accuracy_time.check_alike(plotting.group_runs(runs))
+    elsewhere = made_up_run(tmp_path / "elsewhere", dataset_name="oxford_iiit_pet", num_classes=37)
+    plot_accuracy_time.check_alike(plotting.group_runs([runs[0], elsewhere]))
+
+
 @pytest.mark.parametrize("broken", ["summary.json", "metrics.csv", None])
 def test_what_is_no_finished_run_is_named(tmp_path, broken):
     if broken:
