@@ -213,10 +213,15 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 
                 begin = time.perf_counter()
                 run()
                 seconds = time.perf_counter() - begin
-                if not tries_left or stolen_seconds() - stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1):
+                if not tries_left or is_undisturbed(seconds, stolen_seconds() - stolen):
                     break
             row[column] = seconds * 1e3
     return times
+
+
+def is_undisturbed(seconds: float, stolen: float) -> bool:
+    """Whether other virtual machines took next to nothing: `stolen` seconds of processor time within `seconds`."""
+    return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
 
 
 def stolen_seconds(root: Path = Path("/")) -> float:

@@ -3,8 +3,8 @@
 
 Every elastic run uses the table and corrects its budget while it trains, as main.py does. Between any two of its steps,
 a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data: handwritten
-digits at the input size asked for, a few steps an epoch. Draws asked against measured and prints one JSON object as its
-last line.
+digits at the input size asked for, a few steps an epoch. Pairs of steps from which other virtual machines took time are
+left out, where enough are left. Draws asked against measured and prints one JSON object as its last line.
 
     python scripts/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -15,6 +15,7 @@ import csv
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,10 +37,16 @@ if TYPE_CHECKING:
     from train import Settings, TrainStep
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
+MIN_QUIET = 12  # pairs of steps; with fewer, disturbed ones are taken too
 
 
 class Alternating:
-    """Digits, cut to a few steps an epoch; before each batch a step of full training of another network is timed."""
+    """Digits, cut to a few steps an epoch; before each batch a step of full training of another network is timed.
+
+    Attributes:
+        full_ms: of each batch.
+        quiet: whether that step and the one trained on the batch were left undisturbed.
+    """
 
     def __init__(self, args: Any, steps: int, full: Callable[[Any, Any], object]) -> None:
         import data
@@ -52,6 +59,7 @@ class Alternating:
         self._data = data.ImageData("digits", whole.class_names, train, test, args.batch_size, args.seed)
         self._full = full
         self.full_ms: list[float] = []
+        self.quiet: list[bool] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
@@ -62,8 +70,20 @@ class Alternating:
 
     def take(self, count: int) -> Iterator[tuple[Any, Any]]:
         for images, labels in self._data.train(self._epoch, self._skip).take(count):
+            begin, stolen = time.perf_counter(), utils.stolen_seconds()
             self.full_ms.append(float(utils.measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
             yield images, labels
+            self.quiet.append(utils.is_undisturbed(time.perf_counter() - begin, utils.stolen_seconds() - stolen))
+
+
+class StepsLog(RunLog):
+    """Keeps the time of each step in ms; None where it is no measure."""
+
+    step_ms: tuple[float | None, ...] = ()
+
+    def record_step(self) -> None:
+        self.step_ms += (self._history.results[-1].step_ms,)
+        super().record_step()
 
 
 def second_network(args: Any) -> TrainStep:
@@ -79,18 +99,34 @@ def second_network(args: Any) -> TrainStep:
 
 
 def run(model: keras.Model, dataset: Alternating, settings: Settings, table: TimingTable) -> dict[str, Any]:
-    """One elastic run in a folder that is thrown away; its summary, with the full steps between as "full_ms"."""
+    """One elastic run in a folder that is thrown away: medians in ms, over how many pairs of steps, and rho by each.
+
+    "rho_predicted" is the table's, "rho_by_slowdown" what the run itself took itself to keep.
+    """
     import models
     import train
 
-    dataset.full_ms = []
-    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, models.tensor_names(model)) as log:
+    dataset.full_ms, dataset.quiet = [], []
+    with tempfile.TemporaryDirectory() as folder, StepsLog(Path(folder), {}, models.tensor_names(model)) as log:
         budget = train.make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         with (Path(folder) / "selections.csv").open(newline="", encoding="utf-8") as file:
             choices = list(csv.DictReader(file))[:: len(models.tensor_names(model))]
+    steps = zip(log.step_ms, dataset.full_ms, dataset.quiet, strict=True)
+    pairs = [(elastic, full, quiet) for elastic, full, quiet in steps if elastic is not None]
+    quiet_pairs = [pair for pair in pairs if pair[-1]]
+    if len(quiet_pairs) >= MIN_QUIET:
+        pairs = quiet_pairs
+    elastic_ms, full_ms, _ = np.median(np.array(pairs), axis=0).tolist()
     predicted = [float(row["predicted_step_ms"]) / float(row["budget_step_ms"]) * settings.rho for row in choices]
-    return {**summary, "full_ms": float(np.median(dataset.full_ms)), "rho_predicted": float(np.median(predicted))}
+    return {
+        "elastic_ms": elastic_ms,
+        "full_ms": full_ms,
+        "pairs": len(pairs),
+        "quiet_pairs": len(quiet_pairs),
+        "rho_predicted": float(np.median(predicted)),
+        "rho_by_slowdown": summary["rho_measured"],
+    }
 
 
 def draw(title: str, ratios: dict[float, float], stem: Path) -> None:
@@ -144,7 +180,7 @@ def main() -> None:
             settings = Settings(num_epochs=args.intervals, interval=1, optimizer=args.optimizer, rho=rho)
             results[rho].append(run(model, dataset, settings, table))
     ratios = {
-        rho: float(np.median([one["median_step_ms"] / one["full_ms"] for one in runs])) for rho, runs in results.items()
+        rho: float(np.median([one["elastic_ms"] / one["full_ms"] for one in runs])) for rho, runs in results.items()
     }
     title, stem, network = options.measured_network(args, "rho")
     draw(title, ratios, stem)
@@ -159,9 +195,11 @@ def main() -> None:
                 "measured": ratios[rho],
                 # Below what was asked where no further tensor has a positive importance.
                 "predicted": float(np.median([one["rho_predicted"] for one in results[rho]])),
-                "by_slowdown": float(np.median([one["rho_measured"] for one in results[rho]])),
-                "elastic_step_ms": [one["median_step_ms"] for one in results[rho]],
+                "by_slowdown": float(np.median([one["rho_by_slowdown"] for one in results[rho]])),
+                "elastic_step_ms": [one["elastic_ms"] for one in results[rho]],
                 "full_step_ms": [one["full_ms"] for one in results[rho]],
+                "pairs": [one["pairs"] for one in results[rho]],
+                "quiet_pairs": [one["quiet_pairs"] for one in results[rho]],
             }
             for rho in rhos
         ],

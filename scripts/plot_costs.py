@@ -115,17 +115,13 @@ def draw_importance(groups: Sequence[Group], stem: Path) -> None:
 
 def draw_solver(groups: Sequence[Group], stem: Path) -> None:
     """Fig 13: the selections of a run solved anew with other T_q. Subproblems: entries of the solver's table."""
-    import models
     import options
-    import timing_table
 
     run = groups[0].first
     args = options.parse_main([*map(str, run.config["command"])])
-    args.weights, args.num_classes, args.allow_stale_profile = "none", run.config["num_classes"], True
-    utils.load_tensorflow()
-    model = models.build_from_options(args)
-    names, shapes = models.tensor_names(model), [tuple(variable.shape) for variable in model.trainable_variables]
-    table = timing_table.load_table(args, names, shapes)
+    args.num_classes = run.config["num_classes"]
+    model, table = plotting.network_and_table(args)
+    import models
     import train
 
     head, (_, _, vectors) = models.head_mask(model), read_selections(run)

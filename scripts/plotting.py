@@ -23,8 +23,11 @@ import utils
 from utils import UserError
 
 if TYPE_CHECKING:
+    import keras
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from timing_table import TimingTable
 
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 STYLE: dict[str, Any] = {
@@ -158,6 +161,25 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     return sorted(
         groups, key=lambda group: (order.index(group.first.summary["train_type"]), group.first.summary["rho"] or 0)
     )
+
+
+def network_and_table(args: argparse.Namespace) -> tuple[keras.Model, TimingTable]:
+    """The network of a run's options, with weights of no meaning, and its timing table, wherever it was made.
+
+    Raises:
+        UserError: there is no such table, or it is of another network.
+    """
+    utils.load_tensorflow()
+    import keras
+
+    import models
+    import timing_table
+
+    keras.utils.clear_session()  # layers are numbered as in a process of its own, where the table was made
+    args = argparse.Namespace(**{**vars(args), "weights": "none", "allow_stale_profile": True})
+    model = models.build_from_options(args)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    return model, timing_table.load_table(args, models.tensor_names(model), shapes)
 
 
 def network(run: FinishedRun) -> str:

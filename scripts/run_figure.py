@@ -118,19 +118,14 @@ def _flags(values: dict[str, Any]) -> list[str]:
 
 def estimated_hours(job: Job) -> float | None:
     """Of training alone, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
-    import keras
+    import plotting
 
     import models
-    import timing_table
 
     if not job.has_table:
         return None
-    keras.utils.clear_session()  # layers are numbered as in a process of its own, where the table was made
-    args = argparse.Namespace(**{**vars(job.args), "weights": "none", "allow_stale_profile": True})
-    model = models.build_from_options(args)
-    table = timing_table.load_table(
-        args, models.tensor_names(model), [tuple(variable.shape) for variable in model.trainable_variables]
-    )
+    args = job.args
+    model, table = plotting.network_and_table(args)
     step_ms = min(
         table.predict_ms(models.trained_mask(model, args.train_type, args.trained_layers)), table.full_step_ms
     )
