@@ -93,6 +93,8 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
             run = replace(run, interval=math.ceil(paper_figures.QUICK_SHARE * interval))
         if run.model_name != "mobilenetv2":
             network |= {"input_size": paper_figures.QUICK_SIZE, "weights": "none"}
+            if not args.model_name:
+                run = replace(run, num_epochs=1, max_steps=paper_figures.QUICK_STEPS)
     for name in ("data_dir", "weights", "input_size", "batch_size"):
         if getattr(args, name) is not None:
             network[name] = getattr(args, name)
