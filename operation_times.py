@@ -255,8 +255,9 @@ def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
     shutil.rmtree(folder / "plugins", ignore_errors=True)
     tf.profiler.experimental.start(str(folder))
     try:
-        for _ in range(steps):
-            run()
+        for number in range(steps):
+            with tf.profiler.experimental.Trace("step", step_num=number, _r=1):  # TensorBoard tells steps apart by it
+                run()
     finally:
         tf.profiler.experimental.stop()
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))

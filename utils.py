@@ -135,6 +135,7 @@ def load_tensorflow() -> None:
         import tensorflow
 
         tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; a process that this one starts drops its own chatter
 
 
 @contextlib.contextmanager

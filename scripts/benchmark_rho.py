@@ -107,7 +107,7 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
     import train
 
     dataset.full_ms, dataset.quiet = [], []
-    with tempfile.TemporaryDirectory() as folder, StepsLog(Path(folder), {}, models.tensor_names(model)) as log:
+    with tempfile.TemporaryDirectory() as folder, (log := StepsLog(Path(folder), {}, models.tensor_names(model))):
         budget = train.make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         with (Path(folder) / "selections.csv").open(newline="", encoding="utf-8") as file:

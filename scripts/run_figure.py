@@ -110,7 +110,10 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
         )
     profile = None
     if run.is_elastic:
-        profile = [*options.profiler_flags(parsed), *(["--seconds", "25"] if args.scale == "quick" else [])]
+        profile = [
+            *options.profiler_flags(parsed),
+            *(["--seconds", str(paper_figures.QUICK_SECONDS)] if args.scale == "quick" else []),
+        ]
     return Job(run, parsed, profile, [*flags, "--resume"])
 
 

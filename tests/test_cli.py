@@ -258,7 +258,8 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
     ],
 )
 def test_a_benchmark_ends_with_one_json_object_and_draws(script, keys, tmp_path):
-    done = command(f"scripts/benchmark_{script}.py", *NETWORK, "--quick", "--output", str(tmp_path / "picture"))
+    more = ["--batch_size", "8", "--quick", "--output", tmp_path / "picture"]
+    done = command(f"scripts/benchmark_{script}.py", *NETWORK, *more)
     assert done.returncode == 0, done.stderr
     assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
     assert (tmp_path / "picture.png").stat().st_size > 1000 and (tmp_path / "picture.pdf").is_file()

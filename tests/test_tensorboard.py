@@ -55,7 +55,7 @@ def board(tmp_path_factory):
 def serve(folder):
     words = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", "0"]
     with subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True) as server:
-        yield next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
+        yield next(found[0] for line in server.stderr or () if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
         server.terminate()
 
 
