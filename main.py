@@ -18,8 +18,6 @@ from checkpoint import Checkpoints
 from utils import UserError
 
 # What a run may be gone on with differently: where its files are, and what it leaves.
-FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
-FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
 
 
 def main() -> None:
@@ -71,7 +69,7 @@ def main() -> None:
             f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
             f"{dataset.test_count} test images, {args.num_classes} classes; run folder {folder}"
         )
-        with RunLog(folder, _config(args), names) as run:
+        with RunLog(folder, options.as_config(args), names) as run:
             summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
         _write_txt(args, folder, summary)
         _add_power(args, folder)
@@ -110,26 +108,13 @@ def _print_finished(args: argparse.Namespace, folder: Path) -> None:
         print(f"to export its best model: python main.py --evaluate {folder} --export {args.export}")
 
 
-def _config(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as config.json keeps them."""
-    plain = (int, float, list, type(None))
-    config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(args).items()}
-    elastic = args.train_type in options.ELASTIC_TYPES
-    return {**config, "rho": args.rho if elastic and args.deadline is None else None}
-
-
 def _check_unchanged(args: argparse.Namespace, folder: Path) -> None:
     """Raises `UserError` if the run in `folder` was begun with other options."""
     if not (folder / "config.json").exists():
         return
-    begun = _read_json(folder / "config.json")
-    for name, value in _config(args).items():
-        unknown_yet = name == "num_classes" and value is None
-        if name not in FREE_ON_RESUME and not unknown_yet and value != begun.get(name, value):
-            raise UserError(
-                f"--resume: the run in {folder} was begun with --{name} {begun[name]}, not {value}; "
-                "give the same, or another --run_name"
-            )
+    change = options.first_change(options.as_config(args), _read_json(folder / "config.json"))
+    if change is not None:
+        raise UserError(f"--resume: the run in {folder} was begun with {change}; give the same, or another --run_name")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -110,7 +110,10 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
         root: the folder that holds sys.
     """
     try:
-        sensors = _jetson(root) or [*_rapl(root), *_nvml()]
+        board, gpus = _jetson(root), [*_nvml()]
+        if not board and not gpus and _has_gpu():
+            return "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
+        sensors = board or [*_rapl(root), *gpus]
         if sensors:
             return EnergyMeter(sensors)
     except PermissionError as error:
@@ -118,6 +121,13 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
     except OSError as error:
         return f"{error.filename}: cannot be read: {error.strerror or error}"
     return "this machine has no energy sensor that is known here (Jetson's INA3221, RAPL, NVML); give --power_csv"
+
+
+def _has_gpu() -> bool:
+    """Whether TensorFlow trains on a GPU here."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _read_number(path: Path, unit: float) -> float:

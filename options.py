@@ -33,6 +33,9 @@ WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  #
 TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
 DATASET_NAMES = (*TFDS_NAMES, "digits", "image_folder")
 ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
+# Options that may change when a run goes on.
+FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
+FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
 FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
 TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
@@ -568,6 +571,27 @@ def _model_file(path: Path) -> Path:
     if not path.is_file():
         raise UserError(f"--evaluate {path}: there is no such file")
     return path
+
+
+def as_config(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a run as config.json keeps them."""
+    plain = (int, float, list, type(None))
+    config = {name: value if isinstance(value, plain) else str(value) for name, value in vars(args).items()}
+    elastic = args.train_type in ELASTIC_TYPES
+    return {**config, "rho": args.rho if elastic and args.deadline is None else None}
+
+
+def first_change(now: dict[str, Any], begun: dict[str, Any], more: Sequence[str] = ()) -> str | None:
+    """The first option in which two configurations differ, as "--name was, not is".
+
+    Those that may change when a run goes on are not compared, but for those in `more`.
+    """
+    for name, value in now.items():
+        unknown_yet = name == "num_classes" and value is None
+        compared = name not in FREE_ON_RESUME or name in more
+        if compared and not unknown_yet and value != begun.get(name, value):
+            return f"--{name} {begun[name]}, not {value}"
+    return None
 
 
 def _run_config(folder: Path) -> dict[str, Any]:

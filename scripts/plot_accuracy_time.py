@@ -91,9 +91,9 @@ def draw(groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[f
             told = reference.get(group.paper_key)
             if told is not None:
                 percent, hours = told
-                panels[0][column].plot(
-                    hours * 3600 / size, percent, look.marker, ms=7, mfc="none", mec=colour, alpha=0.5
-                )
+                end = {"marker": look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
+                text = "the paper's end" if look.label == "ElasticTrainer" and not column else None
+                panels[0][column].plot(hours * 3600 / size, percent, label=text, **end)
         for run in group.runs:
             for row, when in zip(run.epochs, seconds(run), strict=True):
                 values = [row[name] for name in ("epoch", "test_accuracy", "test_loss")]

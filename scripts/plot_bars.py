@@ -52,11 +52,14 @@ def draw(
     placed = [
         (begin + k, group) for begin, cluster in zip(begins, members, strict=True) for k, group in enumerate(cluster)
     ]
-    colours = dict(zip((group.label for group in groups), plotting.colours(groups), strict=True))
+    colours = {id(group): colour for group, colour in zip(groups, plotting.colours(groups), strict=True)}
+    is_marked = False
     is_wide = len(groups) > 6
     figure = plotting.new_figure(
         plotting.PAGE if is_wide else plotting.COLUMN, 0.9 + 1.7 * len(names), plotting.setting(groups)
     )
+    from matplotlib.lines import Line2D
+
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     rows = []
     for index, (axes, name) in enumerate(zip(panels, names, strict=True)):
@@ -68,7 +71,7 @@ def draw(
             mean, spread = group.mean(quantity.of), group.spread(quantity.of)
             rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
             is_known = not np.isnan(mean)
-            look = {"color": colours[group.label], "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
+            look = {"color": colours[id(group)], "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
             axes.bar(place, mean if is_known else 0, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, **look)
             text = f"{mean:.3g}" if is_known else "unknown"
             how = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
@@ -76,6 +79,7 @@ def draw(
             told = (reference or {}).get(group.paper_key)
             if told is not None and quantity is QUANTITIES[name]:
                 axes.hlines(told[index], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
+                is_marked = True
         axes.set_ylabel(quantity.label)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)
@@ -84,7 +88,9 @@ def draw(
             axes.set_yticks([])
     middles = [begin + (len(cluster) - 1) / 2 for begin, cluster in zip(begins, members, strict=True)]
     panels[-1].set_xticks(middles, ["\n".join(cluster) for cluster in clusters])
-    bars = dict(zip((group.label for _, group in placed), panels[0].patches, strict=True))
+    bars: dict[str, Any] = dict(zip((group.label for _, group in placed), panels[0].patches, strict=True))
+    if is_marked:
+        bars["the paper's"] = Line2D([], [], color="black", lw=1, alpha=0.5)
     figure.legend(
         bars.values(),
         bars.keys(),

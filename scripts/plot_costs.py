@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,32 +67,46 @@ def similarity(first: np.ndarray, second: np.ndarray) -> float:
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
 
+def _training_seconds(run: FinishedRun) -> float:
+    """Of an epoch, without selecting."""
+    return float(run.summary["train_seconds"] - run.summary["selection_seconds"]) / int(run.summary["epochs"])
+
+
+def _by_interval(run: FinishedRun) -> list[tuple[float, float, float]]:
+    """Epochs apart, mean similarity of the importance so far apart, overhead in % of selecting so seldom."""
+    _, _, vectors = read_selections(run)
+    once = run.summary["selection_seconds"] / len(vectors)
+    rows = []
+    for apart in range(1, len(vectors)):
+        pairs = [similarity(vectors[k], vectors[k + apart]) for k in range(len(vectors) - apart)]
+        rows.append((float(apart), float(np.mean(pairs)), 100 * once / (apart * _training_seconds(run))))
+    return rows
+
+
 def draw_importance(groups: Sequence[Group], stem: Path) -> None:
     """Fig 7: a from the run with a selection every epoch, b from the first selections of runs by batches.
 
     a: similarity of vectors so many epochs apart (mean over all such pairs). b: similarity with the vector of most
     images. Overhead: one selection, compiling included, over the training between two.
     """
-    runs = [group.first for group in groups]
-    steady = [run for run in runs if run.config["importance_batches"] == 1 and run.summary["epochs"] > 2]
+    steady = [g for g in groups if g.first.config["importance_batches"] == 1 and g.first.summary["epochs"] > 2]
     by_batches = sorted(
-        (run for run in runs if run.config["max_steps"]), key=lambda run: run.config["importance_batches"]
+        (group for group in groups if group.first.config["max_steps"]),
+        key=lambda group: group.first.config["importance_batches"],
     )
     if not steady or not by_batches:
         raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
-    _, _, vectors = read_selections(steady[0])
-    epoch_seconds = steady[0].summary["train_seconds"] / steady[0].summary["epochs"]
-    once = steady[0].summary["selection_seconds"] / len(vectors)
-    training = epoch_seconds - steady[0].summary["selection_seconds"] / steady[0].summary["epochs"]
-    rows: list[tuple[Any, ...]] = []
-    for apart in range(1, len(vectors)):
-        pairs = [similarity(vectors[k], vectors[k + apart]) for k in range(len(vectors) - apart)]
-        rows.append(("interval", apart, float(np.mean(pairs)), 100 * once / (apart * training)))
-    most = read_selections(by_batches[-1])[2][0]
-    for run in by_batches:
-        images = run.config["importance_batches"] * run.config["batch_size"]
-        share = 100 * run.summary["selection_seconds"] / training
-        rows.append(("images", images, similarity(read_selections(run)[2][0], most), share))
+    rows: list[tuple[Any, ...]] = [("interval", *row) for row in np.mean([*map(_by_interval, steady[0].runs)], axis=0)]
+    training = float(np.mean([_training_seconds(run) for run in steady[0].runs]))
+    first = {id(run): read_selections(run)[2][0] for group in by_batches for run in group.runs}
+    most = {run.config["seed"]: first[id(run)] for run in by_batches[-1].runs}
+    for group in by_batches:
+        images = group.first.config["importance_batches"] * group.first.config["batch_size"]
+        alike = [
+            similarity(first[id(run)], most[run.config["seed"]]) for run in group.runs if run.config["seed"] in most
+        ]
+        share = 100 * group.mean(lambda run: run.summary["selection_seconds"]) / training
+        rows.append(("images", images, float(np.mean(alike)), share))
     figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
     for index, (kind, label) in enumerate((("interval", "interval (epochs)"), ("images", "images measured on"))):
         values = np.array([row[1:] for row in rows if row[0] == kind])
@@ -113,8 +127,35 @@ def draw_importance(groups: Sequence[Group], stem: Path) -> None:
     plotting.save(figure, stem, ["kind", "value", "similarity", "overhead_percent"], rows)
 
 
-def draw_solver(groups: Sequence[Group], stem: Path) -> None:
-    """Fig 13: the selections of a run solved anew with other T_q. Subproblems: entries of the solver's table."""
+def draw_subproblems(stem: Path) -> None:
+    """Fig 13a: entries that the solver's table has, and the paper's recursion visits, on made-up networks."""
+    import benchmark_solver
+
+    rows = []
+    for tensors in (50, 100, benchmark_solver.RESNET50):
+        record = benchmark_solver.measure_recursion(tensors, 1_000, quick=True)
+        rows.append((tensors, record["recursion_subproblems"], record["solve_subproblems"]))
+    figure = plotting.new_figure(plotting.COLUMN, 2.4, "made-up networks, $T_q$ = 1,000")
+    axes = figure.add_subplot(yscale="log", xlabel="tensors", ylabel="subproblems")
+    places = np.arange(len(rows))
+    for shift, index, label, colour, hatch in (
+        (-0.2, 1, "the paper's recursion", "#d55e00", "///"),
+        (0.2, 2, "here", "#0072b2", ""),
+    ):
+        bars = axes.bar(
+            places + shift, [row[index] for row in rows], 0.4, color=colour, hatch=hatch, edgecolor="white", label=label
+        )
+        axes.bar_label(bars, fmt="%.2g", fontsize=6)
+    axes.set_xticks(places, [str(row[0]) for row in rows])
+    axes.margins(y=0.2)
+    plotting.legend_below(figure, axes)
+    plotting.save(figure, stem, ["tensors", "recursion_subproblems", "subproblems"], rows)
+
+
+def draw_solver(
+    groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[Sequence[float]]] | None = None
+) -> None:
+    """Fig 13b: the selections of a run solved anew with other T_q; `reference`: network -> the paper's two curves."""
     import options
 
     run = groups[0].first
@@ -124,8 +165,9 @@ def draw_solver(groups: Sequence[Group], stem: Path) -> None:
     import models
     import train
 
-    head, (_, _, vectors) = models.head_mask(model), read_selections(run)
-    selections = len(vectors)
+    head, runs = models.head_mask(model), groups[0].runs
+    vectors = np.concatenate([read_selections(run)[2] for run in runs])
+    training = sum(run.summary["train_seconds"] for run in runs)
     rows: list[tuple[Any, ...]] = []
     for resolution in (10, 100, 1_000, 10_000, 100_000):
         took, reached = [], []
@@ -134,7 +176,7 @@ def draw_solver(groups: Sequence[Group], stem: Path) -> None:
             choice = train.select_tensors(table, importance, head, args.rho, resolution)
             took.append(time.perf_counter() - begin)
             reached.append((choice.predicted_step_ms or 0) / table.full_step_ms)
-        share = 100 * float(np.median(took)) * selections / run.summary["train_seconds"]
+        share = 100 * float(np.median(took)) * len(vectors) / training
         rows.append((resolution, 100 * float(np.mean(reached)), 1e3 * float(np.median(took)), share))
     figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
     values = np.array(rows)
@@ -145,23 +187,42 @@ def draw_solver(groups: Sequence[Group], stem: Path) -> None:
         1, 2, 2, xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)"
     )
     solver_axes.plot(values[:, 0], values[:, 3], "s--", color="#d55e00")
+    if reference and groups[0].paper_key:
+        for axes, curve in zip((reached_axes, solver_axes), reference.get(run.config["model_name"], ()), strict=False):
+            axes.plot(values[:, 0], curve, "_", color="black", ms=9, alpha=0.5, label="the paper's")
+            axes.legend()
     columns = ["time_resolution", "step_over_full_percent", "solver_ms", "solver_percent_of_training"]
     plotting.save(figure, stem, columns, rows)
 
 
-def draw_profiling(folders: Sequence[Path], steps: Sequence[int], stem: Path) -> None:
-    """Table 1: folders of timing tables; seconds of profiling over those of an epoch of `steps` full steps each."""
-    rows = []
-    for folder, count in zip(folders, steps, strict=True):
+def draw_profiling(
+    steps: Mapping[Path, int], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None
+) -> None:
+    """Table 1: seconds of profiling over those of an epoch of full training.
+
+    Args:
+        steps: folder of a timing table -> steps of an epoch.
+        stem: of the files.
+        reference: network -> the paper's percentage.
+    """
+    rows, told = [], []
+    for folder, count in steps.items():
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         epoch = count * record["full_step_ms"] / 1e3
         rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
+        if reference and record.get("model_name") in reference:
+            told.append((len(rows) - 1, *reference[record["model_name"]]))
+    names = "network, pixels, classes, batch"
     figure = plotting.new_figure(
-        plotting.COLUMN, 2.0, "time of profiling, once, over that of one epoch of full training"
+        plotting.COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})"
     )
     axes = figure.add_subplot(xlabel="% of an epoch")
     bars = axes.barh([row[0] for row in rows], [row[3] for row in rows], color="#0072b2")
     axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=2)
+    for place, percent in told:
+        axes.vlines(percent, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
+    if told:
+        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
     axes.margins(x=0.15)
     axes.invert_yaxis()
     plotting.save(figure, stem, ["table", "profiling_seconds", "epoch_seconds", "percent"], rows)
@@ -173,33 +234,54 @@ def time_to(run: FinishedRun, accuracy: float) -> float:
     return float(seconds(run)[reached[0]]) if len(reached) else np.inf
 
 
-def draw_time_to_accuracy(groups: Sequence[Group], stem: Path) -> None:
-    """Table 2: at three accuracies that elastic training reached, the best baseline's time over elastic training's."""
+def draw_time_to_accuracy(
+    groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[Sequence[float]]] | None = None
+) -> None:
+    """Table 2: the best baseline's time over elastic training's, at three accuracies that elastic training reached.
+
+    `reference`: data set -> the paper's three accuracies, which then take the place of 90, 95 and 100 % of the best,
+    and its speedup at each. The baseline is the best by the mean over seeds; speedups are of equal seeds.
+    """
     rows: list[tuple[Any, ...]] = []
+    marks: list[float | None] = []
     for data in dict.fromkeys(plotting.dataset(group.first) for group in groups):
         here = [group for group in groups if plotting.dataset(group.first) == data]
-        elastic = next(group for group in here if group.first.summary["train_type"] == "elastic_training")
+        found = [group for group in here if group.first.summary["train_type"] == "elastic_training"]
+        others = [group for group in here if not group.first.summary["train_type"].startswith("elastic_training")]
+        if len(found) != 1 or not others:
+            raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {data}")
+        [elastic] = found
         best = min(max(run.column("test_accuracy")) for run in elastic.runs)
-        for accuracy in (0.9 * best, 0.95 * best, best):
-            own = float(np.mean([time_to(run, accuracy) for run in elastic.runs]))
-            others = {
-                group.label: float(np.mean([time_to(run, accuracy) for run in group.runs]))
-                for group in here
-                if group is not elastic
-            }
-            name = min(others, key=lambda label: others[label]) if others else ""
-            rows.append((data, accuracy, own, name, others.get(name, np.inf), others.get(name, np.inf) / own))
+        told = (reference or {}).get(elastic.first.config["dataset_name"]) if elastic.paper_key else None
+        for accuracy, mark in told or ((0.9 * best, None), (0.95 * best, None), (best, None)):
+            times = {id(group): np.array([time_to(run, accuracy) for run in group.runs]) for group in here}
+            own, baseline = times[id(elastic)], min(others, key=lambda group: times[id(group)].mean())
+            with np.errstate(invalid="ignore"):
+                speedups = times[id(baseline)][: len(own)] / own
+            spread = speedups.std(ddof=1) if len(own) > 1 and np.isfinite(speedups).all() else 0.0
+            means = (float(value.mean()) for value in (own, times[id(baseline)], speedups))
+            own_seconds, baseline_seconds, speedup = means
+            rows.append((data, accuracy, own_seconds, baseline.label, baseline_seconds, speedup, float(spread)))
+            marks.append(mark)
     figure = plotting.new_figure(plotting.COLUMN, 2.4, plotting.setting(groups))
     axes = figure.add_subplot(ylabel="speedup over the best baseline")
     labels = [f"{row[0]}\n{100 * row[1]:.1f} %" for row in rows]
     finite = [row[5] if np.isfinite(row[5]) else 0 for row in rows]
-    bars = axes.bar(labels, finite, color="#0072b2")
-    axes.bar_label(
-        bars, [f"{row[5]:.2f}×" if np.isfinite(row[5]) else "no baseline" for row in rows], fontsize=6, padding=1
-    )
+    spreads = [row[6] for row in rows]
+    bars = axes.bar(labels, finite, yerr=spreads if any(spreads) else None, color="#0072b2")
+    for place, mark in enumerate(marks):
+        if mark is not None:
+            axes.hlines(mark, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
+    if any(marks):
+        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
+    texts = [
+        f"{row[5]:.2f}×" if np.isfinite(row[5]) else "no baseline" if np.isfinite(row[2]) else "not reached"
+        for row in rows
+    ]
+    axes.bar_label(bars, texts, fontsize=6, padding=1)
     axes.axhline(1, color="0.4", lw=0.8, ls=":")
     axes.margins(y=0.15)
-    columns = ["dataset", "accuracy", "elastic_seconds", "best_baseline", "baseline_seconds", "speedup"]
+    columns = ["dataset", "accuracy", "elastic_seconds", "best_baseline", "baseline_seconds", "speedup", "speedup_sd"]
     plotting.save(figure, stem, columns, rows)
 
 

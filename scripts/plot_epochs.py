@@ -29,7 +29,8 @@ def draw_flops(groups: Sequence[Group], stem: Path) -> None:
         epochs = np.arange(1, each.shape[1] + 1)
         axes.plot(epochs, each.mean(0), color=colour, ls=group.look.dashes, marker=group.look.marker, label=group.label)
         if len(each) > 1:
-            axes.fill_between(epochs, each.min(0), each.max(0), color=colour, alpha=0.2, lw=0)
+            low, high = each.mean(0) - each.std(0, ddof=1), each.mean(0) + each.std(0, ddof=1)
+            axes.fill_between(epochs, low, high, color=colour, alpha=0.2, lw=0)
         for run, values in zip(group.runs, each, strict=True):
             rows += [
                 (group.label, run.config["seed"], epoch, value) for epoch, value in zip(epochs, values, strict=True)
@@ -53,7 +54,8 @@ def read_selections(run: FinishedRun) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def draw_maps(groups: Sequence[Group], stem: Path) -> None:
     """Which tensors train in which epoch; a map for each network, data set and budget, of its first seed."""
-    figure = plotting.new_figure(max(plotting.COLUMN, 1.75 * len(groups)), 3.2, plotting.setting(groups))
+    shown = plotting.setting([Group([group.first]) for group in groups])
+    figure = plotting.new_figure(max(plotting.COLUMN, 1.75 * len(groups)), 3.2, shown)
     rows: list[tuple[Any, ...]] = []
     for index, group in enumerate(groups):
         run = group.first

@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+import options
 import utils
 from utils import UserError
 
@@ -71,6 +73,7 @@ SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTr
 DATASETS = {"caltech_birds2011": "CUB-200", "oxford_iiit_pet": "Oxford-IIIT Pet", "stanford_dogs": "Stanford Dogs"}
 NETWORKS = {"resnet50": "ResNet50", "vgg16": "VGG16", "mobilenetv2": "MobileNetV2", "vit": "ViT-B/16"}
 ALIKE = ("input_size", "batch_size", "num_classes", "alpha", "optimizer")
+SCALE = "full"  # of the figures that run_figure.py draws: what is not "full" is said above them
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,12 @@ class Group(NamedTuple):
         return network(self.first), dataset(self.first)
 
     @property
-    def paper_key(self) -> tuple[str, str, str, float | None]:
-        """What its values are found by in `paper_figures.REFERENCE`."""
+    def paper_key(self) -> tuple[str, str, str, float | None] | None:
+        """What its values are found by in `paper_figures.REFERENCE`; None where its setting is not the paper's."""
         config = self.first.config
+        size = config["input_size"], config["batch_size"], config.get("max_steps")
+        if size != (options.PAPER["input_size"], options.PAPER["batch_size"], None) or config["num_epochs"] < 12:
+            return None
         return config["dataset_name"], config["model_name"], config["train_type"], self.first.summary["rho"]
 
     @property
@@ -149,13 +155,21 @@ class Group(NamedTuple):
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:
-    """The runs in `folders`, those that differ in their seed alone together: by network and data, scheme and budget."""
-    found: dict[tuple[Any, ...], list[FinishedRun]] = {}
-    keys = ["dataset_name", "model_name", "train_type", "rho", "interval", "importance_batches", "trained_layers"]
-    keys += ["num_epochs", "max_steps", *ALIKE]
+    """The runs in `folders`, those that differ in their seed alone together.
+
+    Raises:
+        UserError: a folder holds no finished run, or two hold the same setting and seed.
+    """
+    found: dict[str, list[FinishedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        found.setdefault(tuple(run.config.get(key) for key in keys), []).append(run)
+        free = {*options.FREE_ON_RESUME, "environment", "seed"} - {"data_dir"}
+        setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
+        alike = found.setdefault(repr(setting), [])
+        for other in alike:
+            if other.config["seed"] == run.config["seed"]:
+                raise UserError(f"{run.folder}: has the setting and the seed of {other.folder}; name one of them")
+        alike.append(run)
     groups = [Group(runs) for runs in found.values()]
     order = [*LOOKS]
     return sorted(
@@ -201,12 +215,17 @@ def setting(groups: Sequence[Group]) -> str:
     def all_of(values: Iterable[Any]) -> str:
         return ", ".join(dict.fromkeys(map(str, values)))
 
+    def length(run: FinishedRun) -> str:
+        steps = run.config.get("max_steps")
+        return f"{steps} steps" if steps else f"{run.summary['epochs']} epochs"
+
     sizes, batches = ([run.config[name] for run in runs] for name in ("input_size", "batch_size"))
+    random = ", random weights" if any(run.config.get("weights") == "none" for run in runs) else ""
     seeds = max(len(group.runs) for group in groups)
     return (
         f"{all_of(map(network, runs))} on {all_of(map(dataset, runs))}, "
         f"{all_of(sizes)} px, batch {all_of(batches)}, "
-        f"{all_of(run.summary['epochs'] for run in runs)} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{all_of(map(length, runs))}{random}, {seeds} seed{'s' if seeds > 1 else ''}"
     )
 
 
@@ -216,7 +235,9 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
     matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize=7, color="0.35")
+    title = title if SCALE == "full" else f"{SCALE}: {title}"
+    characters = int(width * 22)  # of this size, in a line
+    figure.suptitle("\n".join(textwrap.wrap(title, characters)), fontsize=7, color="0.35")
     return figure
 
 
@@ -234,10 +255,15 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
 
 
 def colours(groups: Sequence[Group]) -> list[str]:
-    """A colour for each; several budgets of one scheme get shades."""
-    elastic = [group for group in groups if group.first.summary["train_type"] == "elastic_training"]
-    shades = {id(group): SHADES[index % len(SHADES)] for index, group in enumerate(elastic)}
-    return [shades[id(group)] if len(elastic) > 1 and id(group) in shades else group.look.colour for group in groups]
+    """A colour for each; several budgets of elastic training get shades."""
+    told = [(group.first.summary["train_type"], group.first.summary["rho"]) for group in groups]
+    budgets = [*dict.fromkeys(rho for scheme, rho in told if scheme == "elastic_training")]
+    if len(budgets) < 2:
+        return [group.look.colour for group in groups]
+    return [
+        SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else LOOKS[scheme].colour
+        for scheme, rho in told
+    ]
 
 
 def draw_by_name(description: str | None, kinds: Mapping[str, Callable[[Sequence[Group], Path], None]]) -> None:

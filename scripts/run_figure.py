@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from paper_figures import EGO, FIGURES, Run
 
 import options
 import utils
-from utils import UserError
+from utils import Stopped, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
@@ -54,7 +55,17 @@ class Job(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        return (self.run.profile_only and self.has_table) or (self.folder / "summary.json").is_file()
+        """Raises `UserError` where a run of other settings is in its place."""
+        if self.run.profile_only or not (self.folder / "summary.json").is_file():
+            return self.run.profile_only and self.has_table
+        import plotting
+
+        was = plotting.read_run(self.folder).config
+        photos = ["data_dir"] if self.args.dataset_name == "image_folder" else []
+        change = options.first_change(options.as_config(self.args), was, photos)
+        if change is not None:
+            raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")
+        return True
 
 
 def run_name(run: Run) -> str:
@@ -102,12 +113,11 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
     flags = [*_flags(train), *args.more]
     parsed = options.parse_main(flags)
     if parsed.num_classes is None:
+        parsed.num_classes = paper_figures.CLASSES.get(run.dataset_name)
+    if parsed.num_classes is None:
         import data
 
-        utils.load_tensorflow()
-        parsed.num_classes = paper_figures.CLASSES.get(run.dataset_name) or data.count_classes(
-            parsed.dataset_name, parsed.data_dir
-        )
+        parsed.num_classes = data.count_classes(parsed.dataset_name, parsed.data_dir)
     profile = None
     if run.is_elastic:
         profile = [
@@ -121,8 +131,18 @@ def _flags(values: dict[str, Any]) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def estimated_hours(job: Job) -> float | None:
-    """Of training alone, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
+def image_counts(args: argparse.Namespace) -> tuple[int, int]:
+    """Images to train on and to test on."""
+    if args.dataset_name in paper_figures.IMAGES:
+        return paper_figures.IMAGES[args.dataset_name]
+    import data
+
+    source = data.find(args.dataset_name, args.data_dir, args.skip_broken, args.test_fraction)
+    return source.train.count, source.test.count
+
+
+def estimated_hours(job: Job, images: tuple[int, int]) -> float | None:
+    """Of training and testing, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
     import plotting
 
     import models
@@ -136,27 +156,25 @@ def estimated_hours(job: Job) -> float | None:
     )
     if job.run.is_elastic:
         step_ms = args.rho * table.full_step_ms
-    images = paper_figures.TRAIN_IMAGES.get(args.dataset_name)
-    if images is None:
-        import data
-
-        images = data.from_options(args, 8).train_count
-    steps = args.num_epochs * (images // args.batch_size)
-    return min(steps, args.max_steps or steps) * step_ms / 3.6e6
+    in_epoch, tests = images[0] // args.batch_size, math.ceil(images[1] / args.batch_size)
+    steps = min(args.num_epochs * in_epoch, args.max_steps or math.inf)
+    return (steps * step_ms + math.ceil(steps / in_epoch) * tests * table.forward_ms) / 3.6e6
 
 
 def dry_run(jobs: Sequence[Job], hours: tuple[float | None, float | None]) -> None:
     """List the runs, what there is of them, and how long they would take here."""
     utils.load_tensorflow()
     total, unknown = 0.0, 0
+    counts = {job.args.dataset_name: image_counts(job.args) for job in jobs}
     for job in jobs:
         state = "complete" if job.is_complete else "begun" if job.folder.is_dir() else "to do"
-        estimate = None if job.run.profile_only else estimated_hours(job)
+        estimate = None if job.run.profile_only else estimated_hours(job, counts[job.args.dataset_name])
         if state != "complete":
             total, unknown = total + (estimate or 0), unknown + (estimate is None)
         text = "?" if estimate is None else f"{estimate:.2f}" if estimate >= 0.01 else f"{estimate:.4f}"
         print(f"{state:8}  {text:>8} h  {job.args.run_name}")
-    print(f"to do here, by the timing tables: {total:.3g} h{f' and {unknown} runs without a table' if unknown else ''}")
+    more = f" and {unknown} runs without a table" if unknown else ""
+    print(f"to do here, training and testing by the timing tables, runs begun in full: {total:.3g} h{more}")
     told = [
         f"{value:g} h on a {name}"
         for value, name in zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
@@ -179,14 +197,23 @@ def carry_out(jobs: Sequence[Job]) -> None:
 
 
 def _call(script: str, flags: Sequence[str]) -> None:
-    done = subprocess.run([sys.executable, ROOT / script, *flags], check=False)
-    if done.returncode:
-        raise UserError(
-            f"{script} {shlex.join(flags)}: ended with status {done.returncode}; started again, this goes on"
-        )
+    """Raises `UserError` where it fails, `Stopped` where a signal ended it. It may save a checkpoint before that."""
+    with subprocess.Popen([sys.executable, ROOT / script, *flags]) as process:
+        # Ctrl-C reaches both processes; SIGTERM this one alone.
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: lambda number, _: process.send_signal(number)}
+        earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            status = process.wait()
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise Stopped(status - 128, "stopped; started again, this goes on")
+    if status:
+        raise UserError(f"{script} {shlex.join(flags)}: ended with status {status}; started again, this goes on")
 
 
-def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mapping[Any, Sequence[float]] | None) -> None:
+def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mapping[Any, Any] | None) -> None:
     import plot_accuracy_time
     import plot_bars
     import plot_costs
@@ -197,8 +224,8 @@ def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mappin
 
     kind, *what = plot
     if what == ["profiling"]:
-        steps = [paper_figures.TRAIN_IMAGES[job.run.dataset_name] // job.args.batch_size for job in jobs]
-        plot_costs.draw_profiling([table_folder(job.args) for job in jobs], steps, stem)
+        steps = {table_folder(job.args): image_counts(job.args)[0] // job.args.batch_size for job in jobs}
+        plot_costs.draw_profiling(steps, stem, reference)
         return
     groups = plotting.group_runs([job.folder for job in jobs])
     if kind == "curves":
@@ -206,6 +233,13 @@ def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mappin
         plot_accuracy_time.draw(groups, stem, reference)
     elif kind == "bars":
         plot_bars.draw(groups, what, stem, reference)
+    elif what == ["solver"]:
+        subproblems = stem.with_name(f"{stem.name}_subproblems")
+        if not subproblems.with_name(f"{subproblems.name}.csv").is_file():
+            plot_costs.draw_subproblems(subproblems)
+        plot_costs.draw_solver(groups, stem, reference)
+    elif what == ["time_to_accuracy"]:
+        plot_costs.draw_time_to_accuracy(groups, stem, reference)
     else:
         {"epochs": plot_epochs, "costs": plot_costs}[kind].KINDS[what[0]](groups, stem)
 
@@ -221,6 +255,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    import plotting
+
     args = parse()
     figure = FIGURES[args.name.removesuffix("_ego")]
     jobs = make_jobs(args)
@@ -228,10 +264,10 @@ def main() -> None:
         dry_run(jobs, figure.hours)
         return
     carry_out(jobs)
-    if figure.plot == ("costs", "solver"):  # its other half counts subproblems, on made-up networks
-        quick = ["--quick"] if args.scale == "quick" else []
-        _call("scripts/benchmark_solver.py", [*quick, "--output", f"{args.output}_subproblems"])
     reference = paper_figures.REFERENCE.get(args.name.removesuffix("_ego")) if args.reference else None
+    if args.reference and reference is None:
+        print(f"--reference: no values of the paper are known for {args.name}")
+    plotting.SCALE = args.scale
     draw(figure.plot, jobs, args.output, reference)
 
 

@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -152,18 +154,20 @@ def test_a_dry_run_lists_the_runs_and_the_papers_hours(capsys, tmp_path):
 def test_hours_come_from_the_timing_table(tmp_path):
     network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
     jobs = run_figure.make_jobs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
-    assert {run_figure.estimated_hours(job) for job in jobs} == {None}
+    images = run_figure.image_counts(jobs[0].args)
+    assert images == (898, 899) and {run_figure.estimated_hours(job, images) for job in jobs} == {None}
     args = jobs[0].args
     keras.utils.clear_session()
     model = models.build_from_options(args)
     table = dataclasses.replace(make_table(model), settings=timing_table.table_settings(args))
     table.details["environment"] = utils.environment()
     table.save(timing_table.table_folder(args))
-    steps = 4 * (898 // 64)
+    steps, testing_ms = 4 * (898 // 64), 4 * 15 * table.forward_ms
     for job in jobs:
         mask = models.trained_mask(model, job.args.train_type)
         step_ms = table.full_step_ms * job.args.rho if job.run.is_elastic else table.predict_ms(mask)
-        assert run_figure.estimated_hours(job) == pytest.approx(steps * step_ms / 3.6e6), job.args.run_name
+        hours = (steps * step_ms + testing_ms) / 3.6e6
+        assert run_figure.estimated_hours(job, images) == pytest.approx(hours), job.args.run_name
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------------
@@ -256,15 +260,18 @@ def test_time_to_accuracy_is_held_against_the_best_baseline(tmp_path):
 
 
 def test_profiling_is_held_against_an_epoch(tmp_path):
-    utils.write_json(tmp_path / "net" / "profile.json", {"full_step_ms": 200.0, "profiling_seconds": 30.0})
-    plot_costs.draw_profiling([tmp_path / "net"], [1500], tmp_path / "profiling")
+    record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50"}
+    utils.write_json(tmp_path / "net" / "profile.json", record)
+    reference = paper_figures.REFERENCE["table1"]
+    plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
     [row] = numbers(tmp_path / "profiling")
     assert float(row["percent"]) == pytest.approx(10)
 
 
 def test_marks_of_the_paper_are_drawn_where_the_setting_is_its(tmp_path, monkeypatch):
-    config = {"dataset_name": "caltech_birds2011", "model_name": "resnet50"}
-    runs = [made_up_run(tmp_path / "full", **config), made_up_run(tmp_path / "digits")]
+    config = {"dataset_name": "caltech_birds2011", "model_name": "resnet50", "input_size": 224, "batch_size": 4}
+    runs = [made_up_run(tmp_path / "full", **config, num_epochs=12), made_up_run(tmp_path / "digits")]
+    runs.append(made_up_run(tmp_path / "small", **{**config, "batch_size": 8}, num_epochs=12))
     drawn = []
     import matplotlib.axes
 
@@ -281,12 +288,42 @@ def test_the_report_holds_every_figure_and_says_which_claims_hold(tmp_path):
     text = report.page("quick", logs, tmp_path)
     assert text.count("<img ") == 1 and "data:image/png;base64,iVBOR" in text and "http" not in text
     verdicts = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"\w+\">([^<]*)</td>", text))
-    assert list(verdicts.values()) == ["held", "held", "not tested", "not held", "not held", "not held"]
+    seen = ["held", "held", "not tested", "not held", "not held", "not tested", "not tested"]
+    assert list(verdicts.values()) == seen
     assert verdicts["up to 3.5 times faster than full training"] == "held" and "4.00× faster" in text
     assert "at most 120.0 points lost" in text and utils.environment()["processor"] in text
     assert "Not made: 2,7,13" in text and "<summary>all 2 runs</summary>" in text
     with pytest.raises(UserError, match="holds no figure of scale full"):
         report.page("full", logs, tmp_path)
+
+
+def test_runs_are_averaged_only_if_nothing_but_their_seed_differs(tmp_path):
+    runs = [made_up_run(tmp_path / "first"), made_up_run(tmp_path / "other", seed=1)]
+    runs += [made_up_run(tmp_path / "faster", learning_rate=1e-2), made_up_run(tmp_path / "photos", data_dir="photos")]
+    assert sorted(len(group.runs) for group in plotting.group_runs(runs)) == [1, 1, 2]
+    with pytest.raises(UserError, match=r"/again: has the setting and the seed of .*/first; name one of them"):
+        plotting.group_runs([*runs, made_up_run(tmp_path / "again")])
+
+
+def test_a_scheme_has_one_colour_on_all_data_sets_and_each_budget_its_own(tmp_path):
+    runs = [
+        made_up_run(tmp_path / f"{data}{rho}", "elastic_training", rho, dataset_name=data)
+        for data in ("digits", "oxford_iiit_pet")
+        for rho in (0.4, 0.5)
+    ]
+    runs.append(made_up_run(tmp_path / "full"))
+    groups = plotting.group_runs(runs)
+    colours = dict(zip(((g.place[1], g.first.summary["rho"]) for g in groups), plotting.colours(groups), strict=True))
+    assert colours["digits", 0.4] == colours["Oxford-IIIT Pet", 0.4] != colours["digits", 0.5]
+    alone = [group for group in groups if group.first.summary["rho"] in (0.5, None)]
+    assert {*plotting.colours(alone)} == {look.colour for look in [*plotting.LOOKS.values()][:2]}
+
+
+def test_the_figure_says_that_it_is_a_quick_one_and_how_long_its_runs_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "SCALE", "quick")
+    groups = plotting.group_runs([made_up_run(tmp_path / "few", max_steps=12, weights="none")])
+    title = plotting.new_figure(plotting.PAGE, 2, plotting.setting(groups)).get_suptitle()
+    assert title.startswith("quick: ") and "12 steps, random weights, 1 seed" in title
 
 
 def test_runs_of_different_settings_are_not_compared_in_one_panel(tmp_path):
@@ -319,6 +356,15 @@ def test_a_figure_is_made_its_runs_are_kept_and_a_broken_one_is_made_good(tmp_pa
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
+    with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+        begun = time.monotonic()
+        while not [*(tmp_path / "logs").glob("*/events.out.*")] and first.poll() is None:
+            assert time.monotonic() - begun < 200
+            time.sleep(0.1)
+        first.terminate()
+        _, errors = first.communicate(timeout=60)
+    assert first.returncode == 128 + signal.SIGTERM and "stopped; started again, this goes on" in errors, errors
+    assert len([*(tmp_path / "logs").glob("*/checkpoints/*")]) == 1, "the run was let go to its checkpoint"
     assert "0 of 3 runs are complete" in make()
     rows = numbers(tmp_path / "figure")
     assert {(row["scheme"], row["seed"]) for row in rows} == {("ElasticTrainer ρ=50%", seed) for seed in "012"}
@@ -330,8 +376,10 @@ def test_a_figure_is_made_its_runs_are_kept_and_a_broken_one_is_made_good(tmp_pa
     assert "2 of 3 runs are complete" in again and again.count("\nrun 1 of 1: ") == 1
     changed = [folder for folder in folders if (folder / "summary.json").stat().st_mtime_ns != kept[folder]]
     assert changed == folders[:1]
-    for folder in folders:
+    for folder in folders[1:]:
         assert len([*folder.glob("events.out.*")]) == 1, "a fresh event file a run"
+    done = subprocess.run([*map(str, words), "--learning_rate", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "holds a run made with --learning_rate 0.002, not 1.0; give another" in done.stderr
 
 
 def test_each_full_size_script_starts_its_first_run_on_cub_as_tfds_prepares_it(tmp_path, monkeypatch):

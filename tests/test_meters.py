@@ -134,6 +134,9 @@ def test_a_gpu_counts_beside_the_processor(tmp_path, monkeypatch):
 
 def test_no_sensor_and_one_that_is_closed_are_told_apart(tmp_path, monkeypatch):
     assert "no energy sensor" in str(meters.find_energy_meter(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(meters, "_has_gpu", lambda: True)  # of which RAPL would tell nothing
+        assert "no energy sensor of the GPU" in str(meters.find_energy_meter(tmp_path))
     energy = rapl_zone(tmp_path, "0", "package-0", 0)
     real = type(energy).read_text
 
