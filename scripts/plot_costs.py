@@ -24,6 +24,7 @@ from plot_accuracy_time import seconds
 from plot_epochs import read_selections
 from plotting import FinishedRun, Group
 
+import options
 import utils
 from utils import UserError
 
@@ -156,8 +157,6 @@ def draw_solver(
     groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[Sequence[float]]] | None = None
 ) -> None:
     """Fig 13b: the selections of a run solved anew with other T_q; `reference`: network -> the paper's two curves."""
-    import options
-
     run = groups[0].first
     args = options.parse_main([*map(str, run.config["command"])])
     args.num_classes = run.config["num_classes"]
@@ -210,7 +209,7 @@ def draw_profiling(
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         epoch = count * record["full_step_ms"] / 1e3
         rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
-        if reference and record.get("model_name") in reference:
+        if reference and record.get("model_name") in reference and record["input_size"] == options.PAPER["input_size"]:
             told.append((len(rows) - 1, *reference[record["model_name"]]))
     names = "network, pixels, classes, batch"
     figure = plotting.new_figure(

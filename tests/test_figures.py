@@ -259,13 +259,17 @@ def test_time_to_accuracy_is_held_against_the_best_baseline(tmp_path):
     assert [float(row["speedup"]) for row in rows] == pytest.approx([44 / 48] * 3)
 
 
-def test_profiling_is_held_against_an_epoch(tmp_path):
-    record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50"}
+def test_profiling_is_held_against_an_epoch(tmp_path, monkeypatch):
+    import matplotlib.axes
+
+    drawn = []
+    monkeypatch.setattr(matplotlib.axes.Axes, "vlines", lambda self, x, *place, **how: drawn.append(x))
+    record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50", "input_size": 224}
     utils.write_json(tmp_path / "net" / "profile.json", record)
     reference = paper_figures.REFERENCE["table1"]
     plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
     [row] = numbers(tmp_path / "profiling")
-    assert float(row["percent"]) == pytest.approx(10)
+    assert float(row["percent"]) == pytest.approx(10) and drawn == [0.42]
 
 
 def test_marks_of_the_paper_are_drawn_where_the_setting_is_its(tmp_path, monkeypatch):
