@@ -163,8 +163,8 @@ FIGURES = {
 }
 EGO = ("15", "15ad", "16", "17ac", "19")  # those with a variant of the elastic runs alone, <name>_ego
 
-# Small, in minutes on two cores: the embedded data; MobileNetV2 as embedded, other networks at 32 pixels, the paper's
-# other three for a few steps alone.
+# Small, in minutes on two cores: the embedded data; MobileNetV2 as embedded, other networks at 32 pixels, ResNet50
+# and VGG16 for a few steps alone, ViT not at all.
 QUICK_SHARE, QUICK_SIZE, QUICK_STEPS = 1 / 3, 32, 12  # of the paper's epochs; pixels; steps
 QUICK_SECONDS = 10  # for measuring steps while profiling
 
