@@ -217,7 +217,7 @@ def draw_profiling(
     )
     axes = figure.add_subplot(xlabel="% of an epoch")
     bars = axes.barh([row[0] for row in rows], [row[3] for row in rows], color="#0072b2")
-    axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=2)
+    axes.bar_label(bars, [f"{row[3]:.0f}" if row[3] >= 100 else f"{row[3]:.2g}" for row in rows], fontsize=6, padding=2)
     for place, percent in told:
         axes.vlines(percent, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
     if told:
