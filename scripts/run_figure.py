@@ -183,7 +183,7 @@ def dry_run(jobs: Sequence[Job], hours: tuple[float | None, float | None]) -> No
         if value
     ]
     if told:
-        print(f"the paper's own runs: {', '.join(told)}")
+        print(f"by the paper, or estimated from it: {', '.join(told)}")
 
 
 def carry_out(jobs: Sequence[Job]) -> None:
