@@ -263,7 +263,13 @@ def test_profiling_is_held_against_an_epoch(tmp_path, monkeypatch):
     import matplotlib.axes
 
     drawn = []
-    monkeypatch.setattr(matplotlib.axes.Axes, "vlines", lambda self, x, *place, **how: drawn.append(x))
+    vlines = matplotlib.axes.Axes.vlines
+
+    def seen(self, x, *place, **how):
+        drawn.append(x)
+        return vlines(self, x, *place, **how)
+
+    monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
     record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50", "input_size": 224}
     utils.write_json(tmp_path / "net" / "profile.json", record)
     reference = paper_figures.REFERENCE["table1"]
