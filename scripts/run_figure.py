@@ -143,6 +143,12 @@ def image_counts(args: argparse.Namespace) -> tuple[int, int]:
     return source.train.count, source.test.count
 
 
+def _counts(jobs: Sequence[Job]) -> dict[str, tuple[int, int]]:
+    """`image_counts` by data set, each looked at once: it may be a folder of photos."""
+    args = {job.args.dataset_name: job.args for job in jobs}
+    return {name: image_counts(one) for name, one in args.items()}
+
+
 def estimated_hours(job: Job, images: tuple[int, int]) -> float | None:
     """Of training and testing, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
     import plotting
@@ -167,7 +173,7 @@ def dry_run(jobs: Sequence[Job], hours: tuple[float | None, float | None]) -> No
     """List the runs, what there is of them, and how long they would take here."""
     utils.load_tensorflow()
     total, unknown = 0.0, 0
-    counts = {job.args.dataset_name: image_counts(job.args) for job in jobs}
+    counts = _counts(jobs)
     for job in jobs:
         state = "complete" if job.is_complete else "begun" if job.folder.is_dir() else "to do"
         estimate = None if job.run.profile_only else estimated_hours(job, counts[job.args.dataset_name])
@@ -226,7 +232,8 @@ def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mappin
 
     kind, *what = plot
     if what == ["profiling"]:
-        steps = {table_folder(job.args): image_counts(job.args)[0] // job.args.batch_size for job in jobs}
+        counts = _counts(jobs)
+        steps = {table_folder(job.args): counts[job.args.dataset_name][0] // job.args.batch_size for job in jobs}
         plot_costs.draw_profiling(steps, stem, reference)
         return
     groups = plotting.group_runs([job.folder for job in jobs])
@@ -235,15 +242,12 @@ def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mappin
         plot_accuracy_time.draw(groups, stem, reference)
     elif kind == "bars":
         plot_bars.draw(groups, what, stem, reference)
-    elif what == ["solver"]:
-        subproblems = stem.with_name(f"{stem.name}_subproblems")
-        if not subproblems.with_name(f"{subproblems.name}.csv").is_file():
-            plot_costs.draw_subproblems(subproblems)
-        plot_costs.draw_solver(groups, stem, reference)
-    elif what == ["time_to_accuracy"]:
-        plot_costs.draw_time_to_accuracy(groups, stem, reference)
     else:
-        {"epochs": plot_epochs, "costs": plot_costs}[kind].KINDS[what[0]](groups, stem)
+        subproblems = stem.with_name(f"{stem.name}_subproblems")
+        if what == ["solver"] and not subproblems.with_name(f"{subproblems.name}.csv").is_file():
+            plot_costs.draw_subproblems(subproblems)
+        marks = {} if reference is None else {"reference": reference}  # only those with values of the paper take them
+        {"epochs": plot_epochs, "costs": plot_costs}[kind].KINDS[what[0]](groups, stem, **marks)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -18,7 +18,7 @@ NETWORK = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16"
 
 def command(script, *arguments):
     words = [sys.executable, ROOT / script, *map(str, arguments)]
-    # conftest has set the variable for this process; a user's shell has not
+    # Whoever runs the tests may have set the variable; a user's shell has not.
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
