@@ -63,12 +63,22 @@ class Interval:
         step: the first one's number; 0 is the run's first.
         step_flops: FLOPs of each.
         step_ms: their measured times.
+        slowdowns: by each gradient pass among them, see `time_budget`.
     """
 
     choice: Choice
     step: int
     step_flops: float = 0.0
     step_ms: list[float] = field(default_factory=list)
+    slowdowns: list[float] = field(default_factory=list)
+
+    @property
+    def full_step_ms(self) -> float | None:
+        """Full training's step as it would have run meanwhile, or None without a budget."""
+        before, slowdown = self.choice.full_step_ms, self.choice.slowdown
+        if before is None or slowdown is None or not self.slowdowns:
+            return before
+        return before / slowdown * float(np.median(self.slowdowns))
 
 
 class Clocks:
@@ -185,6 +195,11 @@ class History:
         if result.step_ms is not None:
             self.intervals[-1].step_ms.append(result.step_ms)
 
+    def record_slowdown(self, slowdown: float | None) -> None:
+        """By a gradient pass; None where there was none."""
+        if slowdown is not None:
+            self.intervals[-1].slowdowns.append(slowdown)
+
     def record_epoch(self, test_loss: float, test_accuracy: float) -> None:
         """End the epoch under way with its test."""
         results, self.results = self.results, []
@@ -222,7 +237,7 @@ class History:
 
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps; None without a budget."""
-        pairs = [(interval.choice.full_step_ms, len(interval.step_ms)) for interval in self.intervals]
+        pairs = [(interval.full_step_ms, len(interval.step_ms)) for interval in self.intervals]
         return sum(full_ms * count for full_ms, count in pairs if full_ms) or None
 
     def progress(self, epochs: int, total_steps: int) -> Progress:
@@ -235,6 +250,7 @@ class History:
             total_steps,
             self.clocks.elapsed(),
             tuple(self.intervals[-1].step_ms) if self.intervals else (),
+            tuple(self.intervals[-1].slowdowns) if self.intervals else (),
             max(1e3 * (training - selection) - sum(self.step_ms), 0.0) / max(self.step, 1),
             self.between_seconds,
             selection / len(self.intervals) if self.intervals else None,

@@ -17,8 +17,6 @@ import utils
 from checkpoint import Checkpoints
 from utils import UserError
 
-# What a run may be gone on with differently: where its files are, and what it leaves.
-
 
 def main() -> None:
     args = options.parse_main()
@@ -112,7 +110,7 @@ def _check_unchanged(args: argparse.Namespace, folder: Path) -> None:
     """Raises `UserError` if the run in `folder` was begun with other options."""
     if not (folder / "config.json").exists():
         return
-    change = options.first_change(options.as_config(args), _read_json(folder / "config.json"))
+    change = options.first_change(options.as_config(args), _read_json(folder / "config.json"), options.FREE_ON_RESUME)
     if change is not None:
         raise UserError(f"--resume: the run in {folder} was begun with {change}; give the same, or another --run_name")
 

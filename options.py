@@ -581,15 +581,16 @@ def as_config(args: argparse.Namespace) -> dict[str, Any]:
     return {**config, "rho": args.rho if elastic and args.deadline is None else None}
 
 
-def first_change(now: dict[str, Any], begun: dict[str, Any], more: Sequence[str] = ()) -> str | None:
-    """The first option in which two configurations differ, as "--name was, not is".
+def without_effect(config: dict[str, Any]) -> set[str]:
+    """Options that the result of a run does not follow from: photos of one's own are told by their folder alone."""
+    return FREE_ON_RESUME - ({"data_dir"} if config["dataset_name"] == "image_folder" else set())
 
-    Those that may change when a run goes on are not compared, but for those in `more`.
-    """
+
+def first_change(now: dict[str, Any], begun: dict[str, Any], free: set[str]) -> str | None:
+    """The first option, but for those in `free`, in which two configurations differ, as "--name was, not is"."""
     for name, value in now.items():
         unknown_yet = name == "num_classes" and value is None
-        compared = name not in FREE_ON_RESUME or name in more
-        if compared and not unknown_yet and value != begun.get(name, value):
+        if name not in free and not unknown_yet and value != begun.get(name, value):
             return f"--{name} {begun[name]}, not {value}"
     return None
 

@@ -1,12 +1,13 @@
 """The time budget of elastic training: how long the next steps may take, kept true while training.
 
-A timing table is measured once, but devices heat up, slow down and get company. At each selection two things are
+A timing table is measured once, but devices heat up, slow down and get company. For each selection two things are
 measured anew:
 
     slowdown     a gradient pass over all tensors now, over the same pass when the table was made: full training, as it
-                 would run now, takes slowdown·full_step_ms a step
-    correction   the latest steps over the table's prediction for them times slowdown: what the prediction leaves out.
-                 Approached by a third each time (one interval is a noisy witness), and bounded
+                 would run now, takes slowdown·full_step_ms a step. A few such passes take turns with the latest steps,
+                 so that whatever slows down the one slows down the other
+    correction   those steps over the table's prediction for them times slowdown: what the prediction leaves out.
+                 Approached as far as their scatter lets one believe it (a Kalman filter's gain), and bounded
 
 and the next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`).
 With a deadline (`DeadlineBudget`), rho follows from the time left and the pace of the latest steps. In the paper
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +28,10 @@ from timing_table import TimingTable
 from utils import UserError
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
-CORRECTION_GAIN = 1 / 3
-LATEST_STEPS = 50  # the steps next to the measurement of slowdown are the ones to compare with it
+PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions as training begins (docs/time_budget.md)
+LEAST_SCATTER = 0.05  # a few measurements may agree by chance
+LATEST_STEPS = 50  # before a selection; gradient passes take turns with them, and they are compared with those
+PASSES = (5, 15)  # of an interval, at least and at most; between the two one for every hundred steps
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept for what nobody foresaw
 # As long as none has been measured: what a selection takes, in full steps, and a validation, in forward passes over all
 # test images (reading the images, and TensorFlow's first call, come on top).
@@ -42,6 +46,7 @@ class Progress(NamedTuple):
         step, total_steps: steps done, and in all.
         elapsed_seconds: wall time since training began, everything included.
         step_ms: measured steps since the last selection.
+        slowdowns: the slowdown by each gradient pass since the last selection; before the first, of passes just now.
         overhead_ms: what a step takes beside its own time (data, records), on average.
         between_seconds: what passed between the last two epochs (validation, records, saving); None in the first.
         selection_seconds: of one selection, on average; None before the first.
@@ -53,6 +58,7 @@ class Progress(NamedTuple):
     total_steps: int = 1
     elapsed_seconds: float = 0.0
     step_ms: Sequence[float] = ()
+    slowdowns: Sequence[float] = ()
     overhead_ms: float = 0.0
     between_seconds: float | None = None
     selection_seconds: float | None = None
@@ -95,18 +101,17 @@ class TimeBudget:
                 "the timing table says that training the head alone takes longer than training all; profile anew"
             )
 
-    def allow(self, progress: Progress, slowdown: float) -> Allowance:
-        """The allowance of the next selection, corrected by the steps measured since the last one."""
+    def allow(self, progress: Progress) -> Allowance:
+        """The allowance of the next selection, corrected by what was measured since the last one."""
         raise NotImplementedError
 
     def first_test_seconds(self) -> float:
         """What the first test may take, as far as there is a deadline that it must not miss."""
         return 0.0
 
-    def _pace(self, progress: Progress) -> float | None:
-        """Time of the latest steps over the table's time for them, or None before the first."""
-        latest = list(progress.step_ms)[-LATEST_STEPS:]
-        return statistics.median(latest) / self._predicted_ms if latest and self._predicted_ms else None
+    def _paces(self, progress: Progress) -> list[float]:
+        """Times of the latest steps over the table's time for them; empty before the first."""
+        return [ms / self._predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if self._predicted_ms else []
 
     def resume(self, mask: np.ndarray, correction: float) -> None:
         """Go on from a selection that was made before this object was."""
@@ -136,10 +141,12 @@ class RhoBudget(TimeBudget):
                 f"give at least {shown:g}"
             )
 
-    def allow(self, progress: Progress, slowdown: float) -> Allowance:
-        pace = self._pace(progress)
-        if pace is not None:
-            self.correction *= (pace / slowdown / self.correction) ** CORRECTION_GAIN
+    def allow(self, progress: Progress) -> Allowance:
+        paces, slowdown = self._paces(progress), _slowdown(progress)
+        if paces and progress.slowdowns:
+            noise = _median_error(paces) ** 2 + _median_error(progress.slowdowns) ** 2
+            gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
+            self.correction *= (statistics.median(paces) / slowdown / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
         share = self._rho / self.correction if self._rho < 1 else 1.0
         return Allowance(self._rho, share, self.table.full_step_ms * slowdown, slowdown, self.correction)
@@ -192,16 +199,41 @@ class DeadlineBudget(TimeBudget):
         selections_left = sum(step >= progress.step for step in self._selection_steps)
         return (progress.epochs - progress.epoch) * between + selections_left * selection
 
-    def allow(self, progress: Progress, slowdown: float) -> Allowance:
+    def allow(self, progress: Progress) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.
 
         For the time left it is one whether the device or the prediction changed, so the latest steps speak for both;
         but a device that is slower than it was during them is believed at once.
         """
-        pace = max(self._pace(progress) or 0.0, slowdown)
+        pace = max(statistics.median(self._paces(progress) or [0.0]), _slowdown(progress))
         left = self._seconds - progress.elapsed_seconds
         left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, pace)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * pace
         rho = min(max(step_ms / full_step_ms, self.smallest_rho), 1.0)
         return Allowance(rho, rho, full_step_ms, pace, correction=1.0)
+
+
+def pass_steps(ends: Sequence[int]) -> set[int]:
+    """Steps, counted from 1, after which a gradient pass is timed: evenly among the latest of each interval.
+
+    Args:
+        ends: 0, and the last step of each interval.
+    """
+    found = set()
+    for begin, end in pairwise(ends):
+        passes = min(max((end - begin) // 100, PASSES[0]), PASSES[1])
+        window = min(end - begin, LATEST_STEPS)
+        found |= {end - (2 * k + 1) * window // (2 * passes) for k in range(passes)}
+    return found
+
+
+def _slowdown(progress: Progress) -> float:
+    return statistics.median(progress.slowdowns or [1.0])
+
+
+def _median_error(values: Sequence[float]) -> float:
+    """Standard error of the median of `values`, as a share of it."""
+    median = statistics.median(values)
+    scatter = 1.4826 * statistics.median(abs(value / median - 1) for value in values)  # as a standard deviation
+    return 1.2533 * max(scatter, LEAST_SCATTER) / math.sqrt(len(values))

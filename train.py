@@ -42,7 +42,7 @@ from operation_times import count_flops
 from optimizers import make_optimizer
 from options import PAPER
 from run_log import RunLog
-from time_budget import DeadlineBudget, Progress, RhoBudget, TimeBudget
+from time_budget import PASSES, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
 from timing_table import TimingTable
 from training_step import Evaluation, TrainStep
 from utils import Stopped, UserError
@@ -100,6 +100,10 @@ class Scheme:
         """The choice that holds from the step on that comes."""
         raise NotImplementedError
 
+    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
+        """Asked after `step` steps, with the last one's batch: the device's slowdown now; None: not measured now."""
+        return None
+
     def penalty(self, model: keras.Model) -> tf.Tensor | None:
         """What is added to the loss within the step, besides the model's own regularisers; None: nothing."""
         return None
@@ -145,7 +149,9 @@ class ElasticScheme(Scheme):
         self._data, self._settings, self._budget = data, settings, budget
         self._head = models.head_mask(model)
         self._evaluator = importance(model, data.batch_size)
-        self._steps = {step: index for index, step in enumerate(selection_steps(data, settings))}
+        selections = selection_steps(data, settings)
+        self._steps = {step: index for index, step in enumerate(selections)}
+        self._pass_steps = pass_steps([*selections, run_length(data, settings)[1]]) if settings.correct_budget else ()
 
     def due(self, step: int) -> bool:
         return step in self._steps
@@ -153,12 +159,12 @@ class ElasticScheme(Scheme):
     def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
         batches = self._data.probe(self._steps[progress.step], self._settings.importance_batches)
         importance = self._evaluator(optimizer, batches)
-        if self._settings.correct_budget:
-            passes = min(max(len(progress.step_ms) // 200, 3), 15)  # a small share of what they are compared with
-            pass_ms = self._evaluator.pass_ms(*batches[0], passes)
-            allowance = self._budget.allow(progress, slowdown=pass_ms / self._budget.table.gradient_pass_ms)
-        else:
-            allowance = self._budget.allow(progress._replace(step_ms=()), slowdown=1.0)
+        if not self._settings.correct_budget:
+            progress = progress._replace(step_ms=())
+        elif not progress.slowdowns:
+            slowdowns = [self._slowdown(*batches[0]) for _ in range(1 + PASSES[0])]
+            progress = progress._replace(slowdowns=slowdowns[1:])  # TensorFlow may optimise the graph in the first one
+        allowance = self._budget.allow(progress)
         choice = select_tensors(
             self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
         )
@@ -172,6 +178,12 @@ class ElasticScheme(Scheme):
             slowdown=allowance.slowdown,
             correction=allowance.correction,
         )
+
+    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
+        return self._slowdown(images, labels) if step in self._pass_steps else None
+
+    def _slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+        return self._evaluator.pass_ms(images, labels) / self._budget.table.gradient_pass_ms
 
     def state(self) -> dict[str, Any]:
         return {"table": self._budget.table.digest()}
@@ -438,6 +450,8 @@ class _Training:
             bar.set_description(title, refresh=False)
             history.record_step(self._trainee.train(images, labels))
             self._run.record_step()
+            with history.clocks.running("selection"):
+                history.record_slowdown(self._scheme.slowdown(history.step, images, labels))
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
             deadline = self._settings.deadline or math.inf

@@ -101,7 +101,8 @@ def second_network(args: Any) -> TrainStep:
 def run(model: keras.Model, dataset: Alternating, settings: Settings, table: TimingTable) -> dict[str, Any]:
     """One elastic run in a folder that is thrown away: medians in ms, over how many pairs of steps, and rho by each.
 
-    "rho_predicted" is the table's, "rho_by_slowdown" what the run itself took itself to keep.
+    "rho_predicted" is the table's, "rho_by_slowdown" what the run itself took itself to keep; "slowdown" and
+    "correction" are those of each selection.
     """
     import models
     import train
@@ -126,6 +127,8 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
         "quiet_pairs": len(quiet_pairs),
         "rho_predicted": float(np.median(predicted)),
         "rho_by_slowdown": summary["rho_measured"],
+        "slowdown": [float(row["slowdown"]) for row in choices],
+        "correction": [float(row["correction"]) for row in choices],
     }
 
 
@@ -200,6 +203,8 @@ def main() -> None:
                 "full_step_ms": [one["full_ms"] for one in results[rho]],
                 "pairs": [one["pairs"] for one in results[rho]],
                 "quiet_pairs": [one["quiet_pairs"] for one in results[rho]],
+                "slowdown": [one["slowdown"] for one in results[rho]],
+                "correction": [one["correction"] for one in results[rho]],
             }
             for rho in rhos
         ],

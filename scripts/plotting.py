@@ -163,7 +163,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     found: dict[str, list[FinishedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        free = {*options.FREE_ON_RESUME, "environment", "seed"} - {"data_dir"}
+        free = {*options.without_effect(run.config), "environment", "seed"}
         setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
         alike = found.setdefault(repr(setting), [])
         for other in alike:

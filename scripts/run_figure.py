@@ -60,9 +60,8 @@ class Job(NamedTuple):
             return self.run.profile_only and self.has_table
         import plotting
 
-        was = plotting.read_run(self.folder).config
-        photos = ["data_dir"] if self.args.dataset_name == "image_folder" else []
-        change = options.first_change(options.as_config(self.args), was, photos)
+        now, was = options.as_config(self.args), plotting.read_run(self.folder).config
+        change = options.first_change(now, was, options.without_effect(now))
         if change is not None:
             raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")
         return True

@@ -218,20 +218,23 @@ def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
     allowed = []
     original = RhoBudget.allow
 
-    def remembering(self, progress, slowdown):
-        allowed.append((progress.step, self.correction, self._pace(progress)))
-        return original(self, progress, slowdown)
+    def remembering(self, progress):
+        allowed.append((progress.step, self.correction, self._paces(progress), progress.slowdowns))
+        return original(self, progress)
 
     monkeypatch.setattr(RhoBudget, "allow", remembering)
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(11), correct_budget=True, elastic=True)
-    saved = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]["choice"]
-    assert saved["correction"] != 1
+    interval = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]
+    saved = interval["choice"]
+    assert saved["correction"] != 1 and interval["slowdowns"]
     allowed.clear()
     run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True)
-    step, correction, pace = allowed[0]
+    step, correction, paces, slowdowns = allowed[0]
     assert (step, correction) == (12, saved["correction"])
-    assert pace is not None  # the steps before the cut are held against the prediction for them
+    # Steps and gradient passes before the cut are not forgotten (the first step after it has no time).
+    assert len(paces) == len(interval["step_ms"]) > 0
+    assert [*slowdowns[:2]] == interval["slowdowns"] and len(slowdowns) == 3
 
 
 def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken_weights):
