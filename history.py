@@ -72,14 +72,6 @@ class Interval:
     step_ms: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
 
-    @property
-    def full_step_ms(self) -> float | None:
-        """Full training's step as it would have run meanwhile, or None without a budget."""
-        before, slowdown = self.choice.full_step_ms, self.choice.slowdown
-        if before is None or slowdown is None or not self.slowdowns:
-            return before
-        return before / slowdown * float(np.median(self.slowdowns))
-
 
 class Clocks:
     """Seconds spent training (selection is part of it), selecting, and validating; and since it all began.
@@ -236,9 +228,20 @@ class History:
         return sum(one.step_flops * (end - one.step) for one, end in zip(self.intervals, ends, strict=True))
 
     def full_training_ms(self) -> float | None:
-        """What full training, as it would have run, takes for the measured steps; None without a budget."""
-        pairs = [(interval.full_step_ms, len(interval.step_ms)) for interval in self.intervals]
-        return sum(full_ms * count for full_ms, count in pairs if full_ms) or None
+        """What full training, as it would have run, takes for the measured steps; None without a budget.
+
+        An interval's slowdown is the mean of those at its begin and at its end; of the first interval it is the one at
+        the end, since what runs right after a start is slow.
+        """
+        total_ms = 0.0
+        for index, interval in enumerate(self.intervals):
+            choice, change = interval.choice, 1.0
+            if choice.slowdown and interval.slowdowns:
+                change = float(np.median(interval.slowdowns)) / choice.slowdown
+            if index > 0:
+                change = (1 + change) / 2
+            total_ms += change * (choice.full_step_ms or 0.0) * len(interval.step_ms)
+        return total_ms or None
 
     def progress(self, epochs: int, total_steps: int) -> Progress:
         """What the time budget has to know when a selection is due."""

@@ -287,7 +287,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--correct_budget",
         type=_truth,
         metavar="True|False",
-        help="measure at each selection how fast the device is now, and correct the budget (default: True; False with "
+        help="measure how fast the device is before each selection, and correct the budget (default: True; False with "
         "--deterministic)",
     )
     group.add_argument(

@@ -5,9 +5,11 @@ measured anew:
 
     slowdown     a gradient pass over all tensors now, over the same pass when the table was made: full training, as it
                  would run now, takes slowdown·full_step_ms a step. A few such passes take turns with the latest steps,
-                 so that whatever slows down the one slows down the other
+                 so that whatever slows down the one slows down the other;
+                 before the first selection they come by themselves
     correction   those steps over the table's prediction for them times slowdown: what the prediction leaves out.
-                 Approached as far as their scatter lets one believe it (a Kalman filter's gain), and bounded
+                 Approached as far as their scatter lets one believe it (a Kalman filter's gain, trusting the table as
+                 much each time), and bounded
 
 and the next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`).
 With a deadline (`DeadlineBudget`), rho follows from the time left and the pace of the latest steps. In the paper
@@ -28,10 +30,10 @@ from timing_table import TimingTable
 from utils import UserError
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
-PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions as training begins (docs/time_budget.md)
+PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions as they meet a run (docs/time_budget.md)
 LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes take turns with them, and they are compared with those
-PASSES = (5, 15)  # of an interval, at least and at most; between the two one for every hundred steps
+PASSES = (5, 15)  # of an interval, at least (if it has the steps) and at most; in between one for every hundred steps
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept for what nobody foresaw
 # As long as none has been measured: what a selection takes, in full steps, and a validation, in forward passes over all
 # test images (reading the images, and TensorFlow's first call, come on top).
@@ -202,10 +204,9 @@ class DeadlineBudget(TimeBudget):
     def allow(self, progress: Progress) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.
 
-        For the time left it is one whether the device or the prediction changed, so the latest steps speak for both;
-        but a device that is slower than it was during them is believed at once.
+        For the time left it is one whether the device or the prediction changed, so the latest steps speak for both.
         """
-        pace = max(statistics.median(self._paces(progress) or [0.0]), _slowdown(progress))
+        pace = statistics.median(self._paces(progress) or [_slowdown(progress)])
         left = self._seconds - progress.elapsed_seconds
         left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, pace)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms

@@ -149,6 +149,7 @@ class ElasticScheme(Scheme):
         self._data, self._settings, self._budget = data, settings, budget
         self._head = models.head_mask(model)
         self._evaluator = importance(model, data.batch_size)
+        self._has_new_table = False
         selections = selection_steps(data, settings)
         self._steps = {step: index for index, step in enumerate(selections)}
         self._pass_steps = pass_steps([*selections, run_length(data, settings)[1]]) if settings.correct_budget else ()
@@ -161,9 +162,9 @@ class ElasticScheme(Scheme):
         importance = self._evaluator(optimizer, batches)
         if not self._settings.correct_budget:
             progress = progress._replace(step_ms=())
-        elif not progress.slowdowns:
-            slowdowns = [self._slowdown(*batches[0]) for _ in range(1 + PASSES[0])]
-            progress = progress._replace(slowdowns=slowdowns[1:])  # TensorFlow may optimise the graph in the first one
+        elif not progress.slowdowns or self._has_new_table:
+            progress = progress._replace(slowdowns=[self._slowdown(*batches[0]) for _ in range(PASSES[0])])
+            self._has_new_table = False
         allowance = self._budget.allow(progress)
         choice = select_tensors(
             self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
@@ -191,6 +192,7 @@ class ElasticScheme(Scheme):
     def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
         if state != self.state():
             print("the timing table was made anew since the checkpoint: selections from now on follow the new one")
+            self._has_new_table = True  # and slowdowns until then were held against the old one
         self._budget.resume(choice.mask, choice.correction or 1.0)
         return network
 

@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,6 @@ def run(
         def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
             if busy_processes and not self.children and progress.epoch >= progress.epochs / 2:
                 self.children += [subprocess.Popen(BUSY) for _ in range(busy_processes)]
-                time.sleep(0.5)
             return super().choose(progress, optimizer)
 
     budget = train.make_budget(model, dataset, settings, table)

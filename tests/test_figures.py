@@ -309,8 +309,13 @@ def test_the_report_holds_every_figure_and_says_which_claims_hold(tmp_path):
 
 def test_runs_are_averaged_only_if_nothing_but_their_seed_differs(tmp_path):
     runs = [made_up_run(tmp_path / "first"), made_up_run(tmp_path / "other", seed=1)]
-    runs += [made_up_run(tmp_path / "faster", learning_rate=1e-2), made_up_run(tmp_path / "photos", data_dir="photos")]
-    assert sorted(len(group.runs) for group in plotting.group_runs(runs)) == [1, 1, 2]
+    runs += [made_up_run(tmp_path / "faster", learning_rate=1e-2)]
+    runs += [
+        made_up_run(tmp_path / "elsewhere", seed=2, data_dir="datasets")
+    ]  # where a known data set lies is no matter
+    photos = {"dataset_name": "image_folder"}
+    runs += [made_up_run(tmp_path / name, data_dir=name, **photos) for name in ("photos", "others")]
+    assert sorted(len(group.runs) for group in plotting.group_runs(runs)) == [1, 1, 1, 3]
     with pytest.raises(UserError, match=r"/again: has the setting and the seed of .*/first; name one of them"):
         plotting.group_runs([*runs, made_up_run(tmp_path / "again")])
 

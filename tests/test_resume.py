@@ -21,7 +21,7 @@ import train
 import utils
 from checkpoint import Checkpoint, Checkpoints
 from run_log import RunLog
-from time_budget import RhoBudget
+from time_budget import PASSES, RhoBudget
 from train import Settings
 from utils import Stopped, UserError
 
@@ -60,7 +60,7 @@ class CuttingData:
         return self._data.test()
 
 
-def run(folder, data, elastic=False, **changes):
+def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
     """One run, or what is left of it; its weights and summary. Elastic ones select twice an epoch."""
     settings = Settings(
         **{
@@ -77,7 +77,7 @@ def run(folder, data, elastic=False, **changes):
     model = make_small_model()
     with RunLog(folder, {"seed": 0}, models.tensor_names(model)) as log:
         if elastic:
-            budget = train.make_budget(model, data, settings, make_table(model))
+            budget = train.make_budget(model, data, settings, make_table(model, t_dy_ms))
             results = train.elastic_training(model, data, settings, log, budget)
         else:
             results = train.full_training(model, data, settings, log)
@@ -235,6 +235,24 @@ def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
     # Steps and gradient passes before the cut are not forgotten (the first step after it has no time).
     assert len(paces) == len(interval["step_ms"]) > 0
     assert [*slowdowns[:2]] == interval["slowdowns"] and len(slowdowns) == 3
+
+
+def test_what_was_held_against_another_timing_table_is_measured_again(tmp_path, monkeypatch, capsys):
+    allowed = []
+    original = RhoBudget.allow
+
+    def remembering(self, progress):
+        allowed.append(progress.slowdowns)
+        return original(self, progress)
+
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", CuttingData(11), correct_budget=True, elastic=True)
+    old = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]["slowdowns"]
+    monkeypatch.setattr(RhoBudget, "allow", remembering)
+    run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
+    assert "the timing table was made anew" in capsys.readouterr().out
+    assert len(allowed[0]) == PASSES[0] and not {*allowed[0]} & {*old}
+    assert len(allowed[1]) == 3  # from then on those among the interval's three steps
 
 
 def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken_weights):

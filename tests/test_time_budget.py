@@ -115,7 +115,7 @@ def test_gradient_passes_take_turns_with_the_latest_steps(begin, end, passes):
     assert end - latest < steps[0] and steps[-1] <= end
     if latest > passes:
         assert set(np.diff(steps)) <= {latest // passes, latest // passes + 1}
-    assert pass_steps([0, begin, end]) == pass_steps([0, begin]) | pass_steps([begin, end])
+    assert pass_steps([begin, end, end + 7]) == {*steps} | {end + step for step in pass_steps([0, 7])}
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.5])
@@ -128,6 +128,16 @@ def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, s
     assert elapsed > 0.9 * seconds
     if slow > 1:
         assert allowances[-1].rho < allowances[0].rho - 0.1
+
+
+def test_a_deadline_follows_the_latest_steps_and_before_them_the_gradient_passes(case):
+    table, head = case
+    budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
+    first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
+    assert first.slowdown == 1.5 and first.full_step_ms == pytest.approx(1.5 * table.full_step_ms)
+    step_ms = [1.2 * budget.adopt(head)] * 100
+    later = budget.allow(Progress(1, 12, 100, 1200, 1.0, step_ms, slowdowns=[1.5] * 5))
+    assert later.slowdown == pytest.approx(1.2)
 
 
 def test_a_deadline_leaves_room_for_validation_and_selection(case):
@@ -164,7 +174,7 @@ def elastic(tmp_path, settings, table):
     with log:
         summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
     with (tmp_path / "selections.csv").open(newline="") as file:
-        return summary, list(csv.DictReader(file))[:: len(head_of(model))]
+        return summary, list(csv.DictReader(file))[:: len(head_of(model))], log._history.intervals
 
 
 def head_of(model):
@@ -174,7 +184,7 @@ def head_of(model):
 def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
     table = make_table(make_small_model())
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    summary, choices = elastic(tmp_path, settings, table)
+    summary, choices, intervals = elastic(tmp_path, settings, table)
     assert len(choices) == 3
     for row in choices:
         slowdown, correction = float(row["slowdown"]), float(row["correction"])
@@ -183,14 +193,15 @@ def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
         assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
     assert float(choices[0]["correction"]) == 1
     assert len({row["slowdown"] for row in choices}) == 3  # measured each time
-    full_ms = [float(row["budget_step_ms"]) / 0.6 for row in choices]
+    slowdowns = [one for interval in intervals for one in (interval.choice.slowdown, *interval.slowdowns)]
+    full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
     most = 1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)  # three first steps have no time
     assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
     assert summary["time_over_full"] > summary["rho_measured"]  # it counts selecting too
 
 
 def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, monkeypatch):
-    """At rho 1 every selection is all tensors, so runs with passes and without agree."""
+    """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
     weights, timed = [], []
     original = train.ElasticScheme.slowdown
 
@@ -214,12 +225,12 @@ def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, m
         np.testing.assert_array_equal(ours, plain)
 
 
-def test_full_training_is_judged_by_the_passes_among_the_steps_or_else_by_those_before():
+def test_full_training_is_judged_by_the_passes_before_and_among_the_steps():
     history = History()
-    for slowdown, among in ((1.0, [1.5, 9.0, 1.4]), (2.0, [])):
+    for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
         choice = Choice(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
         history.intervals.append(Interval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
-    assert history.full_training_ms() == pytest.approx(2 * 100 * 1.5 + 2 * 200)
+    assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))
 
 
 def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
@@ -227,7 +238,8 @@ def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
     lying = replace(table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6)
     lying = replace(lying, fit=replace(lying.fit, constant_ms=1e-4))
     settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
-    summary, _ = elastic(tmp_path, settings, lying)
+    summary, *_ = elastic(tmp_path, settings, lying)
     assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
-    assert 2.5 < summary["elapsed_seconds"] < 4.0
+    assert summary["elapsed_seconds"] > 2.5
+    assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0  # the last test may meet a busy machine
     assert summary["epochs"] == -(-summary["steps"] // 6)
