@@ -247,7 +247,7 @@ class Measurement:
         full: the step that trains everything; `run_full` runs it.
         masks: selections, bool [N] over `model.trainable_variables`, the full one last.
         step_ms: [rounds, len(masks)] wall times.
-        forward_ms, gradient_pass_ms: medians, of the forward pass and of all gradients without updates.
+        forward_ms: median of the forward pass.
     """
 
     model: keras.Model
@@ -257,24 +257,20 @@ class Measurement:
     masks: list[np.ndarray]
     step_ms: np.ndarray
     forward_ms: float
-    gradient_pass_ms: float
 
 
 def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
     """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
     import models
     import training_step
-    from importance import ImportanceEvaluator
 
     [(full, run_full)] = compile_steps(model, settings, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, models.head_mask(model))
     runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
-    batch_size = settings["batch_size"]
-    passes = (training_step.forward_pass(model, batch_size), ImportanceEvaluator(model, batch_size).gradient_pass)
-    times = measure_steps([*runs, run_full, *(partial(one, *run_full.args) for one in passes)], seconds)
-    forward_ms, gradient_pass_ms = np.median(times[:, -2:], axis=0).tolist()
-    return Measurement(model, settings, full, run_full, masks, times[:, :-2], forward_ms, gradient_pass_ms)
+    forward_pass = training_step.forward_pass(model, settings["batch_size"])
+    times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
+    return Measurement(model, settings, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
@@ -306,6 +302,9 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     median_ms = np.median(step_ms, axis=0)
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
     with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
+    forward_and_steps = np.append(measurement.forward_ms, median_ms)
+    fit = fit_wall_time(with_forward[:, 0], with_forward[:, 1], forward_and_steps, len(step_ms))
+    full_step_ms = float(median_ms[-1])
     low, high = np.percentile(step_ms, (25, 75), axis=0)
     return TimingTable(
         names=[names[k] for k in costs.positions],
@@ -314,11 +313,10 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         t_dw_ms=costs.t_dw_ms,
         t_dy_ms=costs.t_dy_ms,
         forward_ms=measurement.forward_ms,
-        full_step_ms=float(median_ms[-1]),
-        gradient_pass_ms=measurement.gradient_pass_ms,
-        fit=fit_wall_time(
-            with_forward[:, 0], with_forward[:, 1], np.append(measurement.forward_ms, median_ms), len(step_ms)
-        ),
+        full_step_ms=full_step_ms,
+        # Not measured: its few rounds would be off by more than all that it differs from a full step by.
+        gradient_pass_ms=full_step_ms - fit.own_factor * float(costs.update_ms.sum()),
+        fit=fit,
         settings=measurement.settings,
         details={
             "timing": timing,

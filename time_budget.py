@@ -3,9 +3,9 @@
 A timing table is measured once, but devices heat up, slow down and get company. For each selection two things are
 measured anew:
 
-    slowdown     a gradient pass over all tensors now, over the same pass when the table was made: full training, as it
-                 would run now, takes slowdown·full_step_ms a step. A few such passes take turns with the latest steps,
-                 so that whatever slows down the one slows down the other (before the first selection, by themselves)
+    slowdown     a gradient pass over all tensors now, over the table's time for it: full training, as it would run now,
+                 takes slowdown·full_step_ms a step. A few such passes take turns with the latest steps, so that
+                 whatever slows down the one slows down the other (before the first selection, by themselves)
     correction   those steps over the table's prediction for them times slowdown: what the prediction leaves out.
                  Approached as far as their scatter lets one believe it (a Kalman filter's gain, trusting the table as
                  much each time), and bounded

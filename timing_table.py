@@ -72,7 +72,8 @@ class TimingTable:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms: operation times, see the module's header.
-        forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last is of all gradients without an update.
+        forward_ms, full_step_ms: measured wall times.
+        gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
         fit: from operation times to wall time.
         settings: the options in `TABLE_SETTINGS` that it was measured with.
         details: further measurements, kept in profile.json.

@@ -29,6 +29,7 @@ import options
 import utils
 from options import PAPER
 from run_log import RunLog
+from time_budget import LATEST_STEPS
 from timing_table import TimingTable, table_settings
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 MIN_QUIET = 12  # pairs of steps; with fewer, disturbed ones are taken too
+IMPORTANCE_BATCHES = 8  # by one batch of four images, at times hardly a tensor matters, and the budget is not the limit
 
 
 class Alternating:
@@ -102,7 +104,8 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
     """One elastic run in a folder that is thrown away: medians in ms, over how many pairs of steps, and rho by each.
 
     "rho_predicted" is the table's, "rho_by_slowdown" what the run itself took itself to keep; "slowdown" and
-    "correction" are those of each selection.
+    "correction" are those of each selection, "slowdown_by_full_steps" is what full training's own steps say, disturbed
+    ones included as in the other, of the latest ones before each selection but the first.
     """
     import models
     import train
@@ -113,6 +116,7 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         with (Path(folder) / "selections.csv").open(newline="", encoding="utf-8") as file:
             choices = list(csv.DictReader(file))[:: len(models.tensor_names(model))]
+    intervals = np.array(dataset.full_ms).reshape(settings.num_epochs, -1)[:-1, -LATEST_STEPS:]
     steps = zip(log.step_ms, dataset.full_ms, dataset.quiet, strict=True)
     pairs = [(elastic, full, quiet) for elastic, full, quiet in steps if elastic is not None]
     quiet_pairs = [pair for pair in pairs if pair[-1]]
@@ -129,6 +133,7 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
         "rho_by_slowdown": summary["rho_measured"],
         "slowdown": [float(row["slowdown"]) for row in choices],
         "correction": [float(row["correction"]) for row in choices],
+        "slowdown_by_full_steps": (np.median(intervals, axis=1) / table.full_step_ms).tolist(),
     }
 
 
@@ -180,7 +185,13 @@ def main() -> None:
     results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}
     for _ in range(args.rounds):
         for rho in rhos:
-            settings = Settings(num_epochs=args.intervals, interval=1, optimizer=args.optimizer, rho=rho)
+            settings = Settings(
+                num_epochs=args.intervals,
+                interval=1,
+                optimizer=args.optimizer,
+                importance_batches=IMPORTANCE_BATCHES,
+                rho=rho,
+            )
             results[rho].append(run(model, dataset, settings, table))
     ratios = {
         rho: float(np.median([one["elastic_ms"] / one["full_ms"] for one in runs])) for rho, runs in results.items()
@@ -205,6 +216,7 @@ def main() -> None:
                 "quiet_pairs": [one["quiet_pairs"] for one in results[rho]],
                 "slowdown": [one["slowdown"] for one in results[rho]],
                 "correction": [one["correction"] for one in results[rho]],
+                "slowdown_by_full_steps": [one["slowdown_by_full_steps"] for one in results[rho]],
             }
             for rho in rhos
         ],

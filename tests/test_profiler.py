@@ -110,6 +110,8 @@ def test_profiling_a_network_end_to_end(tmp_path, small_model):
     assert sorted(table.positions) == list(range(len(before)))
     assert table.details["unmatched_time_percent"] < 2
     assert 0 < table.forward_ms < table.full_step_ms
+    updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]
+    assert 0 < updates_ms == pytest.approx(table.full_step_ms - table.gradient_pass_ms)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0
     assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(models.head_mask(small_model))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
