@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 MIN_QUIET = 12  # pairs of steps; with fewer, disturbed ones are taken too
-IMPORTANCE_BATCHES = 8  # by one batch of four images, at times hardly a tensor matters, and the budget is not the limit
 
 
 class Alternating:
@@ -166,6 +165,12 @@ def main() -> None:
         rounds={"type": int, "default": 2, "help": "runs for each rho (default: %(default)s)"},
         steps={"type": int, "default": 30, "help": "steps between two selections (default: %(default)s)"},
         intervals={"type": int, "default": 4, "help": "selections a run (default: %(default)s)"},
+        importance_batches={
+            "type": int,
+            "default": 1,
+            "help": "averaged for a selection; by one of four images hardly a tensor may matter, and then not the "
+            "budget limits the selection (default: %(default)s)",
+        },
     )
     utils.load_tensorflow()
 
@@ -189,7 +194,7 @@ def main() -> None:
                 num_epochs=args.intervals,
                 interval=1,
                 optimizer=args.optimizer,
-                importance_batches=IMPORTANCE_BATCHES,
+                importance_batches=args.importance_batches,
                 rho=rho,
             )
             results[rho].append(run(model, dataset, settings, table))
@@ -203,6 +208,7 @@ def main() -> None:
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
         "steps_between_selections": args.steps,
+        "importance_batches": args.importance_batches,
         "rho": [
             {
                 "asked": rho,
