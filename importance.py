@@ -83,11 +83,11 @@ class ImportanceEvaluator:
         """
         with _restored(self._model.non_trainable_variables):
             if not self._warm:
-                self.gradient_pass(images, labels)
+                self._gradient_pass(images, labels)
             self._warm = True
-            return float(measure_ms([lambda: self.gradient_pass(images, labels)], 1)[0, 0])
+            return float(measure_ms([lambda: self._gradient_pass(images, labels)], 1)[0, 0])
 
-    def gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+    def _gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
         """Compute every gradient and train nothing: a measure of how fast the device is. Returns once it is done."""
         return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
 

@@ -391,6 +391,7 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
     op_ms, unmatched_ms = board.match_operations(trace, full, model)
     costs = attribute_times(full, variables, op_ms)
     constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
+    full_step_ms = constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
     return TimingTable(
         names=[names[k] for k in costs.positions],
         shapes=[tuple(variables[k].shape) for k in costs.positions],
@@ -398,8 +399,8 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
         t_dw_ms=costs.t_dw_ms,
         t_dy_ms=costs.t_dy_ms,
         forward_ms=constant_ms,
-        full_step_ms=constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum()),
-        gradient_pass_ms=constant_ms + float(costs.t_dy_ms.sum() + (costs.t_dw_ms - costs.update_ms).sum()),
+        full_step_ms=full_step_ms,
+        gradient_pass_ms=full_step_ms - float(costs.update_ms.sum()),
         fit=Fit(constant_ms, 1.0, 1.0, None, None, selections=0, rounds=0),
         settings=settings,
         details={
