@@ -3,8 +3,9 @@
 
 Every elastic run uses the table and corrects its budget while it trains, as main.py does. Between any two of its steps,
 a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data: handwritten
-digits at the input size asked for, a few steps an epoch. Pairs of steps from which other virtual machines took time are
-left out, where enough are left. Draws asked against measured and prints one JSON object as its last line.
+digits at the input size asked for, a few steps an epoch. The batch norms of a network with random weights get the
+statistics of such digits. Pairs of steps from which other virtual machines took time are left out, where enough are
+left. Draws asked against measured and prints one JSON object as its last line.
 
     python scripts/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -99,6 +100,26 @@ def second_network(args: Any) -> TrainStep:
     return TrainStep(other, optimizer, args.batch_size)
 
 
+def standardize(model: keras.Model, images: Any) -> None:
+    """Give each batch norm the statistics of `images` [batch, height, width, 3].
+
+    With those of a new network, 0 and 1, activations fade from layer to layer and gradients with them: half of the
+    tensors are of no importance then, and the most important selection may leave a tenth of the step over.
+    """
+    import keras
+
+    import models
+
+    layers = [layer for layer in model._flatten_layers() if type(layer) is models.FrozenBatchNormalization]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.__class__, layer.momentum = keras.layers.BatchNormalization, 0.0
+    model(images, training=True)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    models.freeze_batch_norm_statistics(model)
+
+
 def run(model: keras.Model, dataset: Alternating, settings: Settings, table: TimingTable) -> dict[str, Any]:
     """One elastic run in a folder that is thrown away: medians in ms, over how many pairs of steps, and rho by each.
 
@@ -168,8 +189,7 @@ def main() -> None:
         importance_batches={
             "type": int,
             "default": 1,
-            "help": "averaged for a selection; by one of four images hardly a tensor may matter, and then not the "
-            "budget limits the selection (default: %(default)s)",
+            "help": "averaged for a selection (default: %(default)s)",
         },
     )
     utils.load_tensorflow()
@@ -185,6 +205,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, table_settings(args), Path(folder))
     dataset = Alternating(args, args.steps, second_network(args))
+    if args.weights == "none" and not options.is_own_model(args.model_name):
+        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // args.batch_size or 1)]))
 
     rhos = feasible_rhos(model, table)
     results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}

@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import benchmark_rho
 import h5py
 import keras
 import numpy as np
@@ -97,6 +98,26 @@ def test_frozen_batch_norm_trains_gamma_and_beta_as_the_plain_one_does_in_infere
             gradients.append(tape.gradient(loss, [x, *(v.value for v in layer.trainable_variables)]))
         for expected, got in zip(*gradients, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_benchmarks_random_network_gets_batch_norms_that_normalise_and_stay_frozen():
+    images = np.random.default_rng(0).uniform(-1, 1, (16, 32, 32, 3)).astype(np.float32)
+    model = models.freeze_batch_norm_statistics(
+        keras.applications.MobileNetV2(input_shape=(32, 32, 3), include_top=False, weights=None, alpha=0.35)
+    )
+    layers = [layer for layer in model.layers if isinstance(layer, models.FrozenBatchNormalization)]
+    momenta = [layer.momentum for layer in layers]
+    benchmark_rho.standardize(model, images)
+    assert all(type(layer) is models.FrozenBatchNormalization for layer in layers)
+    assert [layer.momentum for layer in layers] == momenta
+    statistics = [variable.numpy() for variable in model.non_trainable_variables]
+    outputs = keras.Model(model.input, [layer.output for layer in layers])(images, training=True)
+    for output in outputs:
+        np.testing.assert_allclose(np.mean(output, axis=(0, 1, 2)), 0, atol=0.02)
+    # Of all but the last ones, whose one pixel an image makes Keras' unbiased variance a sixteenth too large.
+    np.testing.assert_allclose(np.var(outputs[0], axis=(0, 1, 2)), 1, atol=0.02)
+    for before, variable in zip(statistics, model.non_trainable_variables, strict=True):
+        np.testing.assert_array_equal(before, variable.numpy())
 
 
 def test_frozen_batch_norm_takes_other_shapes():
