@@ -114,7 +114,7 @@ def test_a_benchmarks_random_network_gets_batch_norms_that_normalise_and_stay_fr
     outputs = keras.Model(model.input, [layer.output for layer in layers])(images, training=True)
     for output in outputs:
         np.testing.assert_allclose(np.mean(output, axis=(0, 1, 2)), 0, atol=0.02)
-    # Of all but the last ones, whose one pixel an image makes Keras' unbiased variance a sixteenth too large.
+    # Of the first: the last ones have one pixel an image, where Keras' unbiased variance is a fifteenth larger.
     np.testing.assert_allclose(np.var(outputs[0], axis=(0, 1, 2)), 1, atol=0.02)
     for before, variable in zip(statistics, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(before, variable.numpy())
