@@ -193,7 +193,7 @@ class ElasticScheme(Scheme):
         if state != self.state():
             print("the timing table was made anew since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # and slowdowns until then were held against the old one
-        self._budget.resume(choice.mask, choice.correction or 1.0)
+        self._budget.resume(choice.mask, choice.rho or 1.0, choice.correction or 1.0)
         return network
 
     def first_test_seconds(self) -> float:
