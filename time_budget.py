@@ -11,7 +11,8 @@ measured anew:
                  much each time), and bounded
 
 and the next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`);
-what the selections before left over of their budgets comes on top, since large tensors seldom fill a budget.
+what the one before left over of its own comes on top, since large tensors seldom fill a budget, and what it took beyond
+it, as measured since, comes off.
 With a deadline (`DeadlineBudget`), rho follows from the time left and the pace of the latest steps. In the paper
 (section 5) nothing is measured again; its published system misses rho by up to 11 points.
 """
@@ -31,7 +32,7 @@ from utils import UserError
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
 PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions as they meet a run (docs/time_budget.md)
-CARRIED = 0.03  # share of a full step that a selection may have beyond rho, out of what the ones before left over
+CARRIED = 0.03  # share of a full step by which a selection's budget may differ from rho for what those before took
 LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes take turns with them, and they are compared with those
 PASSES = (5, 15)  # of an interval, at least (if it has the steps) and at most; in between one for every hundred steps
@@ -71,7 +72,7 @@ class Allowance(NamedTuple):
     """What the next selection may cost.
 
     Attributes:
-        rho: step time over that of full training as it would run now, with what was left over.
+        rho: step time over that of full training as it would run now; see `RhoBudget` for what is carried over.
         table_share: the same in the table's time, as a share of its full step: rho / correction.
         full_step_ms: full training's step as it would run now.
         slowdown, correction: see the module's header.
@@ -128,9 +129,10 @@ class TimeBudget:
 
 
 class RhoBudget(TimeBudget):
-    """Steps of at most `rho` of a full one: predicted and corrected, and on average over any run's selections so far.
+    """Steps of at most `rho` of a full one on average.
 
-    A single selection may take up to `CARRIED` more, as far as the ones before it took less.
+    What a selection leaves over of its allowance is added to the next one's, and what it takes beyond it comes off, at
+    most `CARRIED`. What it took is judged by the correction that its steps led to.
 
     Raises:
         UserError: even training the head alone takes more.
@@ -138,7 +140,7 @@ class RhoBudget(TimeBudget):
 
     def __init__(self, table: TimingTable, head: np.ndarray, rho: float) -> None:
         super().__init__(table, head)
-        self._rho, self._allowed, self._left_over = rho, rho, 0.0
+        self._rho, self._allowed = rho, rho
         if rho < self.smallest_rho:
             shown = math.ceil(self.smallest_rho * 1000) / 1000
             raise UserError(
@@ -153,19 +155,16 @@ class RhoBudget(TimeBudget):
             gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
             self.correction *= (statistics.median(paces) / slowdown / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        self._allowed = min(self._rho + self._left_over, 1.0)
+        if self._predicted_ms is not None:
+            took = min(self._predicted_ms * self.correction / self.table.full_step_ms, 1.0)
+            carried = min(max(self._allowed - took, -CARRIED), CARRIED)
+            self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         share = self._allowed / self.correction if self._allowed < 1 else 1.0
         return Allowance(self._allowed, share, self.table.full_step_ms * slowdown, slowdown, self.correction)
 
     def resume(self, mask: np.ndarray, rho: float, correction: float) -> None:
         self._allowed = rho
         super().resume(mask, rho, correction)
-
-    def adopt(self, mask: np.ndarray) -> float:
-        predicted_ms = super().adopt(mask)
-        left_over = self._allowed - predicted_ms * self.correction / self.table.full_step_ms
-        self._left_over = min(max(left_over, 0.0), CARRIED)
-        return predicted_ms
 
 
 class DeadlineBudget(TimeBudget):
