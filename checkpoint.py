@@ -18,7 +18,7 @@ import numpy as np
 import utils
 from utils import UserError
 
-VERSION = 2  # of what the state holds
+VERSION = 3  # of what the state holds
 _STATE = "state"
 
 

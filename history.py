@@ -5,6 +5,7 @@ A checkpoint keeps all of it (`History.to_record`), so that a run that was cut o
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -154,15 +155,15 @@ class History:
         intervals: choices in their order.
         epochs: rows of metrics.csv, one for each epoch that was completed and tested.
         results: steps of the epoch under way.
-        between_seconds: what passed between the last two epochs' training (validation, records); None in the first.
-        out_of_time: the deadline has come.
+        test_seconds: of each test, with the records and the saving that go with it.
+        out_of_time: the deadline leaves no time for another step.
     """
 
     step: int = 0
     intervals: list[Interval] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
-    between_seconds: float | None = None
+    test_seconds: list[float] = field(default_factory=list)
     out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
 
@@ -175,6 +176,11 @@ class History:
     def step_ms(self) -> list[float]:
         """All measured steps."""
         return [ms for interval in self.intervals for ms in interval.step_ms]
+
+    @property
+    def latest_test_seconds(self) -> list[float]:
+        """Of the latest three: on a busy device a test may take twice as long as the one before."""
+        return self.test_seconds[-3:]
 
     @property
     def best_accuracy(self) -> float:
@@ -255,7 +261,7 @@ class History:
             tuple(self.intervals[-1].step_ms) if self.intervals else (),
             tuple(self.intervals[-1].slowdowns) if self.intervals else (),
             max(1e3 * (training - selection) - sum(self.step_ms), 0.0) / max(self.step, 1),
-            self.between_seconds,
+            statistics.median(self.latest_test_seconds) if self.test_seconds else None,
             selection / len(self.intervals) if self.intervals else None,
         )
 
@@ -266,7 +272,7 @@ class History:
             "intervals": [{**vars(one), "choice": _choice_record(one.choice)} for one in self.intervals],
             "epochs": self.epochs,
             "results": self.results,
-            "between_seconds": self.between_seconds,
+            "test_seconds": self.test_seconds,
             "clocks": self.clocks.to_record(),
             "out_of_time": self.out_of_time,
         }
@@ -279,7 +285,7 @@ class History:
             [Interval(**{**one, "choice": _choice(one["choice"])}) for one in record["intervals"]],
             record["epochs"],
             [StepResult(*result) for result in record["results"]],
-            record["between_seconds"],
+            record["test_seconds"],
             record["out_of_time"],
             Clocks(**record["clocks"]),
         )

@@ -52,7 +52,7 @@ class Progress(NamedTuple):
         step_ms: measured steps since the last selection.
         slowdowns: the slowdown by each gradient pass since the last selection; before the first, of passes just now.
         overhead_ms: what a step takes beside its own time (data, records), on average.
-        between_seconds: what passed between the last two epochs (validation, records, saving); None in the first.
+        test_seconds: of one test, with the records and the saving that go with it; None before the first.
         selection_seconds: of one selection, on average; None before the first.
     """
 
@@ -64,7 +64,7 @@ class Progress(NamedTuple):
     step_ms: Sequence[float] = ()
     slowdowns: Sequence[float] = ()
     overhead_ms: float = 0.0
-    between_seconds: float | None = None
+    test_seconds: float | None = None
     selection_seconds: float | None = None
 
 
@@ -206,13 +206,13 @@ class DeadlineBudget(TimeBudget):
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
         """Seconds that validations and selections still to come will take."""
-        between, selection = progress.between_seconds, progress.selection_seconds
-        if between is None:
-            between = self.first_test_seconds() * slowdown
+        test, selection = progress.test_seconds, progress.selection_seconds
+        if test is None:
+            test = self.first_test_seconds() * slowdown
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)
-        return (progress.epochs - progress.epoch) * between + selections_left * selection
+        return (progress.epochs - progress.epoch) * test + selections_left * selection
 
     def allow(self, progress: Progress) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.

@@ -47,7 +47,7 @@ from timing_table import TimingTable
 from training_step import Evaluation, TrainStep
 from utils import Stopped, UserError
 
-# Times the latest test took, kept for the last one before a deadline: on a disturbed machine 1.25 was too little.
+# Times the longest of the latest tests, kept for the last one before a deadline (docs/time_budget.md).
 TEST_MARGIN = 1.5
 
 
@@ -424,7 +424,8 @@ class _Training:
         history = self._history
         try:
             with tqdm(total=self._total_steps, initial=history.step, unit="step", dynamic_ncols=True) as bar:
-                while len(history.epochs) < self._epochs and not history.out_of_time:
+                # Steps of a run that was cut off between its last step and the test are still to be tested.
+                while len(history.epochs) < self._epochs and (history.results or not history.out_of_time):
                     with history.clocks.running("training"):
                         self._train_epoch(bar)
                     self._test(bar)
@@ -456,16 +457,26 @@ class _Training:
                 history.record_slowdown(self._scheme.slowdown(history.step, images, labels))
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
-            deadline = self._settings.deadline or math.inf
-            between_seconds = history.between_seconds or self._scheme.first_test_seconds()
-            history.out_of_time = history.clocks.elapsed() + TEST_MARGIN * between_seconds > deadline
+            history.out_of_time = self._is_out_of_time()
             self._run.stop.check()
             if history.out_of_time:
                 break
             self._save_checkpoint_if_due()
 
+    def _is_out_of_time(self) -> bool:
+        """Whether the deadline leaves no time for another step and the test after it."""
+        history, scheme = self._history, self._scheme
+        needed = TEST_MARGIN * max(history.latest_test_seconds, default=scheme.first_test_seconds())
+        needed += sum(history.intervals[-1].step_ms[-1:]) / 1e3
+        if scheme.due(history.step):
+            needed += self._progress().selection_seconds or 0.0
+        return history.clocks.elapsed() + needed > (self._settings.deadline or math.inf)
+
+    def _progress(self) -> Progress:
+        return self._history.progress(self._epochs, self._total_steps)
+
     def _select(self) -> None:
-        progress = self._history.progress(self._epochs, self._total_steps)
+        progress = self._progress()
         if (network := self._scheme.reconfigured(progress, self._trainee.network)) is not None:
             self._trainee.replace(network)
         choice = self._scheme.choose(progress, self._trainee.optimizer)
@@ -483,7 +494,8 @@ class _Training:
             self._run.save_model(self._trainee.model, is_best)
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
-        history.between_seconds = time.perf_counter() - begin
+        history.test_seconds.append(time.perf_counter() - begin)
+        history.out_of_time = self._is_out_of_time()
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that comes again
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:

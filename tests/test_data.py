@@ -39,6 +39,12 @@ def test_digits_are_split_in_half_by_class_and_arrive_as_rgb():
     np.testing.assert_array_equal(labels_of(other_seed.test()), tested)
 
 
+def test_no_tuner_is_started_that_would_stall_the_end_of_an_epoch():
+    digits = data.load("digits", 8, 4)
+    for batches in (digits.train(0), digits.train(1, skip=3).take(2), digits.test()):
+        assert batches.options().autotune.enabled is False
+
+
 def test_order_depends_on_seed_and_epoch_alone():
     first, again, other = (data.load("digits", 8, 16, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))

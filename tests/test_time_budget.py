@@ -1,6 +1,7 @@
 """The time budget: corrected by what is measured, bounded, and a deadline that is met on a device that changes."""
 
 import csv
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from time_budget import (
     pass_steps,
 )
 from train import Settings
-from utils import UserError
+from utils import Stopped, UserError
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
     step_ms: list[float] = []
     for epoch in range(epochs):
         slowdowns = [device(max(epoch - 1, 0), table.gradient_pass_ms) / table.gradient_pass_ms] * 5
-        beside = {"between_seconds": seconds_beside, "selection_seconds": seconds_beside}
+        beside = {"test_seconds": seconds_beside, "selection_seconds": seconds_beside}
         progress = Progress(
             epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, slowdowns, overhead_ms=0.0, **beside
         )
@@ -310,3 +311,75 @@ def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
     assert summary["elapsed_seconds"] > 2.5
     assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0  # the last test may meet a busy machine
     assert summary["epochs"] == -(-summary["steps"] // 6)
+
+
+class FakeTime:
+    """Stands for the module `time` of the training loop: passes only where it is told to, 1 s in each step."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in ("train", "history"):
+            monkeypatch.setattr(f"{module}.time", self)
+        self.let_pass(monkeypatch, train.TrainStep, "__call__", [1.0])
+
+    def perf_counter(self):
+        return self.now
+
+    time = monotonic = perf_counter
+
+    def let_pass(self, monkeypatch, owner, name, seconds):
+        """From now on each call takes the next of `seconds`, and the last of them from there on."""
+        calls, left = getattr(owner, name), list(seconds)
+
+        def called(*args, **kwargs):
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+            return calls(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, called)
+
+
+def hurried(folder, deadline):
+    """10 epochs of 6 steps, or what is left of them in `folder`; a selection every second epoch."""
+    model, data = make_small_model(), make_small_data()
+    settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline)
+    budget = train.make_budget(model, data, settings, make_table(model))
+    folder.mkdir(exist_ok=True)
+    with RunLog(folder, {}, models.tensor_names(model)) as log:
+        return train.elastic_training(model, data, settings, log, budget)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "tests", "selections", "steps"),
+    [
+        # Steps of 1 s, six an epoch; 1.5 times the longest of the latest three tests is kept for the last one.
+        (21.0, [2], [0], 14),  # 16 s after the second test; a third step would leave too little
+        (19.9, [2], [0], 12),  # already the first would
+        (28.0, [4, 2, 5], [0], 16),
+        (28.5, [2], [5], 12),  # 21 s after the second test: another selection and a step would end at 27 s
+    ],
+)
+def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
+    deadline, tests, selections, steps, tmp_path, monkeypatch
+):
+    clock = FakeTime(monkeypatch)
+    clock.let_pass(monkeypatch, train.Evaluation, "__call__", tests)
+    clock.let_pass(monkeypatch, train.ElasticScheme, "choose", selections)
+    summary = hurried(tmp_path, deadline)
+    assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
+    assert clock.now <= deadline
+
+
+def test_a_run_that_is_cut_off_when_time_is_up_is_resumed_with_the_test(tmp_path, monkeypatch):
+    FakeTime(monkeypatch)
+    is_up = train._Training._is_out_of_time
+
+    def is_up_and_stop(training):  # the signal comes as soon as time is up
+        if is_up(training):
+            training._run.stop.number = signal.SIGTERM
+        return is_up(training)
+
+    with monkeypatch.context() as patched, pytest.raises(Stopped, match="stopped after step 8 of 60"):
+        patched.setattr(train._Training, "_is_out_of_time", is_up_and_stop)
+        hurried(tmp_path, 8.5)
+    summary = hurried(tmp_path, 8.5)
+    assert (summary["steps"], summary["epochs"]) == (8, 2)
