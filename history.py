@@ -178,6 +178,11 @@ class History:
         return [ms for interval in self.intervals for ms in interval.step_ms]
 
     @property
+    def selection_seconds(self) -> float | None:
+        """Of one selection, on average; None before the first."""
+        return self.clocks.seconds("selection") / len(self.intervals) if self.intervals else None
+
+    @property
     def latest_test_seconds(self) -> list[float]:
         """Of the latest three: on a busy device a test may take twice as long as the one before."""
         return self.test_seconds[-3:]
@@ -262,7 +267,7 @@ class History:
             tuple(self.intervals[-1].slowdowns) if self.intervals else (),
             max(1e3 * (training - selection) - sum(self.step_ms), 0.0) / max(self.step, 1),
             statistics.median(self.latest_test_seconds) if self.test_seconds else None,
-            selection / len(self.intervals) if self.intervals else None,
+            self.selection_seconds,
         )
 
     def to_record(self) -> dict[str, Any]:

@@ -469,14 +469,11 @@ class _Training:
         needed = TEST_MARGIN * max(history.latest_test_seconds, default=scheme.first_test_seconds())
         needed += sum(history.intervals[-1].step_ms[-1:]) / 1e3
         if scheme.due(history.step):
-            needed += self._progress().selection_seconds or 0.0
+            needed += history.selection_seconds or 0.0
         return history.clocks.elapsed() + needed > (self._settings.deadline or math.inf)
 
-    def _progress(self) -> Progress:
-        return self._history.progress(self._epochs, self._total_steps)
-
     def _select(self) -> None:
-        progress = self._progress()
+        progress = self._history.progress(self._epochs, self._total_steps)
         if (network := self._scheme.reconfigured(progress, self._trainee.network)) is not None:
             self._trainee.replace(network)
         choice = self._scheme.choose(progress, self._trainee.optimizer)
@@ -495,7 +492,7 @@ class _Training:
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
         history.test_seconds.append(time.perf_counter() - begin)
-        history.out_of_time = self._is_out_of_time()
+        history.out_of_time |= self._is_out_of_time()  # no epoch goes on that was cut off
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that comes again
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:

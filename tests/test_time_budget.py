@@ -355,6 +355,7 @@ def hurried(folder, deadline):
         (21.0, [2], [0], 14),  # 16 s after the second test; a third step would leave too little
         (19.9, [2], [0], 12),  # already the first would
         (28.0, [4, 2, 5], [0], 16),
+        (50.0, [10, 1], [0], 23),  # 15 s are kept; that the last test then takes 1 s begins nothing anew
         (28.5, [2], [5], 12),  # 21 s after the second test: another selection and a step would end at 27 s
     ],
 )
