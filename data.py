@@ -105,7 +105,7 @@ class ImageData:
             batch = tf.ensure_shape(batch, (*indices.shape, size, size, 3))
             return tf.cast(batch, tf.float32), tf.ensure_shape(labels, indices.shape)
 
-        # Nothing here is for tf.data to tune, and taking its tuner down stalls the end of many an epoch by 1 s.
+        # Nothing here is for tf.data to tune, and taking its tuner down stalls the end of an epoch by up to 1.3 s.
         options = tf.data.Options()
         options.autotune.enabled = False
         batches = tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(prepare).prefetch(2)

@@ -37,6 +37,8 @@ LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes take turns with them, and they are compared with those
 PASSES = (5, 15)  # of an interval, at least (if it has the steps) and at most; in between one for every hundred steps
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept for what nobody foresaw
+# Times the longest of the latest tests, kept for the last one before a deadline (docs/time_budget.md).
+TEST_MARGIN = 1.5
 # As long as none has been measured: what a selection takes, in full steps, and a validation, in forward passes over all
 # test images (reading the images, and TensorFlow's first call, come on top).
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
@@ -205,14 +207,14 @@ class DeadlineBudget(TimeBudget):
         return FIRST_VALIDATION * self._test_batches * self.table.forward_ms / 1e3
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
-        """Seconds that validations and selections still to come will take."""
+        """Seconds to keep for validations and selections still to come."""
         test, selection = progress.test_seconds, progress.selection_seconds
         if test is None:
             test = self.first_test_seconds() * slowdown
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)
-        return (progress.epochs - progress.epoch) * test + selections_left * selection
+        return (progress.epochs - progress.epoch - 1 + TEST_MARGIN) * test + selections_left * selection
 
     def allow(self, progress: Progress) -> Allowance:
         """The time left over what full training would need for the steps left; at most 1, at least the head alone.

@@ -42,13 +42,10 @@ from operation_times import count_flops
 from optimizers import make_optimizer
 from options import PAPER
 from run_log import RunLog
-from time_budget import PASSES, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
+from time_budget import PASSES, TEST_MARGIN, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
 from timing_table import TimingTable
 from training_step import Evaluation, TrainStep
 from utils import Stopped, UserError
-
-# Times the longest of the latest tests, kept for the last one before a deadline (docs/time_budget.md).
-TEST_MARGIN = 1.5
 
 
 @dataclass(frozen=True)
@@ -425,7 +422,7 @@ class _Training:
         try:
             with tqdm(total=self._total_steps, initial=history.step, unit="step", dynamic_ncols=True) as bar:
                 # Steps of a run that was cut off between its last step and the test are still to be tested.
-                while len(history.epochs) < self._epochs and (history.results or not history.out_of_time):
+                while len(history.epochs) < self._epochs and (history.results or not self._is_out_of_time()):
                     with history.clocks.running("training"):
                         self._train_epoch(bar)
                     self._test(bar)
@@ -442,10 +439,12 @@ class _Training:
         """The steps of the present epoch that are still to do."""
         history, epoch = self._history, len(self._history.epochs)
         begin, end = (min(count * self._data.steps_per_epoch, self._total_steps) for count in (epoch, epoch + 1))
-        if history.step == end or history.out_of_time:  # the run was cut off when only the test was left
+        if history.step == end:  # the run was cut off when only the test was left
             return
         title = f"epoch {epoch + 1}/{self._epochs}"
         for images, labels in self._data.train(epoch, history.step - begin).take(end - history.step):
+            if history.results and self._is_out_of_time():
+                break
             if self._scheme.due(history.step):
                 bar.set_description(f"{title}, selecting")
                 with history.clocks.running("selection"):
@@ -457,20 +456,24 @@ class _Training:
                 history.record_slowdown(self._scheme.slowdown(history.step, images, labels))
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
-            history.out_of_time = self._is_out_of_time()
             self._run.stop.check()
-            if history.out_of_time:
-                break
             self._save_checkpoint_if_due()
 
     def _is_out_of_time(self) -> bool:
-        """Whether the deadline leaves no time for another step and the test after it."""
+        """Whether the deadline leaves no time for another step and the test after it; once it did, for good.
+
+        A gradient pass after that step, and what the first step of a new graph takes longer, are left to the margin.
+        """
         history, scheme = self._history, self._scheme
-        needed = TEST_MARGIN * max(history.latest_test_seconds, default=scheme.first_test_seconds())
+        if self._settings.deadline is None or not history.intervals:
+            return False
+        first_test_seconds = scheme.first_test_seconds() * (history.choice.slowdown or 1.0)
+        needed = TEST_MARGIN * max(history.latest_test_seconds, default=first_test_seconds)
         needed += sum(history.intervals[-1].step_ms[-1:]) / 1e3
         if scheme.due(history.step):
             needed += history.selection_seconds or 0.0
-        return history.clocks.elapsed() + needed > (self._settings.deadline or math.inf)
+        history.out_of_time |= history.clocks.elapsed() + needed > self._settings.deadline
+        return history.out_of_time
 
     def _select(self) -> None:
         progress = self._history.progress(self._epochs, self._total_steps)
@@ -492,7 +495,6 @@ class _Training:
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
         history.test_seconds.append(time.perf_counter() - begin)
-        history.out_of_time |= self._is_out_of_time()  # no epoch goes on that was cut off
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that comes again
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:

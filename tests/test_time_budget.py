@@ -215,6 +215,15 @@ def test_a_deadline_leaves_room_for_validation_and_selection(case):
     assert 0.9 * seconds < elapsed <= seconds
 
 
+def test_a_deadline_plans_what_is_kept_for_the_last_test(case):
+    table, head = case
+    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
+    paces = {"step_ms": [table.predict_ms(head)] * 9, "test_seconds": 2.0, "selection_seconds": 1.0}
+    budget.adopt(head)
+    allowance = budget.allow(Progress(11, 12, 1100, 1200, elapsed_seconds=96.0, **paces))
+    assert 100 * allowance.rho * table.full_step_ms / 1e3 == pytest.approx(4 * 0.98 - 1.5 * 2)
+
+
 def test_a_generous_deadline_trains_everything_and_no_more(case):
     table, head = case
     budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
@@ -368,6 +377,18 @@ def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
     summary = hurried(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
+
+
+def test_one_slow_test_does_not_count_for_all_that_are_to_come():
+    assert History(test_seconds=[9.0, 1.0, 1.1, 9.0]).progress(9, 9).test_seconds == 1.1
+
+
+def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path, monkeypatch):
+    FakeTime(monkeypatch)
+    monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
+    monkeypatch.setattr(train.ElasticScheme, "first_test_seconds", lambda scheme: 1.0)
+    summary = hurried(tmp_path, 8.9)  # 4.5 s are kept for the test
+    assert (summary["steps"], summary["epochs"]) == (4, 1)
 
 
 def test_a_run_that_is_cut_off_when_time_is_up_is_resumed_with_the_test(tmp_path, monkeypatch):
