@@ -218,9 +218,8 @@ def test_a_deadline_leaves_room_for_validation_and_selection(case):
 def test_a_deadline_plans_what_is_kept_for_the_last_test(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
-    paces = {"step_ms": [table.predict_ms(head)] * 9, "test_seconds": 2.0, "selection_seconds": 1.0}
-    budget.adopt(head)
-    allowance = budget.allow(Progress(11, 12, 1100, 1200, elapsed_seconds=96.0, **paces))
+    step_ms = [budget.adopt(head)] * 9
+    allowance = budget.allow(Progress(11, 12, 1100, 1200, 96.0, step_ms, test_seconds=2.0, selection_seconds=1.0))
     assert 100 * allowance.rho * table.full_step_ms / 1e3 == pytest.approx(4 * 0.98 - 1.5 * 2)
 
 
