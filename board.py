@@ -233,7 +233,7 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
         head: bool [N], the tensors that always train.
         importance: [N].
     """
-    import train
+    from schemes import select_tensors
     from time_budget import TimeBudget
 
     smallest_rho = TimeBudget(table, head).smallest_rho
@@ -242,7 +242,7 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
         if rho < smallest_rho:
             yield f"{rho:.2f}  no"
             continue
-        choice = train.select_tensors(table, importance, head, rho)
+        choice = select_tensors(table, importance, head, rho)
         step_ms = table.predict_ms(choice.mask)
         count = f"{int(choice.mask.sum())} of {len(head)}"
         yield f"{rho:.2f}  yes       {step_ms:11.1f} ms  {step_ms / table.full_step_ms:14.3f}  {count:>15}"

@@ -16,10 +16,10 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-import data
 import images
 import options
 import utils
+from sources import find, image_folder, prepare_tfds, tfds_builder
 from utils import UserError
 
 SUMS = "SHA256SUMS"  # the last file of an archive, in the form that sha256sum -c reads
@@ -39,7 +39,7 @@ def main() -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Print how many images each class has in each split, and draw a contact sheet of each split."""
-    source = data.find(args.dataset_name, args.data_dir, True, args.test_fraction)
+    source = find(args.dataset_name, args.data_dir, True, args.test_fraction)
     names = source.class_names
     each = max(1, min(MOST_OF_A_CLASS, SHEET_IMAGES // len(names)))
     counts: dict[str, Counter[int]] = {}
@@ -100,7 +100,7 @@ def contact_sheet(pictures: Sequence[tuple[str, Image.Image | None]]) -> Image.I
 
 def prepare(args: argparse.Namespace) -> None:
     """Download a data set by TFDS, unless it is there, and write it in TFDS' own form."""
-    builder = data.prepare_tfds(args.dataset_name, args.data_dir)
+    builder = prepare_tfds(args.dataset_name, args.data_dir)
     splits = ", ".join(f"{split.num_examples} {name}" for name, split in builder.info.splits.items())
     print(f"{args.dataset_name} is ready in {builder.data_dir}: {splits}")
     print(f"to carry it elsewhere: {_command('pack', args.dataset_name, args.data_dir)}")
@@ -113,15 +113,15 @@ def _command(command: str, name: str, data_dir: Path | None) -> str:
 
 def pack(args: argparse.Namespace) -> None:
     """Put a data set, with a checksum of each file, into one tar archive."""
-    if args.dataset_name in data.TFDS_NAMES:
-        builder = data.tfds_builder(args.dataset_name, args.data_dir)
+    if args.dataset_name in options.TFDS_NAMES:
+        builder = tfds_builder(args.dataset_name, args.data_dir)
         folder = Path(builder.data_dir)
         if not folder.is_dir():
             prepare_first = _command("prepare", args.dataset_name, args.data_dir)
             raise UserError(f"--dataset_name {args.dataset_name}: not prepared in {folder}; first {prepare_first}")
         root, name = folder.parents[1], args.dataset_name
     else:
-        folder = data.image_folder(args.data_dir).resolve()
+        folder = image_folder(args.data_dir).resolve()
         root, name = folder.parent, folder.name
     output = args.output or Path(f"{name}.tar")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -181,7 +181,7 @@ def unpack(args: argparse.Namespace) -> None:
             top.replace(place / top.name)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
-    is_tfds = top.name in data.TFDS_NAMES
+    is_tfds = top.name in options.TFDS_NAMES
     flags = ["--dataset_name", top.name if is_tfds else "image_folder"]
     flags += ["--data_dir", str(place if is_tfds else place / top.name)]
     print(f"unpacked and checked: {place / top.name}")

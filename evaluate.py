@@ -24,7 +24,9 @@ import models
 import options
 import pretrained
 import utils
+from batch_norm import load_model
 from data import ImageData
+from sources import count_classes
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -73,8 +75,8 @@ class Answers:
         return float(np.mean(self.labels == self.predictions))
 
 
-def from_options(args: argparse.Namespace) -> None:
-    """Evaluate, and export if asked for, as the options of `options.parse_main` with `--evaluate` say."""
+def from_options(args: argparse.Namespace) -> tuple[keras.Model, ImageData]:
+    """Evaluate as the options of `options.parse_main` with `--evaluate` say; returns what was evaluated on what."""
     model, dataset = load(args)
     print(f"{args.evaluate} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
     begin = time.perf_counter()
@@ -88,10 +90,7 @@ def from_options(args: argparse.Namespace) -> None:
         "seconds": time.perf_counter() - begin,
     }
     print(write_report(answers, dataset.class_names, args.folder / "evaluation", record))
-    if args.export:
-        import export
-
-        print(export.export_tflite(model, dataset, args.folder, str(args.evaluate)))
+    return model, dataset
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -106,14 +105,14 @@ def load(args: argparse.Namespace) -> tuple[keras.Model, ImageData]:
     Raises:
         UserError: the file holds no model, or one that does not suit the data set or the options.
     """
-    classes = data.count_classes(args.dataset_name, args.data_dir)
+    classes = count_classes(args.dataset_name, args.data_dir)
     defaults = options.EMBEDDED if args.dataset_name == "digits" else options.PAPER
     if args.model_name is not None:
         size = args.input_size or defaults["input_size"]
         model = models.build_model(args.model_name, size, args.num_classes or classes, augment=args.augment)
         pretrained.load_saved(model, args.evaluate, "--evaluate", f"the network of --model_name {args.model_name}")
     else:
-        model = models.load_model(args.evaluate, "--evaluate")
+        model = load_model(args.evaluate, "--evaluate")
         size = _input_size(model, args.input_size, args.evaluate) or defaults["input_size"]
     model = _with_outputs(model, size, classes, args)
     return model, data.from_options(args, size)

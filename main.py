@@ -15,6 +15,7 @@ import meters
 import options
 import utils
 from checkpoint import Checkpoints
+from run_folder import run_folder
 from utils import UserError
 
 
@@ -24,14 +25,18 @@ def main() -> None:
     if args.resume:
         _check_unchanged(args, folder)
         if (folder / "summary.json").is_file():
-            with utils.run_folder(args.logdir, args.run_name, resume=True):
+            with run_folder(args.logdir, args.run_name, resume=True):
                 _print_finished(args, folder)
             return
     utils.load_tensorflow()
     if args.evaluate is not None:
         import evaluate
 
-        evaluate.from_options(args)
+        model, dataset = evaluate.from_options(args)
+        if args.export:
+            import export
+
+            print(export.export_tflite(model, dataset, args.folder, str(args.evaluate)))
         return
     if args.deterministic:
         import tensorflow as tf
@@ -42,24 +47,29 @@ def main() -> None:
     import models
     import timing_table
     import train
+    from batch_norm import load_model
     from run_log import RunLog
+    from schemes import make_budget
+    from settings import Settings
+    from sources import count_classes
+    from tensors import head_mask, tensor_names
     from time_budget import RhoBudget
 
-    args.num_classes = args.num_classes or data.count_classes(args.dataset_name, args.data_dir)
+    args.num_classes = args.num_classes or count_classes(args.dataset_name, args.data_dir)
     if args.resume:
         _check_unchanged(args, folder)
     model = models.build_from_options(args)
-    names = models.tensor_names(model)
+    names = tensor_names(model)
     models.check_memory(model, args)
     table = None
     if args.train_type in options.ELASTIC_TYPES:
         table = timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
         if args.deadline is None:  # what cannot be kept is refused before images are read, which may take minutes
-            RhoBudget(table, models.head_mask(model), args.rho)
+            RhoBudget(table, head_mask(model), args.rho)
     dataset = data.from_options(args, args.input_size)
-    settings = train.Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(train.Settings)})
-    budget = [] if table is None else [train.make_budget(model, dataset, settings, table)]
-    with utils.run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
+    settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
+    budget = [] if table is None else [make_budget(model, dataset, settings, table)]
+    with run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
         if (folder / "summary.json").is_file():  # another process was faster
             _print_finished(args, folder)
             return
@@ -76,7 +86,7 @@ def main() -> None:
             import export
 
             if args.train_type == "prunetrain":
-                model = models.load_model(folder / "best.keras", "--export")
+                model = load_model(folder / "best.keras", "--export")
             else:  # also for networks with layers of the user's own, which Keras cannot load
                 model.load_weights(folder / "best.keras")
             print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))

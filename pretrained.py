@@ -13,7 +13,9 @@ import keras
 import numpy as np
 
 import utils
+from batch_norm import load_model
 from options import is_own_model
+from tensors import head_mask
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -152,16 +154,14 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
 
 def _from_model(model: keras.Model, path: Path, name: str) -> None:
     """Take over the weights of a saved model with the same layers, but perhaps for other classes."""
-    import models
-
     try:
-        source = models.load_model(path, "--weights").weights
+        source = load_model(path, "--weights").weights
     except UserError:
         if not is_own_model(name):
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot make the user's layers, but fill those that are there
         return
-    is_head = models.head_mask(model)
+    is_head = head_mask(model)
     head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
     in_head = set(map(id, head))
     body = [weight for weight in model.weights if id(weight) not in in_head]

@@ -261,12 +261,12 @@ class Measurement:
 
 def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
     """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
-    import models
     import training_step
+    from tensors import head_mask
 
     [(full, run_full)] = compile_steps(model, settings, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
-    masks = calibration_masks(positions, models.head_mask(model))
+    masks = calibration_masks(positions, head_mask(model))
     runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
     forward_pass = training_step.forward_pass(model, settings["batch_size"])
     times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
@@ -294,11 +294,11 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
 
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
-    import models
+    from tensors import tensor_names
 
     costs, unmatched, traced_steps = _operation_times(measurement, timing, folder)
     masks, step_ms = measurement.masks, measurement.step_ms
-    names, variables = models.tensor_names(measurement.model), measurement.model.trainable_variables
+    names, variables = tensor_names(measurement.model), measurement.model.trainable_variables
     median_ms = np.median(step_ms, axis=0)
     sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
     with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
@@ -383,10 +383,10 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
         UserError: the trace is not of this network.
     """
     import board
-    import models
     import training_step
+    from tensors import tensor_names
 
-    variables, names = model.trainable_variables, models.tensor_names(model)
+    variables, names = model.trainable_variables, tensor_names(model)
     full = training_step.TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
     op_ms, unmatched_ms = board.match_operations(trace, full, model)
     costs = attribute_times(full, variables, op_ms)
@@ -460,26 +460,27 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
     """What elastic training would choose on the board, by the importance of the newest run if there is one."""
     import board
-    import models
+    from tensors import head_mask, tensor_names
 
-    measured = board.latest_importance(logdir, models.tensor_names(model))
+    measured = board.latest_importance(logdir, tensor_names(model))
     importance, source = measured or (np.ones(len(table.names)), None)
     yield (
         f"selections with the importance in {source}:" if source else "selections with equal importance of all tensors:"
     )
-    yield from board.plan_lines(table, models.head_mask(model), importance)
+    yield from board.plan_lines(table, head_mask(model), importance)
 
 
 def main() -> None:
     args = options.parse_profiler()
     utils.load_tensorflow()
 
-    import data
     import models
+    from sources import count_classes
+    from tensors import head_mask
 
     trace = read_trace(args.from_trace) if args.from_trace else None
     if args.num_classes is None:
-        args.num_classes = data.count_classes(args.dataset_name, args.data_dir)
+        args.num_classes = count_classes(args.dataset_name, args.data_dir)
     model = models.build_from_options(args)
     folder, settings = table_folder(args), table_settings(args)
     if trace:
@@ -494,7 +495,7 @@ def main() -> None:
     draw_table(table, folder / "timing")
     if trace:
         print(f"{args.from_trace.name}: {trace.iterations} whole iterations on {', '.join(trace.planes)}")
-    print("\n".join(_report(table, table.predict_ms(models.head_mask(model)) / table.full_step_ms)))
+    print("\n".join(_report(table, table.predict_ms(head_mask(model)) / table.full_step_ms)))
     if trace:
         print("\n".join(_plan(table, model, args.logdir)))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")

@@ -53,11 +53,13 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from batch_norm import FrozenBatchNormalization
 from data import ImageData
 from history import Choice
-from models import FrozenBatchNormalization
+from schemes import Scheme
+from settings import Settings
 from time_budget import Progress
-from train import Network, Scheme, Settings
+from train_state import Network
 from training_step import classification_loss
 from utils import UserError
 

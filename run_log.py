@@ -130,11 +130,11 @@ class RunLog:
 
     def save_model(self, model: keras.Model, best: bool) -> None:
         """Keep `model` as last.keras, and as best.keras where it is the best so far."""
-        import models
+        from batch_norm import save_model
 
         for name in ("last.keras", "best.keras") if best else ("last.keras",):
             with atomic_path(self.folder / name) as temporary:
-                models.save_model(model, temporary)
+                save_model(model, temporary)
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write summary.json from the run's options and its `results`, delete the checkpoints; returns the summary."""

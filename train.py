@@ -18,244 +18,26 @@ each time, and everything it touches is put back; the budget rests on measured w
 
 from __future__ import annotations
 
-import gc
-import math
-import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from tqdm import tqdm
 
-import models
-import selection_solver_DP
 from data import ImageData
-from history import Choice, History, StepResult
-from importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from history import History
+from importance import GradientMagnitude, WeightMagnitude
 from meters import EnergyMeter, find_energy_meter
-from operation_times import count_flops
 from optimizers import make_optimizer
-from options import PAPER
 from run_log import RunLog
-from time_budget import PASSES, TEST_MARGIN, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
-from timing_table import TimingTable
-from training_step import Evaluation, TrainStep
+from schemes import ElasticScheme, FixedScheme, Scheme, run_length
+from settings import Settings
+from tensors import trained_mask
+from time_budget import TEST_MARGIN, TimeBudget
+from train_state import Network, _Trainee
 from utils import Stopped, UserError
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Hyper-parameters of a run; defaults are the paper's (section 6).
-
-    `deadline` is in seconds and replaces `rho`; `interval` is in epochs, fractions allowed; a checkpoint is written
-    every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
-    """
-
-    optimizer: str = "sgd"
-    learning_rate: float = PAPER["learning_rate"]
-    weight_decay: float = PAPER["weight_decay"]
-    num_epochs: int = PAPER["num_epochs"]
-    max_steps: int | None = None
-    interval: float = PAPER["interval"]
-    importance_batches: int = 1
-    rho: float = PAPER["rho"]
-    trained_layers: int = 1
-    deadline: float | None = None
-    correct_budget: bool = True
-    time_resolution: int | None = None
-    save_model: bool = False
-    prune_interval: int = 2
-    prune_ratio: float = 0.25
-    prune_threshold: float = 0.7
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float = 10.0
-
-
-class Network(NamedTuple):
-    """A model and the optimizer that is built for all of its trainable variables."""
-
-    model: keras.Model
-    optimizer: keras.optimizers.Optimizer
-
-
-# --- schemes ----------------------------------------------------------------------------------------------------------
-
-
-class Scheme:
-    """Which tensors train, and when that changes; for some also how, or in what network."""
-
-    def due(self, step: int) -> bool:
-        """Whether to choose before step `step`, counted from 0; by default once, at the begin."""
-        return step == 0
-
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        """The choice that holds from the step on that comes."""
-        raise NotImplementedError
-
-    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
-        """Asked after `step` steps, with the last one's batch: the device's slowdown now; None: not measured now."""
-        return None
-
-    def penalty(self, model: keras.Model) -> tf.Tensor | None:
-        """What is added to the loss within the step, besides the model's own regularisers; None: nothing."""
-        return None
-
-    def reconfigured(self, progress: Progress, network: Network) -> Network | None:
-        """Another network to go on with, asked for before each choice; None: the same."""
-        return None
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep of the scheme, fit for JSON, beside the choice."""
-        return {}
-
-    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
-        """Go on from what a checkpoint kept; returns the network that its weights belong to."""
-        return network
-
-    def first_test_seconds(self) -> float:
-        """What the first test may take, for runs with a deadline."""
-        return 0.0
-
-
-class FixedScheme(Scheme):
-    """The same tensors from beginning to end."""
-
-    def __init__(self, mask: np.ndarray) -> None:
-        self._mask = mask
-
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        return Choice(self._mask)
-
-
-class ElasticScheme(Scheme):
-    """The most important tensors that fit into the time budget, measured anew every `settings.interval` epochs."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        data: ImageData,
-        settings: Settings,
-        budget: TimeBudget,
-        importance: type[ImportanceEvaluator] = ImportanceEvaluator,
-    ) -> None:
-        self._data, self._settings, self._budget = data, settings, budget
-        self._head = models.head_mask(model)
-        self._evaluator = importance(model, data.batch_size)
-        self._has_new_table = False
-        selections = selection_steps(data, settings)
-        self._steps = {step: index for index, step in enumerate(selections)}
-        self._pass_steps = pass_steps([*selections, run_length(data, settings)[1]]) if settings.correct_budget else ()
-
-    def due(self, step: int) -> bool:
-        return step in self._steps
-
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        batches = self._data.probe(self._steps[progress.step], self._settings.importance_batches)
-        importance = self._evaluator(optimizer, batches)
-        if not self._settings.correct_budget:
-            progress = progress._replace(step_ms=())
-        elif not progress.slowdowns or self._has_new_table:
-            progress = progress._replace(slowdowns=[self._slowdown(*batches[0]) for _ in range(PASSES[0])])
-            self._has_new_table = False
-        allowance = self._budget.allow(progress)
-        choice = select_tensors(
-            self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
-        )
-        predicted_ms = self._budget.adopt(choice.mask)
-        return replace(
-            choice,
-            epoch=progress.step / self._data.steps_per_epoch,
-            predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
-            budget_step_ms=allowance.rho * allowance.full_step_ms,
-            rho=allowance.rho,
-            slowdown=allowance.slowdown,
-            correction=allowance.correction,
-        )
-
-    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
-        return self._slowdown(images, labels) if step in self._pass_steps else None
-
-    def _slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
-        return self._evaluator.pass_ms(images, labels) / self._budget.table.gradient_pass_ms
-
-    def state(self) -> dict[str, Any]:
-        return {"table": self._budget.table.digest()}
-
-    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
-        if state != self.state():
-            print("the timing table was made anew since the checkpoint: selections from now on follow the new one")
-            self._has_new_table = True  # and slowdowns until then were held against the old one
-        self._budget.resume(choice.mask, choice.rho or 1.0, choice.correction or 1.0)
-        return network
-
-    def first_test_seconds(self) -> float:
-        return self._budget.first_test_seconds()
-
-
-def selection_steps(data: ImageData, settings: Settings) -> list[int]:
-    """Steps, counted from 0, before which a selection is due: every `settings.interval` epochs.
-
-    Raises:
-        UserError: less than a step lies between two of them.
-    """
-    steps = settings.interval * data.steps_per_epoch
-    if steps < 1:
-        raise UserError(
-            f"--interval {settings.interval:g}: is less than a step; an epoch has {data.steps_per_epoch} steps, so "
-            f"give at least {math.ceil(1e4 / data.steps_per_epoch) / 1e4:g}"
-        )
-    total_steps = run_length(data, settings)[1]
-    due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(total_steps / steps))]
-    return [step for step in due if step < total_steps]
-
-
-def select_tensors(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, time_resolution: int | None = None
-) -> Choice:
-    """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
-
-    Args:
-        table: timing table of the network.
-        importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
-        rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
-        time_resolution: T_q, see `selection_solver_DP.solve`.
-    """
-    budget_ms = rho * table.full_step_ms
-    if rho >= 1:
-        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool)))
-    order = table.positions
-    own_ms, chain_ms = table.own_ms.copy(), table.chain_ms.copy()
-    forced = head[order]
-    own_ms[forced] = 0.0
-    chain_ms[: np.flatnonzero(forced)[-1] + 1] = 0.0
-    gain = np.where(forced, 0.0, importance[order])
-    room_ms = budget_ms - table.predict_ms(head)
-    solved = selection_solver_DP.solve(chain_ms, own_ms, gain, room_ms, time_resolution)
-    mask = head.copy()
-    mask[order[solved.mask == 1]] = True
-    return Choice(mask, importance, table.predict_ms(mask), budget_ms)
-
-
-def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
-    """The time budget that `settings` ask for. Raises `UserError` where even training the head alone exceeds it."""
-    head = models.head_mask(model)
-    selections = selection_steps(data, settings)
-    if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho)
-    epochs, total_steps = run_length(data, settings)
-    test_batches = math.ceil(data.test_count / data.batch_size)
-    return DeadlineBudget(table, head, settings.deadline, total_steps, epochs, selections, test_batches)
-
-
-def run_length(data: ImageData, settings: Settings) -> tuple[int, int]:
-    """How many epochs, the last perhaps incomplete, and steps a run has."""
-    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or sys.maxsize)
-    return math.ceil(total_steps / data.steps_per_epoch), total_steps
 
 
 def full_training(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
@@ -279,7 +61,7 @@ def last_layers_training(model: keras.Model, data: ImageData, settings: Settings
 
 
 def _fixed_training(name: str, model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
-    mask = models.trained_mask(model, name, settings.trained_layers)
+    mask = trained_mask(model, name, settings.trained_layers)
     return run_training(model, data, FixedScheme(mask), settings, run)
 
 
@@ -312,73 +94,6 @@ def prunetrain(model: keras.Model, data: ImageData, settings: Settings, run: Run
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
-
-
-class _Trainee:
-    """The network, its optimizer, the tensors that train at present, and the compiled step that trains them."""
-
-    def __init__(self, network: Network, batch_size: int, penalty: Callable[[keras.Model], tf.Tensor | None]) -> None:
-        self._batch_size, self._penalty = batch_size, penalty
-        self.replace(network)
-
-    def replace(self, network: Network) -> None:
-        """Train another network from now on, once a choice is adopted."""
-        self.network = network
-        self.model, self.optimizer = network
-        self.evaluation = Evaluation(self.model)
-        self._mask: np.ndarray | None = None
-        self._step: TrainStep | None = None
-        self._warm, self.step_flops = False, 0.0
-
-    def adopt(self, mask: np.ndarray) -> None:
-        """Train bool [N] `mask` from now on; the old graph goes before a new one comes."""
-        if self._mask is not None and (mask == self._mask).all():
-            return
-        self._step = None
-        gc.collect()
-        self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
-        self._warm, self._mask = False, mask
-        self.step_flops = sum(count_flops(self._step.graph).values())
-
-    def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
-        """One step on one batch. The first one of a new graph, which TensorFlow then optimises, has no `step_ms`."""
-        assert self._step is not None, "a scheme must choose before the first step"
-        start = time.perf_counter()
-        loss, accuracy, rate = self._step(images, labels)
-        step_ms = (time.perf_counter() - start) * 1e3 if self._warm else None
-        self._warm = True
-        if not math.isfinite(loss):
-            step = int(self.optimizer.iterations)
-            raise UserError(f"the loss is {loss} at step {step} with learning rate {rate:g}; lower --learning_rate")
-        return StepResult(loss, accuracy, rate, step_ms)
-
-    def values(self) -> dict[str, np.ndarray]:
-        """All that the network and the optimizer hold, by kind and position."""
-        return {name: variable.numpy() for name, variable in self._variables()}
-
-    def assign(self, values: dict[str, np.ndarray]) -> None:
-        """Take up what `values` returned.
-
-        Raises:
-            UserError: that was another network or optimizer.
-        """
-        variables = dict(self._variables())
-        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-        if shapes != {name: value.shape for name, value in values.items()}:
-            raise UserError("--resume: the checkpoint is of another network or optimizer; give the same options")
-        for name, variable in variables.items():
-            kind = variable.dtype.as_numpy_dtype  # numpy forgets the name of bfloat16
-            variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
-
-    def is_finite(self) -> bool:
-        """Whether all that training changes still consists of numbers."""
-        variables = [*self.model.trainable_variables, *self.optimizer.variables]
-        return all(np.isfinite(variable.numpy()).all() for variable in variables)
-
-    def _variables(self) -> Iterator[tuple[str, Any]]:
-        for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):
-            for index, variable in enumerate(variables):
-                yield f"{owner}/{index}", variable.value
 
 
 class _Training:

@@ -117,6 +117,7 @@ def main() -> None:
     import data
     import models
     import profiler
+    from sources import find
     from timing_table import table_settings
 
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +129,7 @@ def main() -> None:
         in_memory = data.load("image_folder", size, batch_size, data_dir=place)
         reading_seconds = time.perf_counter() - begin
         in_file = data.load("image_folder", size, batch_size, data_dir=place, cache_dir=cache, image_memory=0)
-        source = data.find("image_folder", place)
+        source = find("image_folder", place)
         ways = {
             "read once, in memory": lambda: in_memory.train(0),
             "read once, in a file": lambda: in_file.train(0),

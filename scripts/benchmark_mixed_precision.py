@@ -33,10 +33,11 @@ def runs_of(args: Any) -> list[Any]:
     import models
     import profiler
     import training_step
+    from tensors import head_mask
 
     model = models.build_from_options(args)
     settings = table_settings(args)
-    head = models.head_mask(model)
+    head = head_mask(model)
     steps = [run for _, run in profiler.compile_steps(model, settings, [None, head])]
     return [*steps, partial(training_step.forward_pass(model, args.batch_size), *steps[0].args)]
 

@@ -37,7 +37,8 @@ from timing_table import TimingTable, table_settings
 if TYPE_CHECKING:
     import keras
 
-    from train import Settings, TrainStep
+    from settings import Settings
+    from training_step import TrainStep
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 MIN_QUIET = 12  # pairs of steps; with fewer, disturbed ones are taken too
@@ -109,16 +110,16 @@ def standardize(model: keras.Model, images: Any) -> None:
     """
     import keras
 
-    import models
+    from batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
 
-    layers = [layer for layer in model._flatten_layers() if type(layer) is models.FrozenBatchNormalization]
+    layers = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.__class__, layer.momentum = keras.layers.BatchNormalization, 0.0
     model(images, training=True)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
-    models.freeze_batch_norm_statistics(model)
+    freeze_batch_norm_statistics(model)
 
 
 def run(model: keras.Model, dataset: Alternating, settings: Settings, table: TimingTable) -> dict[str, Any]:
@@ -129,15 +130,16 @@ def run(model: keras.Model, dataset: Alternating, settings: Settings, table: Tim
     "correction". "rho_by_slowdown" is what the run itself took itself to keep, "slowdown_by_full_steps" what full
     training's own steps say, disturbed ones included, of the latest ones before each selection but the first.
     """
-    import models
     import train
+    from schemes import make_budget
+    from tensors import tensor_names
 
     dataset.full_ms, dataset.quiet = [], []
-    with tempfile.TemporaryDirectory() as folder, (log := StepsLog(Path(folder), {}, models.tensor_names(model))):
-        budget = train.make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder, (log := StepsLog(Path(folder), {}, tensor_names(model))):
+        budget = make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         with (Path(folder) / "selections.csv").open(newline="", encoding="utf-8") as file:
-            choices = list(csv.DictReader(file))[:: len(models.tensor_names(model))]
+            choices = list(csv.DictReader(file))[:: len(tensor_names(model))]
     each_elastic, each_full = (
         np.array(ms, float).reshape(settings.num_epochs, -1)  # None, where it is no measure, becomes NaN
         for ms in (log.step_ms, dataset.full_ms)
@@ -188,9 +190,9 @@ def is_kept(ratios: dict[float, float]) -> bool:
 
 
 def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
-    import models
+    from tensors import head_mask
 
-    smallest = table.predict_ms(models.head_mask(model)) / table.full_step_ms
+    smallest = table.predict_ms(head_mask(model)) / table.full_step_ms
     return [rho for rho in RHOS if rho >= smallest]
 
 
@@ -211,7 +213,7 @@ def main() -> None:
 
     import models
     import profiler
-    from train import Settings
+    from settings import Settings
 
     if args.quick:
         args.rounds, args.steps, args.intervals = 1, 10, 2

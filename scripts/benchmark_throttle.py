@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from data import ImageData
     from history import Choice
+    from settings import Settings
     from time_budget import Progress
-    from train import Settings
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 
@@ -45,10 +45,11 @@ def run(
     model: keras.Model, dataset: ImageData, settings: Settings, table: TimingTable, busy_processes: int
 ) -> dict[str, Any]:
     """One elastic run, disturbed from its middle on; its summary, with the rows of metrics.csv and selections.csv."""
-    import models
     import train
+    from schemes import ElasticScheme, make_budget
+    from tensors import tensor_names
 
-    class Disturbed(train.ElasticScheme):
+    class Disturbed(ElasticScheme):
         children: list[subprocess.Popen] = []  # noqa: RUF012
 
         def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
@@ -56,9 +57,9 @@ def run(
                 self.children += [subprocess.Popen(BUSY) for _ in range(busy_processes)]
             return super().choose(progress, optimizer)
 
-    budget = train.make_budget(model, dataset, settings, table)
+    budget = make_budget(model, dataset, settings, table)
     scheme = Disturbed(model, dataset, settings, budget)
-    names = models.tensor_names(model)
+    names = tensor_names(model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, names) as log:
         try:
             summary = train.run_training(model, dataset, scheme, settings, log)
@@ -106,7 +107,7 @@ def main() -> None:
     import data
     import models
     import profiler
-    import train
+    from settings import Settings
 
     if args.quick:
         args.num_epochs = 4
@@ -116,12 +117,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, table_settings(args), Path(folder))
 
-    settings = train.Settings(
+    settings = Settings(
         optimizer=args.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho
     )
     runs = {"rho, undisturbed": run(model, dataset, settings, table, 0)}
     deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
-    hurried = train.Settings(**{**vars(settings), "deadline": deadline})
+    hurried = Settings(**{**vars(settings), "deadline": deadline})
     runs["deadline, undisturbed"] = run(model, dataset, hurried, table, 0)
     runs["deadline, disturbed"] = run(model, dataset, hurried, table, args.busy)
 

@@ -37,7 +37,7 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
 
     Fewer than `count` where the network has not so many.
     """
-    import train
+    from schemes import select_tensors
 
     rng = np.random.default_rng(1)
     smallest = table.predict_ms(head) / table.full_step_ms
@@ -47,7 +47,7 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
     for attempt in range(100 * count):
         if attempt % 2 and rhos:
             rho = rhos[attempt // 2 % len(rhos)]
-            kind, mask = "solver", train.select_tensors(table, rng.lognormal(size=len(head)), head, rho).mask
+            kind, mask = "solver", select_tensors(table, rng.lognormal(size=len(head)), head, rho).mask
         else:
             deepest = rng.integers(1, len(head) + 1)
             chosen = rng.random(deepest) < DENSITIES[attempt // 2 % len(DENSITIES)]
@@ -109,13 +109,14 @@ def main() -> None:
 
     import models
     import profiler
+    from tensors import head_mask
 
     args.num_classes = args.num_classes or 10
     count = args.selections or (12 if args.model_name == "vit" else 32)
     if args.quick:
         count, args.seconds = 8, 5
     model = models.build_from_options(args)
-    head = models.head_mask(model)
+    head = head_mask(model)
     settings = table_settings(args)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

@@ -161,10 +161,10 @@ def draw_solver(
     args = options.parse_main([*map(str, run.config["command"])])
     args.num_classes = run.config["num_classes"]
     model, table = plotting.network_and_table(args)
-    import models
-    import train
+    from schemes import select_tensors
+    from tensors import head_mask
 
-    head, runs = models.head_mask(model), groups[0].runs
+    head, runs = head_mask(model), groups[0].runs
     vectors = np.concatenate([read_selections(run)[2] for run in runs])
     training = sum(run.summary["train_seconds"] for run in runs)
     rows: list[tuple[Any, ...]] = []
@@ -172,7 +172,7 @@ def draw_solver(
         took, reached = [], []
         for importance in vectors:
             begin = time.perf_counter()
-            choice = train.select_tensors(table, importance, head, args.rho, resolution)
+            choice = select_tensors(table, importance, head, args.rho, resolution)
             took.append(time.perf_counter() - begin)
             reached.append((choice.predicted_step_ms or 0) / table.full_step_ms)
         share = 100 * float(np.median(took)) * len(vectors) / training

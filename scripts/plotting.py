@@ -188,12 +188,13 @@ def network_and_table(args: argparse.Namespace) -> tuple[keras.Model, TimingTabl
 
     import models
     import timing_table
+    from tensors import tensor_names
 
     keras.utils.clear_session()  # layers are numbered as in a process of its own, where the table was made
     args = argparse.Namespace(**{**vars(args), "weights": "none", "allow_stale_profile": True})
     model = models.build_from_options(args)
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    return model, timing_table.load_table(args, models.tensor_names(model), shapes)
+    return model, timing_table.load_table(args, tensor_names(model), shapes)
 
 
 def network(run: FinishedRun) -> str:

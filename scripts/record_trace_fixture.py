@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import keras
 import tensorflow as tf
 
-import models
 import operation_times
 import utils
+from batch_norm import freeze_batch_norm_statistics
 from optimizers import make_optimizer
 from training_step import TrainStep
 
@@ -37,7 +37,7 @@ def small_network() -> keras.Model:
     x = keras.layers.Conv2D(8, 3, strides=2, padding="same", name="tail")(x)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     outputs = keras.layers.Dense(CLASSES, name="head")(x)
-    return models.freeze_batch_norm_statistics(keras.Model(inputs, outputs, name="small_classifier"))
+    return freeze_batch_norm_statistics(keras.Model(inputs, outputs, name="small_classifier"))
 
 
 def full_step(model: keras.Model) -> TrainStep:

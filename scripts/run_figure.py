@@ -116,9 +116,9 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
     if parsed.num_classes is None:
         parsed.num_classes = paper_figures.CLASSES.get(run.dataset_name)
     if parsed.num_classes is None:
-        import data
+        from sources import count_classes
 
-        parsed.num_classes = data.count_classes(parsed.dataset_name, parsed.data_dir)
+        parsed.num_classes = count_classes(parsed.dataset_name, parsed.data_dir)
     profile = None
     if run.is_elastic:
         profile = [
@@ -136,9 +136,9 @@ def image_counts(args: argparse.Namespace) -> tuple[int, int]:
     """Images to train on and to test on."""
     if args.dataset_name in paper_figures.IMAGES:
         return paper_figures.IMAGES[args.dataset_name]
-    import data
+    from sources import find
 
-    source = data.find(args.dataset_name, args.data_dir, args.skip_broken, args.test_fraction)
+    source = find(args.dataset_name, args.data_dir, args.skip_broken, args.test_fraction)
     return source.train.count, source.test.count
 
 
@@ -152,15 +152,13 @@ def estimated_hours(job: Job, images: tuple[int, int]) -> float | None:
     """Of training and testing, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
     import plotting
 
-    import models
+    from tensors import trained_mask
 
     if not job.has_table:
         return None
     args = job.args
     model, table = plotting.network_and_table(args)
-    step_ms = min(
-        table.predict_ms(models.trained_mask(model, args.train_type, args.trained_layers)), table.full_step_ms
-    )
+    step_ms = min(table.predict_ms(trained_mask(model, args.train_type, args.trained_layers)), table.full_step_ms)
     if job.run.is_elastic:
         step_ms = args.rho * table.full_step_ms
     in_epoch, tests = images[0] // args.batch_size, math.ceil(images[1] / args.batch_size)

@@ -67,8 +67,6 @@ def equal_weights(one: Path, other: Path) -> bool:
     """Whether two .keras files hold the same weights, bit for bit."""
     import keras
 
-    import models  # noqa: F401  (registers the layers)
-
     pair = [keras.models.load_model(path, compile=False).variables for path in (one, other)]
     values = [[variable.numpy().tobytes() for variable in variables] for variables in pair]
     return values[0] == values[1]

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import data
-import models
 import timing_table
+from batch_norm import freeze_batch_norm_statistics
 from images import Pixels
 from optimizers import make_optimizer
+from tensors import tensor_names
 from training_step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
@@ -32,7 +33,7 @@ def make_small_model(seed=0):
     x = keras.layers.BatchNormalization(name="tail_bn")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Dropout(0.2, seed=seed)(x)
-    return models.freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
+    return freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
 
 
 def make_small_data(count=24, seed=0):
@@ -45,7 +46,7 @@ def make_small_data(count=24, seed=0):
 
 def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
     """A timing table in which every tensor costs the same, tensors ordered from the last to the first."""
-    names = models.tensor_names(model)
+    names = tensor_names(model)
     count = len(names)
     positions = np.arange(count)[::-1]
     return timing_table.TimingTable(

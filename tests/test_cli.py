@@ -218,16 +218,17 @@ def test_profile_then_train_then_compare(tmp_path):
 
 def test_overwrite_spares_a_folder_that_holds_no_run(tmp_path):
     import utils
+    from run_folder import run_folder
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with (
         pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"),
-        utils.run_folder(tmp_path, "mine", overwrite=True),
+        run_folder(tmp_path, "mine", overwrite=True),
     ):
         pass
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-    with utils.run_folder(tmp_path, "mine") as folder:
+    with run_folder(tmp_path, "mine") as folder:
         assert folder.name == "mine-2"
 
 

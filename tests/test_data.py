@@ -13,6 +13,7 @@ import tensorflow as tf
 from PIL import Image
 
 import data
+from sources import count_classes
 from utils import UserError
 
 
@@ -80,7 +81,7 @@ def test_image_folder(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
     assert (images.num_classes, images.train_count, images.test_count) == (2, 10, 4)
     assert images.class_names == ("blue", "red")
-    assert data.count_classes("image_folder", folder) == 2
+    assert count_classes("image_folder", folder) == 2
     for batch, labels in images.train(0):
         assert batch.shape == (2, 16, 16, 3)
         for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
@@ -146,7 +147,7 @@ def test_one_folder_is_split_class_by_class_and_always_alike(loose, inside, caps
         (loose / "train").mkdir()
         for name in ("blue", "green", "red", "white"):
             (loose / name).rename(loose / "train" / name)
-    assert data.count_classes("image_folder", loose) == 4
+    assert count_classes("image_folder", loose) == 4
     whole = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
     train, test = shades(whole.train(0)), shades(whole.test())
     assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
@@ -218,7 +219,7 @@ def test_a_split_without_images_is_refused(folder):
         data.load("image_folder", 16, 2, data_dir=folder)
 
 
-@pytest.mark.parametrize("ask", [data.count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
+@pytest.mark.parametrize("ask", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
 def test_one_class_or_none_is_refused(ask, folder):
     (folder / "train" / "red").rename(folder / "red")
     with pytest.raises(UserError, match=r"/train: has one class only, 'blue'; there must be two"):
@@ -436,7 +437,7 @@ CLASSES = {"caltech_birds2011": 200, "oxford_iiit_pet": 37, "stanford_dogs": 120
 
 @pytest.mark.parametrize("name", data.TFDS_NAMES)
 def test_tfds_names_are_read_as_tfds_prepared_them(name, tmp_path, monkeypatch):
-    assert data.count_classes(name, tmp_path) == CLASSES[name]
+    assert count_classes(name, tmp_path) == CLASSES[name]
     prepare_small(name, tmp_path, monkeypatch)
     dataset = data.load(name, 16, 4, data_dir=tmp_path)
     assert (dataset.num_classes, dataset.train_count, dataset.test_count) == (CLASSES[name], 8, 5)

@@ -15,6 +15,7 @@ from conftest import CLASSES, SIZE, make_small_data, make_small_model
 
 import export
 import models
+from batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics, load_model, save_model
 from optimizers import make_optimizer
 from training_step import TrainStep
 from utils import UserError
@@ -186,14 +187,14 @@ def network(kind):
         backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
         x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
-        return unsettled(models.freeze_batch_norm_statistics(model)), 32
+        return unsettled(freeze_batch_norm_statistics(model)), 32
     return unsettled(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
 
 
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
 def test_a_saved_model_loads_where_nobody_knows_this_project(kind, tmp_path):
     model, size = network(kind)
-    models.save_model(model, tmp_path / "best.keras")
+    save_model(model, tmp_path / "best.keras")
     images = some_images(size)
     np.save(tmp_path / "images.npy", images)
     words = [sys.executable, "-I", "-c", ELSEWHERE, "best.keras", "images.npy", "answers"]
@@ -208,20 +209,20 @@ def test_a_saved_model_loads_where_nobody_knows_this_project(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
 def test_here_a_saved_model_is_what_it_was(kind, tmp_path):
     model, size = network(kind)
-    untrained = next(layer for layer in model._flatten_layers() if type(layer) is models.FrozenBatchNormalization)
+    untrained = next(layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization)
     untrained.trainable = False  # as a user may wish
-    models.save_model(model, tmp_path / "best.keras")
-    loaded = models.load_model(tmp_path / "best.keras", "--evaluate")
+    save_model(model, tmp_path / "best.keras")
+    loaded = load_model(tmp_path / "best.keras", "--evaluate")
     kinds = [type(layer) for layer in loaded._flatten_layers()]
-    assert models.FrozenBatchNormalization in kinds and keras.layers.BatchNormalization not in kinds
+    assert FrozenBatchNormalization in kinds and keras.layers.BatchNormalization not in kinds
     for now, before in zip(loaded.trainable_variables, model.trainable_variables, strict=True):
         assert (now.name, now.shape) == (before.name, before.shape)
     for old, new in zip(model.variables, loaded.variables, strict=True):
         np.testing.assert_array_equal(old, new)
     images = some_images(size)
     np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
-    models.save_model(loaded, tmp_path / "again.keras")
-    again = models.load_model(tmp_path / "again.keras", "--evaluate")
+    save_model(loaded, tmp_path / "again.keras")
+    again = load_model(tmp_path / "again.keras", "--evaluate")
     assert len(again.trainable_variables) == len(model.trainable_variables)
 
 
@@ -234,7 +235,7 @@ def test_saving_does_not_disturb_a_model_in_training(tmp_path):
         for k in range(4):
             step(tf.constant(some_images(SIZE, seed=k)), tf.constant([0, 1, 2, 0]))
             if saving:
-                models.save_model(model, tmp_path / "last.keras")
+                save_model(model, tmp_path / "last.keras")
         assert all(layer.trainable for layer in model._flatten_layers())
         return model
 
@@ -250,17 +251,17 @@ def test_a_failing_save_leaves_the_model_as_it_was(tmp_path):
     model = make_small_model()
     kinds = [type(layer) for layer in model.layers]
     with pytest.raises((OSError, ValueError)):
-        models.save_model(model, tmp_path / "no" / "such" / "folder.keras")
+        save_model(model, tmp_path / "no" / "such" / "folder.keras")
     assert [type(layer) for layer in model.layers] == kinds
 
 
 def test_weights_go_to_and_fro_between_frozen_and_plain_networks(tmp_path):
     model, _ = network("branches")
-    models.save_model(model, tmp_path / "best.keras")
+    save_model(model, tmp_path / "best.keras")
     model.save_weights(tmp_path / "frozen.weights.h5")
     plain = keras.models.load_model(tmp_path / "best.keras")
     plain.save_weights(tmp_path / "plain.weights.h5")
-    assert type(plain.layers[-1]) is not models.FrozenBatchNormalization
+    assert type(plain.layers[-1]) is not FrozenBatchNormalization
     for target, name in ((plain, "frozen.weights.h5"), (model, "plain.weights.h5"), (model, "best.keras")):
         expected = [variable.numpy() for variable in target.variables]
         for variable in target.variables:
@@ -275,6 +276,6 @@ def test_a_plain_model_of_the_users_keeps_what_it_trains(tmp_path):
     x = keras.layers.BatchNormalization(name="fixed", trainable=False)(keras.layers.Conv2D(3, 3)(inputs))
     x = keras.layers.Flatten()(keras.layers.BatchNormalization(name="free")(x))
     keras.Model(inputs, keras.layers.Dense(3)(x)).save(tmp_path / "my.keras")
-    loaded = models.load_model(tmp_path / "my.keras", "--model_name")
+    loaded = load_model(tmp_path / "my.keras", "--model_name")
     assert [loaded.get_layer(name).trainable for name in ("fixed", "free")] == [False, True]
-    assert type(loaded.get_layer("fixed")) is models.FrozenBatchNormalization
+    assert type(loaded.get_layer("fixed")) is FrozenBatchNormalization

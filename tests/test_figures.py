@@ -21,6 +21,7 @@ import models
 import options
 import timing_table
 import utils
+from tensors import trained_mask
 from utils import UserError
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -164,7 +165,7 @@ def test_hours_come_from_the_timing_table(tmp_path):
     table.save(timing_table.table_folder(args))
     steps, testing_ms = 4 * (898 // 64), 4 * 15 * table.forward_ms
     for job in jobs:
-        mask = models.trained_mask(model, job.args.train_type)
+        mask = trained_mask(model, job.args.train_type)
         step_ms = table.full_step_ms * job.args.rho if job.run.is_elastic else table.predict_ms(mask)
         hours = (steps * step_ms + testing_ms) / 3.6e6
         assert run_figure.estimated_hours(job, images) == pytest.approx(hours), job.args.run_name

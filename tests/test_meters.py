@@ -12,9 +12,12 @@ from conftest import make_small_data, make_small_model, make_table
 import meters
 import operation_times
 import train
+import train_state
+import training_step
 from history import Clocks
 from run_log import RunLog
-from train import Settings
+from schemes import make_budget
+from settings import Settings
 from utils import UserError
 
 
@@ -204,7 +207,7 @@ def test_only_training_counts():
 def trained(folder, *, name="elastic_training"):
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    budget = [train.make_budget(model, data, settings, make_table(model))] if name == "elastic_training" else []
+    budget = [make_budget(model, data, settings, make_table(model))] if name == "elastic_training" else []
     names = [str(k) for k in range(len(model.trainable_variables))]
     with RunLog(folder, {"train_type": name}, names) as run:
         summary = run.finish(getattr(train, name)(model, data, settings, run, *budget))
@@ -331,13 +334,13 @@ def test_a_record_that_is_none_is_refused(tmp_path, text, why):
 
 
 def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
-    counted, real = [], train.count_flops
+    counted, real = [], train_state.count_flops
 
     def count(graph):
         counted.append(real(graph))
         return counted[-1]
 
-    monkeypatch.setattr(train, "count_flops", count)
+    monkeypatch.setattr(train_state, "count_flops", count)
     full, rows = trained(tmp_path / "full", name="full_training")
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]
@@ -354,7 +357,7 @@ def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
         model = make_small_model()
         optimizer = train.make_optimizer("sgd", 0.05, 5e-4, 18)
         optimizer.build(model.trainable_variables)
-        one_step = train.TrainStep(model, optimizer, 4, np.array(mask))
+        one_step = training_step.TrainStep(model, optimizer, 4, np.array(mask))
         expected += 6 * sum(operation_times.count_flops(one_step.graph).values())
     assert elastic["train_flops"] == pytest.approx(expected)
     assert elastic["train_flops"] < full["train_flops"]

@@ -14,7 +14,9 @@ import tensorflow as tf
 import models
 import options
 import pretrained
+from batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics, save_model
 from optimizers import make_optimizer
+from tensors import head_mask, normalisation_and_bias_mask, tensor_names
 from training_step import TrainStep
 from utils import UserError
 
@@ -49,7 +51,7 @@ def test_frozen_network_equals_the_plain_one_in_inference_even_when_called_for_t
     plain = plain_backbone(name)
     frozen = keras.models.clone_model(plain)
     frozen.set_weights(plain.get_weights())
-    models.freeze_batch_norm_statistics(frozen)
+    freeze_batch_norm_statistics(frozen)
     images = tf.random.uniform((2, 32, 32, 3), -1, 1, seed=0)
     expected = plain(images, training=False).numpy()
     scale = np.abs(expected).max()
@@ -86,7 +88,7 @@ def test_frozen_batch_norm_trains_gamma_and_beta_as_the_plain_one_does_in_infere
     plain.moving_variance.assign([0.5, 1.0, 2.0])
     for other in ({}, {"scale": False}, {"center": False}):
         reference = keras.layers.BatchNormalization(**other)
-        frozen = models.FrozenBatchNormalization(**other)
+        frozen = FrozenBatchNormalization(**other)
         gradients = []
         for layer, training in ((reference, False), (frozen, True)):
             layer.build(x.shape)
@@ -102,13 +104,13 @@ def test_frozen_batch_norm_trains_gamma_and_beta_as_the_plain_one_does_in_infere
 
 def test_a_benchmarks_random_network_gets_batch_norms_that_normalise_and_stay_frozen():
     images = np.random.default_rng(0).uniform(-1, 1, (16, 32, 32, 3)).astype(np.float32)
-    model = models.freeze_batch_norm_statistics(
+    model = freeze_batch_norm_statistics(
         keras.applications.MobileNetV2(input_shape=(32, 32, 3), include_top=False, weights=None, alpha=0.35)
     )
-    layers = [layer for layer in model.layers if isinstance(layer, models.FrozenBatchNormalization)]
+    layers = [layer for layer in model.layers if isinstance(layer, FrozenBatchNormalization)]
     momenta = [layer.momentum for layer in layers]
     benchmark_rho.standardize(model, images)
-    assert all(type(layer) is models.FrozenBatchNormalization for layer in layers)
+    assert all(type(layer) is FrozenBatchNormalization for layer in layers)
     assert [layer.momentum for layer in layers] == momenta
     statistics = [variable.numpy() for variable in model.non_trainable_variables]
     outputs = keras.Model(model.input, [layer.output for layer in layers])(images, training=True)
@@ -121,7 +123,7 @@ def test_a_benchmarks_random_network_gets_batch_norms_that_normalise_and_stay_fr
 
 
 def test_frozen_batch_norm_takes_other_shapes():
-    layer = models.FrozenBatchNormalization()
+    layer = FrozenBatchNormalization()
     x = tf.random.normal((5, 3), mean=4.0, seed=0)
     np.testing.assert_allclose(layer(x, training=True), x / np.sqrt(1 + layer.epsilon), rtol=1e-5)
 
@@ -136,9 +138,9 @@ def test_every_network_has_its_parts_and_survives_saving(name, tmp_path):
     images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
     logits = model(images, training=False).numpy()
     assert logits.shape == (2, 7)
-    names = models.tensor_names(model)
+    names = tensor_names(model)
     assert len(set(names)) == len(names) == len(model.trainable_variables)
-    head = models.head_mask(model)
+    head = head_mask(model)
     assert [names[k] for k in np.flatnonzero(head)] == ["head/kernel", "head/bias"]
     model.save(tmp_path / "model.keras")
     copy = keras.models.load_model(tmp_path / "model.keras")
@@ -147,8 +149,8 @@ def test_every_network_has_its_parts_and_survives_saving(name, tmp_path):
 
 def test_normalisation_and_bias_mask():
     model = models.build_model("mobilenetv2", 32, 5, alpha=0.35)
-    mask = models.normalisation_and_bias_mask(model)
-    for name, trains in zip(models.tensor_names(model), mask, strict=True):
+    mask = normalisation_and_bias_mask(model)
+    for name, trains in zip(tensor_names(model), mask, strict=True):
         assert trains == (name.endswith(("/gamma", "/beta", "/bias")) or name.startswith("head/"))
 
 
@@ -351,8 +353,8 @@ def test_other_networks_train_keep_their_statistics_and_survive_saving(name, tmp
     before = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
     optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
     optimizer.build(model.trainable_variables)
-    head = models.head_mask(model)
-    assert [one for one, taken in zip(models.tensor_names(model), head, strict=True) if taken] == [
+    head = head_mask(model)
+    assert [one for one, taken in zip(tensor_names(model), head, strict=True) if taken] == [
         "head/kernel",
         "head/bias",
     ]
@@ -362,7 +364,7 @@ def test_other_networks_train_keep_their_statistics_and_survive_saving(name, tmp
     after = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
-    models.save_model(model, tmp_path / "model.keras")
+    save_model(model, tmp_path / "model.keras")
     copy = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(copy(images, training=False), model(images, training=False), rtol=1e-3, atol=1e-4)
 
@@ -390,7 +392,7 @@ def test_a_saved_model_gives_its_weights_and_its_head_where_the_classes_agree(na
     saved = models.build_model(name, 32, 5, alpha=0.35)
     run = tmp_path / "run"
     run.mkdir()
-    models.save_model(saved, run / "best.keras")
+    save_model(saved, run / "best.keras")
     for path in (run, run / "best.keras"):
         assert not differ(models.build_model(name, 32, 5, str(path), alpha=0.35), saved)
         assert not capsys.readouterr().out
@@ -414,7 +416,7 @@ def test_a_keras_application_saved_with_its_top_gives_its_backbone(tmp_path, cap
 def test_own_networks_with_layers_of_their_own_go_on_from_a_run(tmp_path):
     zoo = f"{Path(__file__).parent}/zoo.py:custom_layer"
     saved = models.build_model(zoo, 12, 3)
-    models.save_model(saved, tmp_path / "best.keras")
+    save_model(saved, tmp_path / "best.keras")
     keras.utils.set_random_seed(5)
     assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
     with pytest.raises(UserError, match=r"--weights .*best.keras: does not fit .*custom_layer: "):
@@ -509,7 +511,7 @@ def test_the_memory_needed_counts_what_is_surely_there():
     )
     importance = models.memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
     assert importance == pytest.approx(mb * (batch * image + 5 * weights + kept))
-    head = models.memory_needed_mb(model, batch, 1, models.head_mask(model))
+    head = models.memory_needed_mb(model, batch, 1, head_mask(model))
     assert head == pytest.approx(mb * (batch * image + weights + batch * (wide + narrow)))  # the largest layer at work
 
 

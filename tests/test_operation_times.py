@@ -21,6 +21,7 @@ import operation_times
 import options
 import profiler
 import timing_table
+from tensors import head_mask, tensor_names
 from utils import UserError
 
 TX2 = Path(__file__).resolve().parents[2] / "shared" / "traces" / "jetson_tx2"
@@ -418,7 +419,7 @@ def test_a_tx2_trace_becomes_a_table(name):
     assert table.predict_ms(np.ones(len(table.names), bool)) == pytest.approx(table.full_step_ms)
     gradient_ms = float(table.t_dw_ms.sum() + table.t_dy_ms.sum())
     assert gradient_ms >= GRADIENT_MS[name] and table.details["operation_ms"]["updates"] == 0
-    smallest = table.predict_ms(models.head_mask(model)) / table.full_step_ms
+    smallest = table.predict_ms(head_mask(model)) / table.full_step_ms
     assert 0.2 < smallest < 0.45
 
 
@@ -436,11 +437,11 @@ def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model)
     unknown = timing_table.Fit(2.0, 1.0, 1.0, None, None, 0, 0)
     timing_table.TimingTable(**{**vars(table), "fit": unknown}).save(timing_table.table_folder(args))
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
-    assert timing_table.load_table(args, models.tensor_names(small_model), shapes).fit == unknown
+    assert timing_table.load_table(args, tensor_names(small_model), shapes).fit == unknown
 
 
 def test_the_plan_keeps_to_each_rho_and_says_what_is_infeasible(small_model):
-    head = models.head_mask(small_model)
+    head = head_mask(small_model)
     table = make_table(small_model, constant_ms=20.0)
     lines = list(board.plan_lines(table, head, np.ones(len(head))))
     assert len(lines) == 1 + 8

@@ -13,6 +13,7 @@ import models
 import profiler
 import timing_table
 from optimizers import make_optimizer
+from tensors import head_mask, tensor_names
 from training_step import TrainStep
 from utils import UserError
 
@@ -78,7 +79,7 @@ def test_exactly_the_selected_variables_move_and_no_statistics(traced):
     rng = np.random.default_rng(0)
     statistics = [v for v in model.non_trainable_variables if "moving" in v.name]
     for _ in range(2):
-        mask = models.head_mask(model) | (rng.random(len(variables)) < 0.5)
+        mask = head_mask(model) | (rng.random(len(variables)) < 0.5)
         before = [v.numpy() for v in variables], [v.numpy() for v in statistics]
         step = TrainStep(model, optimizer, BATCH, mask)
         step(*a_batch())
@@ -97,7 +98,7 @@ def test_exactly_the_selected_variables_move_and_no_statistics(traced):
 def test_every_batch_norm_is_reached_and_the_head_found(traced):
     model = traced[0]
     assert not any(type(layer) is keras.layers.BatchNormalization for layer in model._flatten_layers())
-    head = models.head_mask(model)
+    head = head_mask(model)
     shapes = {tuple(v.shape)[-1] for v, taken in zip(model.trainable_variables, head, strict=True) if taken}
     assert head.sum() == 2 and shapes == {CLASSES}
     logits = model(a_batch()[0]).numpy()
@@ -111,15 +112,15 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     (name,) = table.details["tensors_without_gradient"]
     assert name.endswith("/unused")
     assert f"warning: {name} has no influence on the loss" in "\n".join(profiler._report(table, 0.1))
-    import train
     from importance import ImportanceEvaluator
+    from schemes import select_tensors
 
     evaluator = ImportanceEvaluator(model, BATCH)
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
     optimizer.build(model.trainable_variables)
     importance = evaluator(optimizer, [a_batch()])
-    choice = train.select_tensors(table, importance, models.head_mask(model), rho=1.0)
-    assert not choice.mask[models.tensor_names(model).index(name)]
+    choice = select_tensors(table, importance, head_mask(model), rho=1.0)
+    assert not choice.mask[tensor_names(model).index(name)]
 
 
 # --- files of the user ------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
     assert "last layer last has 7 outputs; a new one for 3 takes its place" in capsys.readouterr().out
     convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")
     np.testing.assert_array_equal(convolution, original.get_layer("conv").kernel)
-    assert models.head_mask(model).sum() == 2
+    assert head_mask(model).sum() == 2
 
 
 def test_mistakes_in_own_models_are_answered_in_one_line(tmp_path):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_table, naive_needs
 
-import models
 import profiler
 import timing_table
 import utils
+from tensors import head_mask, tensor_names
 from utils import UserError
 
 SETTINGS = {
@@ -89,7 +89,7 @@ def test_each_update_belongs_to_its_tensor(optimizer, kind):
 
 def test_tensors_come_output_first(attributed):
     model, _, _, costs = attributed
-    names = [models.tensor_names(model)[k] for k in costs.positions]
+    names = [tensor_names(model)[k] for k in costs.positions]
     assert set(names[:2]) == {"head/kernel", "head/bias"}
     assert names[-1].startswith("stem/")
 
@@ -113,7 +113,7 @@ def test_profiling_a_network_end_to_end(tmp_path, small_model):
     updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]
     assert 0 < updates_ms == pytest.approx(table.full_step_ms - table.gradient_pass_ms)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0
-    assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(models.head_mask(small_model))
+    assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     profiler.draw_table(table, tmp_path / "timing")
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
@@ -126,7 +126,7 @@ def saved(tmp_path, small_model):
     table.settings.update(SETTINGS)
     table.details["environment"] = utils.environment()
     table.save(timing_table.table_folder(args))
-    return args, models.tensor_names(small_model), table
+    return args, tensor_names(small_model), table
 
 
 def load(args, names, table):

@@ -14,6 +14,7 @@ from conftest import BATCH, CLASSES, make_small_model
 import models
 import operation_times
 import prunetrain
+from batch_norm import freeze_batch_norm_statistics
 from optimizers import make_optimizer
 from options import GLYPH_WEIGHTS
 from prunetrain import _Network
@@ -178,7 +179,7 @@ def two_convolutions(reader_size, beta):
     x = keras.layers.BatchNormalization(name="behind")(x)
     x = keras.layers.Flatten()(keras.layers.ReLU()(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x))
-    return models.freeze_batch_norm_statistics(model)
+    return freeze_batch_norm_statistics(model)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,16 @@ from conftest import make_small_data, make_small_model, make_table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import history
-import models
 import train
 import utils
 from checkpoint import Checkpoint, Checkpoints
+from run_folder import run_folder
 from run_log import RunLog
+from schemes import make_budget
+from settings import Settings
+from tensors import tensor_names
 from time_budget import PASSES, RhoBudget
-from train import Settings
+from train_state import Network, _Trainee
 from utils import Stopped, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,9 +78,9 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
     )
     folder.mkdir(exist_ok=True)
     model = make_small_model()
-    with RunLog(folder, {"seed": 0}, models.tensor_names(model)) as log:
+    with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
         if elastic:
-            budget = train.make_budget(model, data, settings, make_table(model, t_dy_ms))
+            budget = make_budget(model, data, settings, make_table(model, t_dy_ms))
             results = train.elastic_training(model, data, settings, log, budget)
         else:
             results = train.full_training(model, data, settings, log)
@@ -168,7 +171,7 @@ def test_a_resumed_prunetrain_run_has_the_network_that_was_left(tmp_path, capsys
             learning_rate=0.01, num_epochs=3, prune_interval=1, prune_threshold=1.0, checkpoint_steps=1, save_model=True
         )
         folder.mkdir(exist_ok=True)
-        with RunLog(folder, {}, models.tensor_names(model)) as log:
+        with RunLog(folder, {}, tensor_names(model)) as log:
             log.finish(train.prunetrain(model, data, settings, log))
         return [variable.numpy() for variable in keras.models.load_model(folder / "last.keras").variables]
 
@@ -322,7 +325,7 @@ def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(tmp_path):
 
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
     with (
-        RunLog(tmp_path, {"seed": 0}, models.tensor_names(model)) as log,
+        RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
         pytest.raises(UserError, match=r"the loss is nan at step 9 with learning rate 0.0\d+; lower --learning_rate"),
     ):
         train.full_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
@@ -344,7 +347,7 @@ def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
 
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
     with (
-        RunLog(tmp_path, {"seed": 0}, models.tensor_names(model)) as log,
+        RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
         pytest.raises(
             UserError, match=r"a weight is not finite after step 9 with learning rate 0.0\d+; lower --learning_rate"
         ),
@@ -393,9 +396,9 @@ def test_bfloat16_comes_back_as_bfloat16(tmp_path):
         half = make_small_model()
     finally:
         keras.config.set_dtype_policy("float32")
-    network = train.Network(half, train.make_optimizer("sgd", 0.1, 0.0, 10))
+    network = Network(half, train.make_optimizer("sgd", 0.1, 0.0, 10))
     network.optimizer.build(half.trainable_variables)
-    trainee = train._Trainee(network, 4, lambda model: None)
+    trainee = _Trainee(network, 4, lambda model: None)
     assert half.trainable_variables[0].dtype == "bfloat16" != model.trainable_variables[0].dtype
     Checkpoints(tmp_path).save(1, trainee.values(), {})
     before = [variable.numpy().copy() for variable in half.variables]
@@ -428,7 +431,7 @@ def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, interval=0.5, rho=0.6, correct_budget=False)
     folder.mkdir()
     with (
-        StoppingLog(folder, {"seed": 0}, models.tensor_names(model)) as log,
+        StoppingLog(folder, {"seed": 0}, tensor_names(model)) as log,
         pytest.raises(Stopped, match=r"stopped after step 12 of 18; go on with: python main.py --resume"),
     ):
         train.full_training(model, data, settings, log)
@@ -537,7 +540,7 @@ def test_two_runs_cannot_write_one_folder(tmp_path):
     program = f"""
 import time, utils
 from pathlib import Path
-with utils.run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
+with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -547,15 +550,15 @@ with utils.run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
         for how in ({"resume": True}, {"overwrite": True}):
             with (
                 pytest.raises(UserError, match="another run is writing there; wait for it, or give --run_name"),
-                utils.run_folder(tmp_path, "mine", **how),
+                run_folder(tmp_path, "mine", **how),
             ):
                 pass
-        with utils.run_folder(tmp_path, "mine") as other:
+        with run_folder(tmp_path, "mine") as other:
             assert other.name == "mine-2"
     finally:
         holder.kill()
         holder.wait()
-    with utils.run_folder(tmp_path, "mine", resume=True):  # the lock died with its holder
+    with run_folder(tmp_path, "mine", resume=True):  # the lock died with its holder
         assert (tmp_path / "mine" / "config.json").exists()
 
 
@@ -567,7 +570,7 @@ def test_half_written_files_of_a_killed_run_are_cleared_away(tmp_path):
     kept = [folder / ".gitignore", folder / "notes.txt"]
     for path in left + kept:
         path.touch()
-    with utils.run_folder(tmp_path, "mine", resume=True):
+    with run_folder(tmp_path, "mine", resume=True):
         assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
 
 
@@ -576,7 +579,7 @@ def test_a_folder_that_holds_no_run_is_not_resumed_into(tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with (
         pytest.raises(UserError, match=r"--resume: .* is not the folder of a run"),
-        utils.run_folder(tmp_path, "mine", resume=True),
+        run_folder(tmp_path, "mine", resume=True),
     ):
         pass
 
@@ -614,6 +617,6 @@ def test_a_read_only_log_folder_is_named(tmp_path):
     (tmp_path / "logs").mkdir(mode=0o555)
     with (
         pytest.raises(UserError, match=r"logs: cannot be written: Permission denied"),
-        utils.run_folder(tmp_path / "logs", "mine"),
+        run_folder(tmp_path / "logs", "mine"),
     ):
         pass

@@ -12,7 +12,7 @@ from test_train import run
 
 import profiler
 import train
-from train import Settings
+from settings import Settings
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (requirements-dev.txt)")

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from conftest import make_small_data, make_small_model, make_table
 
-import models
 import time_budget
 import train
+import training_step
 from history import Choice, History, Interval
 from run_log import RunLog
+from schemes import ElasticScheme, make_budget, select_tensors
+from settings import Settings
+from tensors import head_mask, tensor_names
 from time_budget import (
     CARRIED,
     CORRECTION_BOUND,
@@ -23,14 +26,13 @@ from time_budget import (
     RhoBudget,
     pass_steps,
 )
-from train import Settings
 from utils import Stopped, UserError
 
 
 @pytest.fixture(scope="module")
 def case():
     model = make_small_model()
-    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=3.0), models.head_mask(model)
+    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=3.0), head_mask(model)
 
 
 def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
@@ -46,7 +48,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
             epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, slowdowns, overhead_ms=0.0, **beside
         )
         allowances.append(budget.allow(progress))
-        choice = train.select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
+        choice = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
         budget.adopt(choice.mask)
         masks.append(choice.mask)
         step_ms = [device(epoch, table.predict_ms(choice.mask))] * steps
@@ -99,7 +101,7 @@ def test_what_is_left_over_of_budgets_is_used_but_never_more_than_rho_on_average
         allowance = budget.allow(Progress())
         assert rho <= allowance.rho == pytest.approx(expected)
         for share, taken in ((rho / correction, plain), (allowance.table_share, used)):
-            mask = train.select_tensors(table, importance, head, share).mask
+            mask = select_tensors(table, importance, head, share).mask
             taken.append(min(table.predict_ms(mask) * correction / table.full_step_ms, 1.0))
         budget.adopt(mask)
         assert np.mean(used) <= rho + 1e-9
@@ -135,7 +137,7 @@ def test_what_is_made_up_for_still_leaves_the_head(case):
     steps = [1.2 * budget.adopt(head)] * 50
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
     assert allowance.correction > 1.05 and allowance.rho == budget.smallest_rho
-    choice = train.select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    choice = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
     np.testing.assert_array_equal(choice.mask, head)
 
 
@@ -228,7 +230,7 @@ def test_a_generous_deadline_trains_everything_and_no_more(case):
     budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(epochs=12, total_steps=1200))
     assert allowance.rho == 1.0
-    assert train.select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
+    assert select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
 
 
 def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(case):
@@ -238,14 +240,14 @@ def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9))
     assert allowance.rho == budget.smallest_rho
-    choice = train.select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    choice = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
     np.testing.assert_array_equal(choice.mask, head)
 
 
 def elastic(tmp_path, settings, table):
     model = make_small_model()
-    budget = train.make_budget(model, make_small_data(), settings, table)
-    log = RunLog(tmp_path, {}, models.tensor_names(model))
+    budget = make_budget(model, make_small_data(), settings, table)
+    log = RunLog(tmp_path, {}, tensor_names(model))
     with log:
         summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
     with (tmp_path / "selections.csv").open(newline="") as file:
@@ -253,7 +255,7 @@ def elastic(tmp_path, settings, table):
 
 
 def head_of(model):
-    return models.head_mask(model)
+    return head_mask(model)
 
 
 def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
@@ -279,19 +281,19 @@ def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
 def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, monkeypatch):
     """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
     weights, timed = [], []
-    original = train.ElasticScheme.slowdown
+    original = ElasticScheme.slowdown
 
     def remembering(self, step, images, labels):
         slowdown = original(self, step, images, labels)
         timed.append((step, slowdown is not None))
         return slowdown
 
-    monkeypatch.setattr(train.ElasticScheme, "slowdown", remembering)
+    monkeypatch.setattr(ElasticScheme, "slowdown", remembering)
     for correct in (True, False):
         model = make_small_model()
         settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
-        budget = train.make_budget(model, make_small_data(), settings, make_table(model))
-        with RunLog(tmp_path / str(correct), {}, models.tensor_names(model)) as log:
+        budget = make_budget(model, make_small_data(), settings, make_table(model))
+        with RunLog(tmp_path / str(correct), {}, tensor_names(model)) as log:
             train.elastic_training(model, make_small_data(), settings, log, budget)
         weights.append([variable.numpy() for variable in model.variables])
     passes = {step for step, was_timed in timed[:24] if was_timed}
@@ -326,9 +328,9 @@ class FakeTime:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in ("train", "history"):
+        for module in ("train", "train_state", "history"):
             monkeypatch.setattr(f"{module}.time", self)
-        self.let_pass(monkeypatch, train.TrainStep, "__call__", [1.0])
+        self.let_pass(monkeypatch, training_step.TrainStep, "__call__", [1.0])
 
     def perf_counter(self):
         return self.now
@@ -350,9 +352,9 @@ def hurried(folder, deadline):
     """10 epochs of 6 steps, or what is left of them in `folder`; a selection every second epoch."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline)
-    budget = train.make_budget(model, data, settings, make_table(model))
+    budget = make_budget(model, data, settings, make_table(model))
     folder.mkdir(exist_ok=True)
-    with RunLog(folder, {}, models.tensor_names(model)) as log:
+    with RunLog(folder, {}, tensor_names(model)) as log:
         return train.elastic_training(model, data, settings, log, budget)
 
 
@@ -371,8 +373,8 @@ def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
     deadline, tests, selections, steps, tmp_path, monkeypatch
 ):
     clock = FakeTime(monkeypatch)
-    clock.let_pass(monkeypatch, train.Evaluation, "__call__", tests)
-    clock.let_pass(monkeypatch, train.ElasticScheme, "choose", selections)
+    clock.let_pass(monkeypatch, training_step.Evaluation, "__call__", tests)
+    clock.let_pass(monkeypatch, ElasticScheme, "choose", selections)
     summary = hurried(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
@@ -385,7 +387,7 @@ def test_one_slow_test_does_not_count_for_all_that_are_to_come():
 def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
-    monkeypatch.setattr(train.ElasticScheme, "first_test_seconds", lambda scheme: 1.0)
+    monkeypatch.setattr(ElasticScheme, "first_test_seconds", lambda scheme: 1.0)
     summary = hurried(tmp_path, 8.9)  # 4.5 s are kept for the test
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 

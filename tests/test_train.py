@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from conftest import BATCH, make_small_data, make_small_model, make_table
 
-import models
 import train
 from history import Choice
 from importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
 from optimizers import make_optimizer
 from run_log import RunLog
+from schemes import Scheme, make_budget, select_tensors, selection_steps
+from settings import Settings
+from tensors import head_mask, tensor_names
 from time_budget import CARRIED, RhoBudget
-from train import Settings
 from training_step import TrainStep, classification_loss, forward_pass
 from utils import UserError
 
@@ -210,23 +211,23 @@ def test_importance_that_is_not_finite_is_refused(small_model, small_data):
 
 
 def test_selection_keeps_the_budget_and_always_has_the_head(small_model):
-    table, head = make_table(small_model), models.head_mask(small_model)
+    table, head = make_table(small_model), head_mask(small_model)
     rng = np.random.default_rng(0)
     smallest = table.predict_ms(head) / table.full_step_ms
     for rho in np.linspace(smallest, 1, 20):
         importance = rng.normal(0.2, 0.5, len(head))
-        choice = train.select_tensors(table, importance, head, float(rho))
+        choice = select_tensors(table, importance, head, float(rho))
         assert choice.mask[head].all()
         assert choice.predicted_step_ms == pytest.approx(table.predict_ms(choice.mask))
         assert choice.predicted_step_ms is not None and choice.budget_step_ms is not None
         assert choice.predicted_step_ms <= choice.budget_step_ms + 1e-9
         assert not (choice.mask & ~head & (importance <= 0)).any()
-    everything = train.select_tensors(table, np.ones(len(head)), head, 1.0)
+    everything = select_tensors(table, np.ones(len(head)), head, 1.0)
     assert everything.mask.all()
 
 
 def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
-    table, head = make_table(small_model, constant_ms=20.0), models.head_mask(small_model)
+    table, head = make_table(small_model, constant_ms=20.0), head_mask(small_model)
     smallest = table.predict_ms(head) / table.full_step_ms
     with pytest.raises(UserError, match=r"--rho 0.1: .* give at least (0\.\d+)") as caught:
         RhoBudget(table, head, 0.1)
@@ -242,8 +243,8 @@ def rows_of(path):
 
 def run(tmp_path, scheme, settings, model=None, table=None):
     model = model or make_small_model()
-    more = {"budget": train.make_budget(model, make_small_data(), settings, table)} if table else {}
-    log = RunLog(tmp_path, {"model_name": "small", "rho": settings.rho, "seed": 0}, models.tensor_names(model))
+    more = {"budget": make_budget(model, make_small_data(), settings, table)} if table else {}
+    log = RunLog(tmp_path, {"model_name": "small", "rho": settings.rho, "seed": 0}, tensor_names(model))
     with log:
         return model, log.finish(scheme(model, make_small_data(), settings, log, **more))
 
@@ -259,7 +260,7 @@ def run(tmp_path, scheme, settings, model=None, table=None):
 )
 def test_fixed_schemes_train_what_they_say(scheme, trained, tmp_path):
     model = make_small_model()
-    names, before = models.tensor_names(model), values(model.trainable_variables)
+    names, before = tensor_names(model), values(model.trainable_variables)
     run(tmp_path, getattr(train, scheme), Settings(learning_rate=0.05, num_epochs=2, trained_layers=3), model)
     for name, variable, old in zip(names, model.trainable_variables, before, strict=True):
         assert (variable.numpy() != old).any() == trained(name), name
@@ -272,7 +273,7 @@ def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
     before = values(model.trainable_variables)
     model, summary = run(tmp_path, train.elastic_training, settings, model, table=table)
     rows = rows_of(tmp_path / "selections.csv")
-    names = models.tensor_names(model)
+    names = tensor_names(model)
     assert [int(row["epoch"]) for row in rows[:: len(names)]] == [0, 2, 4]
     assert [row["name"] for row in rows[: len(names)]] == names
     left_over = 0.0
@@ -300,7 +301,7 @@ def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=2, interval=interval, rho=0.6, correct_budget=False)
     model = make_small_model()
     run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
-    rows = rows_of(tmp_path / "selections.csv")[:: len(models.tensor_names(model))]
+    rows = rows_of(tmp_path / "selections.csv")[:: len(tensor_names(model))]
     assert [int(row["step"]) for row in rows] == list(steps)
     assert [float(row["epoch"]) for row in rows] == pytest.approx([step / 6 for step in steps], abs=1e-4)
 
@@ -308,9 +309,9 @@ def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
 def test_an_interval_of_less_than_a_step_is_refused():
     data = make_small_data()
     with pytest.raises(UserError, match=r"--interval 0.1: is less than a step; .* give at least (0\.\d+)") as caught:
-        train.selection_steps(data, Settings(interval=0.1))
+        selection_steps(data, Settings(interval=0.1))
     smallest = float(str(caught.value).rsplit(" ", 1)[1])
-    assert train.selection_steps(data, Settings(interval=smallest, num_epochs=2))[:3] == [0, 2, 3]
+    assert selection_steps(data, Settings(interval=smallest, num_epochs=2))[:3] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude"])
@@ -333,7 +334,7 @@ def half_precision(request):
 def test_half_precision_trains_float32_weights_and_only_those_selected(half_precision, small_data, tmp_path):
     model = make_small_model()
     settings = Settings(learning_rate=0.02, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
-    names, before = models.tensor_names(model), values(model.trainable_variables)
+    names, before = tensor_names(model), values(model.trainable_variables)
     run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
     rows = rows_of(tmp_path / "selections.csv")
     ever = {row["name"] for row in rows if row["chosen"] == "1"}
@@ -440,7 +441,7 @@ def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-class AlternatingScheme(train.Scheme):
+class AlternatingScheme(Scheme):
     """A new random selection every epoch."""
 
     def due(self, step):
