@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import utils
-from images import Pixels, read
-from options import TFDS_NAMES
-from sources import broken_images, check_classes, find, printable
+from elastic_trainer.cli.options import TFDS_NAMES
+from elastic_trainer.datasets.images import Pixels, read
+from elastic_trainer.datasets.sources import broken_images, check_classes, find, printable
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -170,6 +170,6 @@ def from_options(args: argparse.Namespace, input_size: int) -> ImageData:
 
 
 if __name__ == "__main__":
-    import dataset_tools
+    from elastic_trainer.datasets import commands
 
-    utils.run_cli(dataset_tools.main)
+    utils.run_cli(commands.main)

@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import meters
-import options
 import utils
-from checkpoint import Checkpoints
-from run_folder import run_folder
+from elastic_trainer.cli import options
+from elastic_trainer.runs import energy
+from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.folder import run_folder
 from utils import UserError
 
 
@@ -30,11 +30,11 @@ def main() -> None:
             return
     utils.load_tensorflow()
     if args.evaluate is not None:
-        import evaluate
+        from elastic_trainer.evaluation import predictions
 
-        model, dataset = evaluate.from_options(args)
+        model, dataset = predictions.from_options(args)
         if args.export:
-            import export
+            from elastic_trainer.evaluation import export
 
             print(export.export_tflite(model, dataset, args.folder, str(args.evaluate)))
         return
@@ -45,15 +45,15 @@ def main() -> None:
 
     import data
     import models
-    import timing_table
     import train
-    from batch_norm import load_model
-    from run_log import RunLog
-    from schemes import make_budget
-    from settings import Settings
-    from sources import count_classes
-    from tensors import head_mask, tensor_names
-    from time_budget import RhoBudget
+    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.networks.batch_norm import load_model
+    from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.runs.run_log import RunLog
+    from elastic_trainer.selection.schemes import make_budget
+    from elastic_trainer.selection.time_budget import RhoBudget
+    from elastic_trainer.settings import Settings
+    from elastic_trainer.timing.table import load_table
 
     args.num_classes = args.num_classes or count_classes(args.dataset_name, args.data_dir)
     if args.resume:
@@ -63,7 +63,7 @@ def main() -> None:
     models.check_memory(model, args)
     table = None
     if args.train_type in options.ELASTIC_TYPES:
-        table = timing_table.load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
+        table = load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
         if args.deadline is None:  # what cannot be kept is refused before images are read, which may take minutes
             RhoBudget(table, head_mask(model), args.rho)
     dataset = data.from_options(args, args.input_size)
@@ -83,7 +83,7 @@ def main() -> None:
         _add_power(args, folder)
         print(_last_line(summary, args.deadline))
         if args.export:
-            import export
+            from elastic_trainer.evaluation import export
 
             if args.train_type == "prunetrain":
                 model = load_model(folder / "best.keras", "--export")
@@ -101,7 +101,7 @@ def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) 
 def _add_power(args: argparse.Namespace, folder: Path) -> None:
     if args.power_csv is not None:
         utils.load_tensorflow()
-        joules = meters.add_external_energy(folder, args.power_csv)
+        joules = energy.add_external_energy(folder, args.power_csv)
         print(_read_json(folder / "summary.json")["energy_missing"] or f"energy of training: {joules:.6g} J")
 
 

@@ -25,13 +25,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import pretrained
 import utils
-from batch_norm import freeze_batch_norm_statistics, load_model
-from meters import available_memory_mb
-from optimizers import SLOTS
-from options import KERAS_NETWORKS, WIDTHS, is_own_model
-from tensors import HEAD, trained_mask
+from elastic_trainer.cli.options import KERAS_NETWORKS, WIDTHS, is_own_model
+from elastic_trainer.networks import pretrained
+from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics, load_model
+from elastic_trainer.networks.tensors import HEAD, trained_mask
+from elastic_trainer.runs.energy import available_memory_mb
+from elastic_trainer.training.optimizers import SLOTS
 from utils import UserError
 
 if TYPE_CHECKING:

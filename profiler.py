@@ -34,15 +34,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-import options
 import utils
-from operation_times import OperationTrace, count_flops, read_op_times, read_trace, trace_step
-from timing_table import Fit, TimingTable, chain_and_own, fit_wall_time, table_folder, table_settings
+from elastic_trainer.cli import options
+from elastic_trainer.timing.operation_times import OperationTrace, count_flops, read_op_times, read_trace, trace_step
+from elastic_trainer.timing.table import Fit, TimingTable, chain_and_own, fit_wall_time, table_folder, table_settings
 
 if TYPE_CHECKING:
     import keras
 
-    from training_step import TrainStep
+    from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
@@ -212,7 +212,7 @@ def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURI
 
 def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
     """At a rate of 0 every operation of a step runs and no weight moves."""
-    from optimizers import make_optimizer
+    from elastic_trainer.training.optimizers import make_optimizer
 
     optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
     optimizer.build(model.trainable_variables)
@@ -225,14 +225,14 @@ def compile_steps(
     """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
     import tensorflow as tf
 
-    import training_step
+    from elastic_trainer.training.step import TrainStep, batch_spec
 
-    images, labels = (spec.shape for spec in training_step.batch_spec(model, settings["batch_size"]))
+    images, labels = (spec.shape for spec in batch_spec(model, settings["batch_size"]))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
     optimizer = idle_optimizer(model, settings)
     steps: list[tuple[TrainStep, partial[Any]]] = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
-        step = training_step.TrainStep(model, optimizer, settings["batch_size"], mask)
+        step = TrainStep(model, optimizer, settings["batch_size"], mask)
         step(*batch)  # the first call is what compiles
         steps.append((step, partial(step, *batch)))
     return steps
@@ -261,14 +261,14 @@ class Measurement:
 
 def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
     """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
-    import training_step
-    from tensors import head_mask
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.training.step import forward_pass
 
     [(full, run_full)] = compile_steps(model, settings, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, head_mask(model))
     runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
-    forward_pass = training_step.forward_pass(model, settings["batch_size"])
+    forward_pass = forward_pass(model, settings["batch_size"])
     times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
     return Measurement(model, settings, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
 
@@ -294,7 +294,7 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
 
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
-    from tensors import tensor_names
+    from elastic_trainer.networks.tensors import tensor_names
 
     costs, unmatched, traced_steps = _operation_times(measurement, timing, folder)
     masks, step_ms = measurement.masks, measurement.step_ms
@@ -382,13 +382,13 @@ def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: Operatio
     Raises:
         UserError: the trace is not of this network.
     """
-    import board
-    import training_step
-    from tensors import tensor_names
+    from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.timing import foreign_trace
+    from elastic_trainer.training.step import TrainStep
 
     variables, names = model.trainable_variables, tensor_names(model)
-    full = training_step.TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
-    op_ms, unmatched_ms = board.match_operations(trace, full, model)
+    full = TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
+    op_ms, unmatched_ms = foreign_trace.match_operations(trace, full, model)
     costs = attribute_times(full, variables, op_ms)
     constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
     full_step_ms = constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
@@ -459,15 +459,15 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
 
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
     """What elastic training would choose on the board, by the importance of the newest run if there is one."""
-    import board
-    from tensors import head_mask, tensor_names
+    from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.timing import foreign_trace
 
-    measured = board.latest_importance(logdir, tensor_names(model))
+    measured = foreign_trace.latest_importance(logdir, tensor_names(model))
     importance, source = measured or (np.ones(len(table.names)), None)
     yield (
         f"selections with the importance in {source}:" if source else "selections with equal importance of all tensors:"
     )
-    yield from board.plan_lines(table, head_mask(model), importance)
+    yield from foreign_trace.plan_lines(table, head_mask(model), importance)
 
 
 def main() -> None:
@@ -475,8 +475,8 @@ def main() -> None:
     utils.load_tensorflow()
 
     import models
-    from sources import count_classes
-    from tensors import head_mask
+    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.networks.tensors import head_mask
 
     trace = read_trace(args.from_trace) if args.from_trace else None
     if args.num_classes is None:

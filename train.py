@@ -27,16 +27,16 @@ import numpy as np
 from tqdm import tqdm
 
 from data import ImageData
-from history import History
-from importance import GradientMagnitude, WeightMagnitude
-from meters import EnergyMeter, find_energy_meter
-from optimizers import make_optimizer
-from run_log import RunLog
-from schemes import ElasticScheme, FixedScheme, Scheme, run_length
-from settings import Settings
-from tensors import trained_mask
-from time_budget import TEST_MARGIN, TimeBudget
-from train_state import Network, _Trainee
+from elastic_trainer.networks.tensors import trained_mask
+from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
+from elastic_trainer.runs.history import History
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.importance import GradientMagnitude, WeightMagnitude
+from elastic_trainer.selection.schemes import ElasticScheme, FixedScheme, Scheme, run_length
+from elastic_trainer.selection.time_budget import TEST_MARGIN, TimeBudget
+from elastic_trainer.settings import Settings
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.state import Network, _Trainee
 from utils import Stopped, UserError
 
 
@@ -88,7 +88,7 @@ def elastic_training_grad_magnitude(
 
 def prunetrain(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
     """Train every tensor, and remove channels that matter little as it goes on (see `prunetrain.py`)."""
-    from prunetrain import PruneTrainScheme
+    from elastic_trainer.pruning.prunetrain import PruneTrainScheme
 
     return run_training(model, data, PruneTrainScheme(model, data, settings), settings, run)
 

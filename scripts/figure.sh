@@ -6,4 +6,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 extra_requirement=""
 prepare_environment .venv constraints.txt requirements.txt
-exec "$python" scripts/run_figure.py "$@"
+exec "$python" scripts/figures/run_figure.py "$@"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import data
-import timing_table
-from batch_norm import freeze_batch_norm_statistics
-from images import Pixels
-from optimizers import make_optimizer
-from tensors import tensor_names
-from training_step import TrainStep
+from elastic_trainer.datasets.images import Pixels
+from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.timing.table import Fit, TimingTable
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
 
@@ -49,7 +49,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
     names = tensor_names(model)
     count = len(names)
     positions = np.arange(count)[::-1]
-    return timing_table.TimingTable(
+    return TimingTable(
         names=[names[k] for k in positions],
         shapes=[tuple(model.trainable_variables[k].shape) for k in positions],
         positions=positions,
@@ -58,7 +58,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         forward_ms=constant_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
         gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # no selection's time
-        fit=timing_table.Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
+        fit=Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},
     )

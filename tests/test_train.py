@@ -13,15 +13,15 @@ import pytest
 from conftest import BATCH, make_small_data, make_small_model, make_table
 
 import train
-from history import Choice
-from importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from optimizers import make_optimizer
-from run_log import RunLog
-from schemes import Scheme, make_budget, select_tensors, selection_steps
-from settings import Settings
-from tensors import head_mask, tensor_names
-from time_budget import CARRIED, RhoBudget
-from training_step import TrainStep, classification_loss, forward_pass
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.runs.history import Choice
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from elastic_trainer.selection.schemes import Scheme, make_budget, select_tensors, selection_steps
+from elastic_trainer.selection.time_budget import CARRIED, RhoBudget
+from elastic_trainer.settings import Settings
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep, classification_loss, forward_pass
 from utils import UserError
 
 

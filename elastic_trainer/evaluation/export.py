@@ -1,0 +1,288 @@
+"""A trained model as files for TensorFlow Lite (LiteRT), and the proof that they answer as the model does.
+
+Two files: `model.tflite` in float32, and `model_dynamic.tflite` with 8-bit weights (dynamic-range quantisation:
+activations stay float and are quantised on the way). Both take one image, float32 [1, size, size, 3] in 0…255, and
+return logits float32 [1, classes]; augmentation and dropout are not in them. `labels.txt` names the classes.
+
+The model is traced here and handed over as a concrete function: that is the one way that is the same from TensorFlow
+2.16 to 2.21, whatever Keras 3 goes with it (`from_keras_model` asks Keras 3 models for methods that some lack).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+import utils
+from data import ImageData
+from elastic_trainer.evaluation import predictions
+from utils import UserError
+
+CHECKED_IMAGES = 1000  # at most so many test images are asked, evenly spread
+LATENCY_SECONDS = 5.0  # how long measuring may take, unless that makes fewer turns than the least
+LATENCY_TURNS = (10, 100)  # least and most
+FILES = ("model.tflite", "model_dynamic.tflite")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A TensorFlow Lite model.
+
+    Attributes:
+        content: of the file.
+        tensorflow_kernels: operations that TensorFlow Lite has no kernel of its own for ("Flex"); empty if none.
+    """
+
+    content: bytes
+    tensorflow_kernels: tuple[str, ...]
+
+
+def convert(model: keras.Model, quantise: bool) -> Converted:
+    """Convert the inference pass of `model`, from images [1, size, size, 3] in 0…255 to logits [1, classes].
+
+    TensorFlow Lite's own kernels are tried first; where they do not suffice, TensorFlow's are allowed too.
+
+    Args:
+        model: with a fixed input size.
+        quantise: keep weights in 8 bits.
+
+    Raises:
+        UserError: the converter cannot express the model.
+    """
+    module = tf.Module()
+    module.kept = [variable.value for variable in model.variables]  # the function itself does not keep them alive
+
+    @tf.function(input_signature=[tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")])
+    def infer(image: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"logits": model(image, training=False)}
+
+    module.infer = infer
+    error: Exception | None = None
+    for kernels in ((tf.lite.OpsSet.TFLITE_BUILTINS,), (tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS)):
+        try:
+            with utils.silenced():  # the converter reports each of its passes
+                converter = tf.lite.TFLiteConverter.from_concrete_functions([infer.get_concrete_function()], module)
+                converter.target_spec.supported_ops = list(kernels)
+                if quantise:
+                    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+                if len(kernels) > 1:
+                    converter._experimental_lower_tensor_list_ops = False  # as its own message advises
+                content = converter.convert()
+        except Exception as failure:  # ConverterError is not public, and tracing may raise anything
+            error = failure
+            continue
+        found = set(re.findall(rb"Flex([A-Z]\w+)", content)) if len(kernels) > 1 else set()
+        return Converted(content, tuple(sorted(name.decode() for name in found)))
+    assert error is not None
+    raise UserError(f"--export tflite: TensorFlow Lite cannot express this model: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The part of a converter's long message that tells what is missing."""
+    text = str(error).strip()
+    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", text)
+    if missing:
+        return f"it lacks {missing.group(1).strip()}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+class Interpreter:
+    """Runs a converted model on single images.
+
+    Attributes:
+        runtime: which interpreter it is, with its version.
+    """
+
+    def __init__(self, converted: Converted, threads: int = 1) -> None:
+        make, self.runtime = _interpreter_class(bool(converted.tensorflow_kernels))
+        with warnings.catch_warnings(), utils.silenced():  # tf.lite.Interpreter announces its end each time
+            warnings.simplefilter("ignore")
+            self._interpreter = make(model_content=converted.content, num_threads=threads)
+            self._interpreter.allocate_tensors()
+        self.input = self._interpreter.get_input_details()[0]
+        self._output = self._interpreter.get_output_details()[0]["index"]
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """Logits [classes] of one image float32 [size, size, 3] in 0…255."""
+        self._interpreter.set_tensor(self.input["index"], image[None])
+        self._interpreter.invoke()
+        return self._interpreter.get_tensor(self._output)[0]
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interpreter_for(converted: Converted, threads: int = 1) -> Interpreter | None:
+    """An interpreter, or None where none is here: since TensorFlow 2.20 its own lacks TensorFlow's kernels too."""
+    try:
+        return Interpreter(converted, threads)
+    except RuntimeError:
+        if converted.tensorflow_kernels:
+            return None
+        raise
+
+
+def _interpreter_class(with_tensorflow_kernels: bool) -> tuple[Callable[..., Any], str]:
+    """LiteRT's interpreter if it is installed, else TensorFlow's, which alone may have TensorFlow's kernels."""
+    if not with_tensorflow_kernels:
+        try:
+            from importlib import metadata
+
+            from ai_edge_litert.interpreter import Interpreter as LiteRT
+        except ImportError:
+            pass
+        else:
+            return LiteRT, f"ai_edge_litert {metadata.version('ai-edge-litert')}"
+    return tf.lite.Interpreter, f"tf.lite {tf.__version__}"
+
+
+def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: str) -> str:
+    """Write both files, labels.txt and export.json to `folder`, check the files, and return what is to be printed.
+
+    Args:
+        model: from images [batch, size, size, 3] to logits.
+        dataset: its test images are what Keras and the files are asked.
+        source: where the model is from, for the record.
+
+    Raises:
+        UserError: the converter cannot express the model, or a file cannot be written.
+    """
+    files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
+    for name, converted in files.items():
+        with utils.atomic_path(folder / name) as temporary:
+            temporary.write_bytes(converted.content)
+    names = [*dataset.class_names, *(f"output {k}" for k in range(dataset.num_classes, model.output_shape[-1]))]
+    utils.write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
+
+    made = {name: interpreter_for(converted) for name, converted in files.items()}
+    interpreters = {name: interpreter for name, interpreter in made.items() if interpreter}
+    images, labels = checked_images(dataset)
+    logits = _ask_all(model, interpreters, images)
+    # Threads that wait for each other lose on a busy machine, and on small networks: both are worth knowing.
+    all_threads = {name: Interpreter(files[name], cores()) for name in interpreters}
+    latency_ms, turns = _latency_ms(model, interpreters, all_threads, images[0])
+    largest = float(np.abs(logits["Keras"]).max())
+    rows: dict[str, dict[str, Any]] = {
+        who: {
+            "accuracy": float(np.mean(answers.argmax(axis=1) == labels)),
+            "largest_logit_difference": float(np.abs(answers - logits["Keras"]).max()),
+            "same_class_share": float(np.mean(answers.argmax(axis=1) == logits["Keras"].argmax(axis=1))),
+            **latency_ms[who],
+        }
+        for who, answers in logits.items()
+    }
+    for name, converted in files.items():
+        row = rows.setdefault(name, dict.fromkeys(rows["Keras"]))  # nothing is known of a file that nothing can run
+        row |= {"bytes": len(converted.content), "tensorflow_kernels": list(converted.tensorflow_kernels)}
+        row["runtime"] = getattr(made[name], "runtime", None)
+    record = {
+        "model": source,
+        "dataset_name": dataset.name,
+        "input": [1, *model.input_shape[1:]],
+        "outputs": len(names),
+        "checked_images": len(images),
+        "test_images": dataset.test_count,
+        "largest_logit": largest,
+        "latency_turns": turns,
+        "threads": cores(),
+        **{who.replace("Keras", "keras"): row for who, row in rows.items()},
+        "environment": utils.environment(),
+    }
+    utils.write_json(folder / "export.json", record)
+    return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(rows, record)])
+
+
+def checked_images(dataset: ImageData, most: int = CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` test images float32 [images, size, size, 3], evenly spread over the split, and their labels."""
+    chosen = np.unique(np.linspace(0, dataset.test_count - 1, min(most, dataset.test_count)).round().astype(int))
+    images, labels, seen = [], [], 0
+    for batch, batch_labels in dataset.test():
+        inside = chosen[(chosen >= seen) & (chosen < seen + len(batch_labels))] - seen
+        images.append(batch.numpy()[inside])
+        labels.append(batch_labels.numpy()[inside])
+        seen += len(batch_labels)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _ask_all(model: keras.Model, interpreters: dict[str, Interpreter], images: np.ndarray) -> dict[str, np.ndarray]:
+    """Logits [images, classes] by Keras, and by each file."""
+    forward = predictions.forward_function(model, 1)
+    askers: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Keras": lambda image: forward(image[None])[0].numpy()}
+    askers |= interpreters
+    logits: dict[str, list[np.ndarray]] = {who: [] for who in askers}
+    for image in tqdm(images, unit="image", dynamic_ncols=True, desc="checking the files"):
+        for who, asker in askers.items():
+            logits[who].append(asker(image))
+    return {who: np.array(answers) for who, answers in logits.items()}
+
+
+def _latency_ms(
+    model: keras.Model, one_thread: dict[str, Interpreter], all_threads: dict[str, Interpreter], image: np.ndarray
+) -> tuple[dict[str, dict[str, float | None]], int]:
+    """Median ms of a single image by Keras (compiled, its own threads) and by each file; how many turns each had."""
+    forward = predictions.forward_function(model, 1)
+    tensor = tf.constant(image[None])
+    runs: dict[tuple[str, str], Callable[[], object]] = {
+        ("Keras", "latency_all_threads_ms"): lambda: forward(tensor).numpy()
+    }
+    for key, interpreters in (("latency_one_thread_ms", one_thread), ("latency_all_threads_ms", all_threads)):
+        runs |= {(name, key): functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
+    for run in runs.values():
+        run()  # compiles
+    turn_ms = float(utils.measure_ms([*runs.values()], 2, unseen=1).sum(axis=1).min())
+    turns = int(np.clip(LATENCY_SECONDS * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
+    times = np.median(utils.measure_ms([*runs.values()], turns, unseen=1), axis=0)
+    latency: dict[str, dict[str, float | None]] = {
+        name: {"latency_one_thread_ms": None, "latency_all_threads_ms": None} for name, _ in runs
+    }
+    for (name, key), median in zip(runs, times, strict=True):
+        latency[name][key] = float(median)
+    return latency, turns
+
+
+def _report(rows: dict[str, dict[str, Any]], record: dict[str, Any]) -> list[str]:
+    form = "{:<20} {:>8} {:>9} {:>20} {:>25} {:>12} {:>14}".format
+    many = f"ms, {record['threads']} threads"
+    titles = ("MB", "accuracy", "same class as Keras", "largest logit difference", "ms, 1 thread", many)
+    lines = [form("file", *titles)]
+    for name, row in rows.items():
+        told = [f"{row['bytes'] / 1e6:.2f}" if "bytes" in row else "-"]
+        for key, spec in (
+            ("accuracy", ".1%"),
+            ("same_class_share", ".2%"),
+            ("largest_logit_difference", ".2g"),
+            ("latency_one_thread_ms", ".2f"),
+            ("latency_all_threads_ms", ".2f"),
+        ):
+            itself = name == "Keras" and key in ("same_class_share", "largest_logit_difference")
+            told.append("-" if itself or row[key] is None else format(row[key], spec))
+        lines.append(form(name, *told))
+    runtime = next((f" of {row['runtime']}" for row in rows.values() if row.get("runtime")), "")
+    lines.append(
+        f"on {record['checked_images']} of {record['test_images']} test images; logits are up to "
+        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} turns{runtime}"
+    )
+    for name in FILES:
+        row = rows[name]
+        if row["tensorflow_kernels"]:
+            needs = f"{name} needs TensorFlow's own kernels (SELECT_TF_OPS): {', '.join(row['tensorflow_kernels'])}"
+            unchecked = "; no interpreter here has them (none from TensorFlow 2.20 on): it is written, but NOT checked"
+            lines.append(needs + (unchecked if row["accuracy"] is None else ""))
+    difference = rows[FILES[0]]["largest_logit_difference"]
+    if difference is not None and difference > 1e-3 * max(record["largest_logit"], 1.0):
+        lines.append(f"warning: {FILES[0]} differs from Keras by more than rounding explains")
+    return lines

@@ -1,0 +1,96 @@
+"""The folder of a run: made, locked, emptied of an earlier run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_trainer.runs.checkpoint import Checkpoints
+from utils import UserError, writing
+
+if TYPE_CHECKING:
+    pass
+
+
+@contextlib.contextmanager
+def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
+    """The folder of a run, held against other runs: `logdir`/`run_name`, or with -2, -3, … behind it where that exists.
+
+    With `overwrite`, an earlier run's folder is emptied of the files that a run writes, and of nothing else; with
+    `resume` it is taken as it is, but for the half-written files of a run that was killed.
+
+    Raises:
+        UserError: the folder cannot be made or is in use, or `overwrite` meets a folder that does not hold a run.
+    """
+    if logdir.exists() and not logdir.is_dir():
+        raise UserError(f"--logdir {logdir}: is a file; give a folder")
+    taken = (overwrite or resume) and (logdir / run_name).exists()
+    with writing(logdir):
+        folder = logdir / run_name if taken else _new_folder(logdir, run_name)
+    if not folder.is_dir():
+        raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
+    with _held(folder):
+        with writing(folder):
+            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
+            if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
+                flag = "--overwrite" if overwrite else "--resume"
+                raise UserError(
+                    f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed"
+                )
+            if overwrite:
+                _empty(folder)
+            for path in leftovers:
+                path.unlink(missing_ok=True)
+        yield folder
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `atomic_path` gives."""
+    return re.match(r"\.\d+\.", path.name) is not None
+
+
+def _new_folder(logdir: Path, run_name: str) -> Path:
+    logdir.mkdir(parents=True, exist_ok=True)
+    for count in range(1, 1_000_000):
+        folder = logdir / (run_name if count == 1 else f"{run_name}-{count}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise UserError(f"--run_name {run_name}: a million runs have this name; choose another")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Lock `folder` itself: no file is left behind, and the system lets go when the process dies, however it dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs in one folder are not noticed
+        yield
+        return
+    with writing(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    written = {"summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt", "best.keras", "last.keras"}
+    written |= {"model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"}
+    written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
+    Checkpoints(folder / "checkpoints").clear()
+    for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
+        if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
+            path.unlink()
+    (folder / "config.json").unlink(missing_ok=True)  # last: as long as it is there, the folder is a run's

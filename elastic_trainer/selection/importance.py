@@ -1,0 +1,119 @@
+"""Tensor Importance Evaluator: how much training each tensor matters now (paper section 4, and Fig 20 for the others).
+
+ImportanceEvaluator   how much the tensor's update lowers the loss: gradient times update
+WeightMagnitude       sum of the magnitudes of its weights
+GradientMagnitude     sum of the magnitudes of its gradient
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.training.optimizers import in_float16
+from elastic_trainer.training.step import batch_spec, training_loss
+from utils import UserError, measure_ms
+
+FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
+Batch = tuple[tf.Tensor, tf.Tensor]
+
+
+class ImportanceEvaluator:
+    """How much each tensor's update lowers the loss (paper section 4, first-order Taylor share of the loss change).
+
+    I_k = -sum(g(w + dw) * dw) over the weights of tensor k: dw is the update the optimizer would make on this batch, g
+    the gradient on the same batch (and the same dropout) after it.
+    """
+
+    def __init__(self, model: keras.Model, batch_size: int) -> None:
+        self._model = model
+        self._warm = False
+        variables = [variable.value for variable in model.trainable_variables]
+        scale = FLOAT16_SCALE if in_float16() else 1.0
+
+        def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss, _ = training_loss(model, images, labels)
+                loss = loss * scale if scale != 1 else loss
+            gradients = tape.gradient(loss, variables)
+            self._matters = [gradient is not None for gradient in gradients]
+            filled = [
+                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+            return [gradient / scale for gradient in filled] if scale != 1 else filled
+
+        self._gradients = tf.function(gradients).get_concrete_function(*batch_spec(model, batch_size))
+
+    def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
+        """Mean importance over `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
+
+        Weights, optimizer slots and step count, batch-norm statistics and random state are afterwards as before.
+
+        Raises:
+            UserError: it is not finite.
+        """
+        measured = [[float(one) for one in self._measure(optimizer, *batch)] for batch in batches]
+        importance = np.mean(measured, axis=0)
+        if not np.isfinite(importance).all():
+            raise UserError(f"importance is not finite at step {int(optimizer.iterations)}; lower --learning_rate")
+        return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        """Importance on one batch, before it is normalised."""
+        variables = self._model.trainable_variables
+        with _restored([*self._model.variables, *optimizer.variables]) as before:
+            with _restored(self._model.non_trainable_variables):
+                unscaled = getattr(optimizer, "inner_optimizer", optimizer)
+                unscaled.apply(self._gradients(images, labels), variables)
+            return [
+                -tf.reduce_sum(gradient * (variable.value - before[id(variable)]))
+                for gradient, variable in zip(self._gradients(images, labels), variables, strict=True)
+            ]
+
+    def pass_ms(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+        """Wall time in ms of a gradient pass, which leaves the random state as it was.
+
+        Before the first of all goes one that is not timed: TensorFlow optimises the graph in it.
+        """
+        with _restored(self._model.non_trainable_variables):
+            if not self._warm:
+                self._gradient_pass(images, labels)
+            self._warm = True
+            return float(measure_ms([lambda: self._gradient_pass(images, labels)], 1)[0, 0])
+
+    def _gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+        """Compute every gradient and train nothing: a measure of how fast the device is. Returns once it is done."""
+        return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
+
+
+class WeightMagnitude(ImportanceEvaluator):
+    """I_k = sum(|w|) over the weights of tensor k; 0 where they have no influence on the loss."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        pairs = zip(self._model.trainable_variables, self._matters, strict=True)
+        return [tf.reduce_sum(tf.abs(variable.value)) if matters else tf.zeros(()) for variable, matters in pairs]
+
+
+class GradientMagnitude(ImportanceEvaluator):
+    """I_k = sum(|g|) over the weights of tensor k."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with _restored(self._model.non_trainable_variables):
+            return [tf.reduce_sum(tf.abs(gradient)) for gradient in self._gradients(images, labels)]
+
+
+@contextmanager
+def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
+    """Put `variables` back afterwards, bit for bit; yields what they hold now, by `id` of the variable."""
+    before = {id(variable): tf.identity(variable.value) for variable in variables}
+    try:
+        yield before
+    finally:
+        for variable in variables:
+            variable.value.assign(before[id(variable)])

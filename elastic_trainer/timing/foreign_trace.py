@@ -1,0 +1,248 @@
+"""Plan for a board on a laptop: the operation times of a trace recorded there, given to the network as built here.
+
+A trace names its operations as the Keras of the board did: `model/resnet50/conv1_conv/Conv2D`, and here the same one is
+`resnet50_classifier/resnet50/conv1_conv/convolution`. What both agree on is the layer, whether the operation belongs to
+the forward pass or to the gradients, and its kind. So an operation of the trace is looked for by
+
+    its very name (the trace of this same code)
+    else, from its layer upwards: its last name and type, its last name or type, any operation of the layer
+
+and its time is spread over the operations found, by their FLOPs. What finds none is counted, and never dropped.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastic_trainer.timing import operation_times
+from utils import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.timing.table import TimingTable
+    from elastic_trainer.training.step import TrainStep
+
+RHOS = tuple(np.arange(35, 71, 5) / 100)
+MOST_UNMATCHED = 0.5  # a trace that shares less than this with the network is another network's
+GRADIENTS = "gradient_tape"
+# What the graph optimizer turned several operations into takes the time of the first of them.
+_FUSED = {
+    "_FusedConv2D": "Conv2D",
+    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
+    "_FusedMatMul": "MatMul",
+    "_FusedBatchNormEx": "FusedBatchNormV3",
+    "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
+}
+# Layers in front of the backbone are called by whoever wrote the model: augmentation and preprocessing.
+_INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
+_HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
+# Scope of the layer, forward or gradient, kind (see `_kinds`) -> names of operations.
+_Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
+
+
+def match_operations(
+    trace: operation_times.OperationTrace, step: TrainStep, model: keras.Model
+) -> tuple[dict[str, float], float]:
+    """Give the times of `trace` to the operations of `step`, a full training step of `model`.
+
+    Returns:
+        ms per iteration by operation of `step.graph`, and the ms that matched none of them.
+
+    Raises:
+        UserError: more than half of the time matches none: the trace is not of this network.
+    """
+    graph = step.graph
+    known = {op.name for op in graph.get_operations()}
+    flops = operation_times.count_flops(graph)
+    named = {name: operation_times.match_op(name, known) for name in trace.op_ms}
+    names = _OurNames(model)
+    theirs = {name: _their_path(name, names.layers) for name, op in named.items() if op is None}
+    scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
+    candidates = _candidates(step, names, scopes)
+    times: dict[str, float] = defaultdict(float)
+    unmatched_ms = trace.unnamed_ms
+    for name, time_ms in trace.op_ms.items():
+        op = named[name]
+        found = [op] if op is not None else _find(name, trace.types[name], theirs[name], candidates)
+        if not found:
+            unmatched_ms += time_ms
+            continue
+        weights = np.array([flops[each] for each in found])
+        weights = weights / weights.sum() if weights.sum() else np.full(len(found), 1 / len(found))
+        for each, weight in zip(found, weights, strict=True):
+            times[each] += time_ms * float(weight)
+    if unmatched_ms > MOST_UNMATCHED * trace.total_ms:
+        share = unmatched_ms / trace.total_ms
+        raise UserError(
+            f"--from_trace: {share:.0%} of its time matches no operation of {model.name.removesuffix('_classifier')}; "
+            "give the --model_name, --alpha and --input_size that it was recorded with"
+        )
+    return dict(times), unmatched_ms
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def _joined(path: Sequence[str]) -> str:
+    """One spelling for scopes: Keras 2 allowed "/" and "-" in the names of layers, Keras 3 writes "_"."""
+    return re.sub(r"[-/]", "_", "/".join(path))
+
+
+def _their_path(name: str, ours: Container[str]) -> list[str]:
+    """Names along the scopes of a traced operation, without `gradient_tape`, the outermost model, transfers' ends."""
+    parts = operation_times.strip_layout(name).split("/")
+    if parts[0] == GRADIENTS:
+        parts = parts[1:]
+    if len(parts) > 1 and re.fullmatch(r"_\d+", parts[-1]):  # copies between host and device: op/_12
+        parts = parts[:-1]
+    path = parts[1:] if len(parts) > 1 else parts
+    if len(path) > 1:
+        # The head, in or behind the backbone, is a dense layer of whatever name; here it is always the same.
+        at = 0 if len(path) == 2 or not _HEAD_LAYERS.fullmatch(path[1]) else 1
+        if _HEAD_LAYERS.fullmatch(path[at]) and path[at] not in ours:
+            path = ["head", *path[at + 1 :]]
+    return path
+
+
+class _OurNames:
+    """Takes the numbers off that TensorFlow appends to the layers of a model that is called a second time."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._trained: dict[str, bool] = {}  # names of layers -> whether they, or others of the name, have weights
+        for layer in model._flatten_layers(include_self=False, recursive=True):
+            name = re.sub(r"[^\w.>-]", "_", layer.name)
+            self._trained[name] = self._trained.get(name, False) or bool(layer.trainable_weights)
+        self._model = model.name
+
+    @property
+    def layers(self) -> Container[str]:
+        """Names of all layers, also of those inside others."""
+        return self._trained.keys()
+
+    def path(self, name: str) -> tuple[list[str], bool]:
+        """Names along the scopes as `_their_path`, and whether a layer with weights is among them."""
+        parts = name.split("/")
+        if parts[0] == GRADIENTS:
+            parts = parts[1:]
+        if len(parts) == 1:
+            return parts, False
+        called_again = parts[0] != self._model
+        path = []
+        for part in parts[1:]:
+            first = re.sub(r"_\d+$", "", part) if called_again else part
+            path.append(first if first in self._trained else part)
+        return path, any(self._trained.get(part, False) for part in path)
+
+
+def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candidates:
+    """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
+    forward = operation_times.needed_operations([step.loss])
+    backward = (
+        operation_times.needed_operations([t for g in step.gradients if g is not None for t in _parts(g)]) - forward
+    )
+    found: _Candidates = defaultdict(list)
+    for op in step.graph.get_operations():
+        if op.name not in forward and op.name not in backward:
+            continue
+        path, trained = names.path(op.name)
+        prefixes = (_joined(path[:length]) for length in range(len(path) - 1, 0, -1))
+        scope = next((prefix for prefix in prefixes if prefix in scopes), "")
+        if not scope and trained:
+            continue  # layers with weights are called the same in both; pooling and the loss need not be
+        direction = GRADIENTS if op.name in backward else "forward"
+        for kind in _kinds(path[-1], op.type):
+            found[scope, direction, kind].append(op.name)
+    return found
+
+
+def _kinds(last: str, kind: str) -> Iterator[tuple[str, ...]]:
+    """Keys of an operation within its layer and direction, narrow to wide."""
+    yield last, kind
+    yield from {(_base(last),), (kind.lower(),)}
+    yield ()
+
+
+def _base(last: str) -> str:
+    """An operation's last name without the number that tells it from its like."""
+    return re.sub(r"_\d+$", "", last).lower()
+
+
+def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
+    """The operations here that the operation `name` of a trace stands for; none where nothing fits."""
+    last = path[-1]
+    kind = re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)  # CPUs' own kernels
+    if name != operation_times.strip_layout(name):  # a transpose for the sake of the operation it is named after
+        keys: list[tuple[str, ...]] = [(_base(last),)]
+    elif kind in _FUSED:
+        keys = [(_FUSED[kind].lower(),)]
+    else:
+        keys = [(last, kind), (_base(last),), (kind.lower(),)]
+    scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]
+    directions = [GRADIENTS] if name.startswith(f"{GRADIENTS}/") else ["forward"]
+    if "/" not in name:  # sums of several gradients, `AddN`, stand outside all scopes
+        directions.append(GRADIENTS)
+    for scope in [*scopes, ""]:
+        for direction in directions:
+            # Outside all layers only the same kind will do, but for what is done to the images beforehand.
+            wide = [()] if scope or (direction == "forward" and _INPUT_LAYERS.match(path[0])) else []
+            for key in [*keys, *wide]:
+                if (found := candidates.get((scope, direction, key))) is not None:
+                    return found
+    return []
+
+
+def _parts(gradient: Any) -> list[Any]:
+    return [gradient.values, gradient.indices] if hasattr(gradient, "indices") else [gradient]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
+    """Importance [N] that the newest elastic run of this network under `logdir` measured last, and its file.
+
+    Args:
+        logdir: the folder of runs.
+        names: of the network's trainable tensors, in their order.
+    """
+    files = [path for path in logdir.glob("*/selections.csv") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))[-len(names) :]
+        try:
+            if [row["name"] for row in rows] == list(names):
+                return np.array([float(row["importance"]) for row in rows]), path
+        except (KeyError, ValueError):
+            continue  # a run of a scheme that measures no importance
+    return None
+
+
+def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
+    """What elastic training would choose from `table` at several rho, a row each.
+
+    Args:
+        table: of a network with N trainable tensors.
+        head: bool [N], the tensors that always train.
+        importance: [N].
+    """
+    from elastic_trainer.selection.schemes import select_tensors
+    from elastic_trainer.selection.time_budget import TimeBudget
+
+    smallest_rho = TimeBudget(table, head).smallest_rho
+    yield " rho  feasible  predicted step  over full step  trained tensors"
+    for rho in RHOS:
+        if rho < smallest_rho:
+            yield f"{rho:.2f}  no"
+            continue
+        choice = select_tensors(table, importance, head, rho)
+        step_ms = table.predict_ms(choice.mask)
+        count = f"{int(choice.mask.sum())} of {len(head)}"
+        yield f"{rho:.2f}  yes       {step_ms:11.1f} ms  {step_ms / table.full_step_ms:14.3f}  {count:>15}"

@@ -1,0 +1,113 @@
+#!/usr/bin/env python
+"""What does --mixed_precision gain? The same network in float32 and in half precision, steps in turn in one process.
+
+Times a step of full training, of the head alone, and the forward pass of each; trains both a few steps on the
+handwritten digits and holds the losses against each other. Draws the step times and prints one JSON object as its last
+line.
+
+    python scripts/benchmark_mixed_precision.py --model_name resnet50 --input_size 224 --batch_size 4
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+import utils
+from elastic_trainer.cli import options
+from elastic_trainer.cli.options import PAPER
+from elastic_trainer.timing.table import table_settings
+
+WHAT = ("full step", "step of the head", "forward pass")
+
+
+def runs_of(args: Any) -> list[Any]:
+    """Compiled full step, step of the head, and forward pass of a network in the precision of `args`, on one batch."""
+    import models
+    import profiler
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.training.step import forward_pass
+
+    model = models.build_from_options(args)
+    settings = table_settings(args)
+    head = head_mask(model)
+    steps = [run for _, run in profiler.compile_steps(model, settings, [None, head])]
+    return [*steps, partial(forward_pass(model, args.batch_size), *steps[0].args)]
+
+
+def losses(args: Any, steps: int) -> list[float]:
+    """Training losses of full training on digits, one a step."""
+    import data
+    import models
+    from elastic_trainer.training.optimizers import make_optimizer
+    from elastic_trainer.training.step import TrainStep
+
+    model = models.build_from_options(args)
+    optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, optimizer, args.batch_size)
+    digits = data.load("digits", args.input_size, args.batch_size, args.seed)
+    return [step(*batch)[0] for batch in digits.train(0).take(steps)]
+
+
+def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
+    """Bars of the median times."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5, 3.5), layout="constrained")
+    axes = figure.add_subplot(ylabel="ms", title=title)
+    for offset, (label, values), colour in zip((-0.2, 0.2), step_ms.items(), ("#0072b2", "#e69f00"), strict=True):
+        axes.bar(np.arange(len(WHAT)) + offset, values, 0.4, label=label, color=colour)
+    axes.set_xticks(np.arange(len(WHAT)), WHAT)
+    axes.legend(fontsize="small")
+    utils.save_figure(figure, stem)
+
+
+def main() -> None:
+    args = options.parse_benchmark(
+        "benchmark_mixed_precision.py",
+        __doc__,
+        seconds={"type": float, "default": 60, "help": "time for measuring (default: %(default)s)"},
+        steps={"type": int, "default": 20, "help": "training steps to compare losses over (default: %(default)s)"},
+    )
+    utils.load_tensorflow()
+
+    import models
+    import profiler
+
+    if args.quick:
+        args.seconds, args.steps = 3, 3
+    args.num_classes = args.num_classes or 10
+    policy = models.mixed_precision_policy()
+    runs, curves = [], []
+    for args.mixed_precision in (False, True):
+        runs += runs_of(args)
+        curves.append(losses(args, args.steps))
+    times = profiler.measure_steps(runs, args.seconds)
+    single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(WHAT))
+    title, stem, network = options.measured_network(args, "mixed_precision")
+    draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
+    names = [what.replace(" ", "_") for what in WHAT]
+    record = {
+        **network,
+        "policy": policy,
+        "rounds": len(times),
+        "float32_ms": dict(zip(names, single_ms.tolist(), strict=True)),
+        "mixed_ms": dict(zip(names, mixed_ms.tolist(), strict=True)),
+        "speedup": dict(zip(names, (single_ms / mixed_ms).tolist(), strict=True)),
+        "losses": {"float32": curves[0], policy: curves[1]},
+        "environment": utils.environment(),
+    }
+    print(f"figure: {stem}.pdf and .png")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

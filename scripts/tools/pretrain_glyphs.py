@@ -1,0 +1,129 @@
+#!/usr/bin/env python
+"""Pre-train the backbone that the embedded default transfers from.
+
+MobileNetV2 at width 0.35 learns to tell letters apart that are drawn from the text fonts inside matplotlib's wheel,
+with random size, place, rotation, stroke blur, contrast and noise. No digit is drawn, so recognising handwritten
+digits afterwards is a true transfer. Everything comes from `--seed`; nothing is downloaded.
+
+Writes weights/mobilenetv2_0.35_glyphs.weights.h5 (the backbone alone) and a .json of the same name that records the
+seed, the settings, the versions and the accuracy on letters drawn afresh. Takes about ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import keras
+import matplotlib
+import numpy as np
+import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from tqdm import tqdm
+
+import utils
+from elastic_trainer.cli import options
+
+SIZE = 64
+ALPHA = 0.35
+# A lower-case letter that is its capital made smaller cannot be told from it once the size is random.
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "abdefghijlmnqrty"
+FONT_PREFIXES = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmb10", "cmss10", "cmtt10")
+NO_TEXT_FONTS = ("DejaVuSansDisplay", "DejaVuSerifDisplay")
+
+
+def text_fonts() -> list[Path]:
+    """Font files in matplotlib's wheel that draw plain Latin letters."""
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return [
+        path
+        for path in sorted(folder.glob("*.ttf"))
+        if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS
+    ]
+
+
+def draw_glyph(letter: str, font: Path, rng: np.random.Generator) -> np.ndarray:
+    """One light letter on dark ground, uint8 [SIZE, SIZE]; every property but its shape is random."""
+    image = Image.new("L", (SIZE, SIZE), 0)
+    face = ImageFont.truetype(str(font), int(rng.integers(SIZE // 2, SIZE)))
+    shift = rng.uniform(-0.1, 0.1, 2) * SIZE
+    centre = (SIZE / 2 + shift[0], SIZE / 2 + shift[1])
+    ImageDraw.Draw(image).text(centre, letter, font=face, fill=255, anchor="mm")
+    image = image.rotate(float(rng.uniform(-20, 20)), resample=Image.Resampling.BILINEAR)
+    image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0, 3))))
+    pixels = np.asarray(image, np.float32) * rng.uniform(0.5, 1.0) + rng.uniform(0, 60)
+    pixels += rng.normal(0, rng.uniform(0, 25), pixels.shape)
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def draw_dataset(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """`count` glyphs, uint8 [count, SIZE, SIZE, 3], and their labels, int32 [count]."""
+    fonts = text_fonts()
+    labels = rng.integers(0, len(LETTERS), count).astype(np.int32)
+    grey = np.stack(
+        [draw_glyph(LETTERS[label], fonts[rng.integers(len(fonts))], rng) for label in tqdm(labels, desc="drawing")]
+    )
+    return np.repeat(grey[..., None], 3, axis=-1), labels
+
+
+def build_classifier() -> tuple[keras.Model, keras.Model]:
+    """The backbone, and a classifier of letters around it."""
+    backbone = keras.applications.MobileNetV2(input_shape=(SIZE, SIZE, 3), alpha=ALPHA, include_top=False, weights=None)
+    for layer in backbone.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.9  # Keras' 0.999 needs more steps than this short run has
+    inputs = keras.Input((SIZE, SIZE, 3))
+    features = backbone(keras.layers.Rescaling(1 / 127.5, offset=-1.0)(inputs))
+    features = keras.layers.Dropout(0.2)(keras.layers.GlobalAveragePooling2D()(features))
+    return backbone, keras.Model(inputs, keras.layers.Dense(len(LETTERS))(features))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--output", type=Path, default=options.GLYPH_WEIGHTS, help="a .weights.h5 file")
+    args = parser.parse_args()
+
+    keras.utils.set_random_seed(args.seed)
+    rng = np.random.default_rng(args.seed)
+    images, labels = draw_dataset(args.images, rng)
+    test_images, test_labels = draw_dataset(2_000, rng)
+    batch = 64
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=args.seed)
+    data = data.batch(batch, drop_remainder=True).prefetch(2)
+    backbone, classifier = build_classifier()
+    schedule = keras.optimizers.schedules.CosineDecay(3e-3, args.epochs * len(data))
+    classifier.compile(
+        keras.optimizers.Adam(schedule),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    classifier.fit(data, epochs=args.epochs, verbose=2)
+    _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=batch, verbose=0)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    with utils.atomic_path(args.output) as path:
+        backbone.save_weights(path)
+    record = {
+        "made_by": "scripts/pretrain_glyphs.py",
+        "seed": args.seed,
+        "train_images": args.images,
+        "epochs": args.epochs,
+        "input_size": SIZE,
+        "alpha": ALPHA,
+        "classes": LETTERS,
+        "fonts": [font.stem for font in text_fonts()],
+        "accuracy_on_2000_fresh_letters": round(float(accuracy), 4),
+        **utils.environment(),
+    }
+    name = args.output.name.removesuffix(".weights.h5") + ".json"
+    utils.write_json(args.output.with_name(name), record)
+    print(f"{args.output}: {accuracy:.1%} on letters drawn afresh")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+#!/usr/bin/env python
+"""Record what tensorflow-addons' SGDW does, so that a test can hold our SGD with decoupled weight decay against it.
+
+tensorflow-addons 0.23.0 is archived and runs under TensorFlow 2.15 at the latest, so this script makes an environment
+of its own (.venv-tfa, Python 3.9 to 3.11) and runs itself again in there. Writes tests/data/sgdw_trajectory.json.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "tests" / "data" / "sgdw_trajectory.json"
+PACKAGES = ("tensorflow==2.15.1", "tensorflow-addons==0.23.0")
+STEPS = 40
+# The paper's setting, and one in which decay is a large part of each step.
+CASES = ({"learning_rate": 1e-4, "weight_decay": 5e-4}, {"learning_rate": 0.05, "weight_decay": 0.5})
+
+
+def record() -> None:
+    """Run SGDW as the paper's scripts set it up: rate and decay on one cosine schedule, decay starting at lr·wd."""
+    import numpy as np
+    import tensorflow as tf
+    import tensorflow_addons as tfa
+
+    rng = np.random.default_rng(0)
+    start = rng.normal(0, 1, (2, 3)).astype(np.float32)
+    gradients = rng.normal(0, 1, (STEPS, 2, 3)).astype(np.float32)
+    cases = []
+    for case in CASES:
+        rate, decay = (
+            tf.keras.optimizers.schedules.CosineDecay(value, decay_steps=STEPS)
+            for value in (case["learning_rate"], case["learning_rate"] * case["weight_decay"])
+        )
+        optimizer = tfa.optimizers.SGDW(learning_rate=rate, weight_decay=decay, momentum=0.9)
+        variable = tf.Variable(start)
+        weights = []
+        for step, gradient in enumerate(gradients):
+            # SGDW reads a scheduled decay at the optimizer's own step count.
+            assert int(optimizer.iterations) == step
+            optimizer.apply_gradients([(tf.constant(gradient), variable)])
+            weights.append(variable.numpy().tolist())
+        cases.append({**case, "momentum": 0.9, "weights": weights})
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    versions = {"tensorflow": tf.__version__, "tensorflow-addons": tfa.__version__}
+    content = {"made_by": "scripts/record_sgdw.py", "versions": versions, "steps": STEPS}
+    content |= {"start": start.tolist(), "gradients": gradients.tolist(), "cases": cases}
+    temporary = OUTPUT.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    temporary.replace(OUTPUT)
+    print(OUTPUT.relative_to(ROOT))
+
+
+def main() -> None:
+    if importlib.util.find_spec("tensorflow_addons"):
+        record()
+        return
+    environment = ROOT / ".venv-tfa"
+    if sys.version_info[:2] not in ((3, 9), (3, 10), (3, 11)):
+        sys.exit("record_sgdw.py: TensorFlow 2.15.1 needs Python 3.9, 3.10 or 3.11: start this script with one of them")
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    subprocess.run([python, __file__], check=True)
+
+
+if __name__ == "__main__":
+    main()

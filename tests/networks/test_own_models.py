@@ -1,0 +1,178 @@
+"""Own Keras models of every build: attribution, what trains, what stays, and how mistakes in them are answered."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from conftest import BATCH, CLASSES, full_step, naive_needs
+
+import models
+import profiler
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.timing.table import chain_and_own
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
+from utils import UserError
+
+SIZE = 12
+STEPS = 4
+ZOO = str(Path(zoo.__file__))
+
+
+def build(function):
+    keras.utils.set_random_seed(0)
+    return models.build_model(f"{ZOO}:{function.__name__}", SIZE, CLASSES, augment="flip")
+
+
+def a_batch():
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 255, (BATCH, SIZE, SIZE, 3)).astype(np.float32)
+    return tf.constant(images), tf.constant(np.arange(BATCH, dtype=np.int32) % CLASSES)
+
+
+@pytest.fixture(scope="module", params=zoo.ALL, ids=lambda function: function.__name__)
+def traced(request, tmp_path_factory):
+    """A model, its full step, the traced times of its operations, their unmatched share, and their attribution."""
+    model = build(request.param)
+    step = full_step(model)
+    batch = a_batch()
+    step(*batch)
+    trace = profiler.trace_step(lambda: step(*batch), STEPS, tmp_path_factory.mktemp("trace"))
+    op_ms, unmatched = profiler.read_op_times(trace, {op.name for op in step.graph.get_operations()}, STEPS)
+    return model, step, op_ms, unmatched, profiler.attribute_times(step, model.trainable_variables, op_ms)
+
+
+def test_the_table_covers_every_tensor_and_sums_agree_with_the_trace(traced):
+    model, step, op_ms, unmatched, costs = traced
+    assert sorted(costs.positions) == list(range(len(model.trainable_variables)))
+    counted = costs.forward_ms + costs.other_ms + costs.t_dw_ms.sum() + costs.t_dy_ms.sum()
+    assert counted == pytest.approx(sum(op_ms.values()))
+    assert unmatched < 0.02
+    for rank, k in enumerate(costs.positions):
+        if step.gradients[k] is not None:
+            assert costs.update_ms[rank] > 0
+
+
+def test_the_chain_never_costs_less_than_the_operations_a_selection_needs(traced):
+    _, step, op_ms, _, costs = traced
+    trained = [k for k in costs.positions if step.gradients[k] is not None]
+    forward, needs = naive_needs(step)
+    assert costs.forward_ms == pytest.approx(sum(op_ms.get(name, 0.0) for name in forward))
+    count = len(trained)
+    gradient_ms = (costs.t_dw_ms - costs.update_ms)[:count]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        selected = rng.random(count) < rng.random()
+        union = set().union(*(needs[k] for k, taken in zip(trained, selected, strict=True) if taken))
+        chain, own = chain_and_own(selected, costs.t_dy_ms[:count], gradient_ms)
+        assert chain + own >= sum(op_ms.get(name, 0.0) for name in union) - 1e-9
+
+
+def test_exactly_the_selected_variables_move_and_no_statistics(traced):
+    model = traced[0]
+    variables = model.trainable_variables
+    optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
+    optimizer.build(variables)
+    rng = np.random.default_rng(0)
+    statistics = [v for v in model.non_trainable_variables if "moving" in v.name]
+    for _ in range(2):
+        mask = head_mask(model) | (rng.random(len(variables)) < 0.5)
+        before = [v.numpy() for v in variables], [v.numpy() for v in statistics]
+        step = TrainStep(model, optimizer, BATCH, mask)
+        step(*a_batch())
+        for old, variable, selected in zip(before[0], variables, mask, strict=True):
+            assert selected or (old == variable.numpy()).all()
+        moved = [(old != v.numpy()).any() for old, v in zip(before[0], variables, strict=True)]
+        gradients = [False] * len(variables)
+        chosen = [k for k in range(len(variables)) if mask[k]]
+        for k, gradient in zip(chosen, step.gradients, strict=True):
+            gradients[k] = gradient is not None
+        assert sum(moved) >= 0.7 * sum(gradients)  # a dead ReLU or a bias before a norm may have a gradient of 0
+        for old, variable in zip(before[1], statistics, strict=True):
+            np.testing.assert_array_equal(old, variable.numpy())
+
+
+def test_every_batch_norm_is_reached_and_the_head_found(traced):
+    model = traced[0]
+    assert not any(type(layer) is keras.layers.BatchNormalization for layer in model._flatten_layers())
+    head = head_mask(model)
+    shapes = {tuple(v.shape)[-1] for v, taken in zip(model.trainable_variables, head, strict=True) if taken}
+    assert head.sum() == 2 and shapes == {CLASSES}
+    logits = model(a_batch()[0]).numpy()
+    assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # no probabilities: a softmax would sum to 1
+
+
+def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp_path):
+    model = build(zoo.without_gradient)
+    settings = {"optimizer": "sgd", "batch_size": BATCH}
+    table = profiler.profile(model, settings, tmp_path)
+    (name,) = table.details["tensors_without_gradient"]
+    assert name.endswith("/unused")
+    assert f"warning: {name} has no influence on the loss" in "\n".join(profiler._report(table, 0.1))
+    from elastic_trainer.selection.importance import ImportanceEvaluator
+    from elastic_trainer.selection.schemes import select_tensors
+
+    evaluator = ImportanceEvaluator(model, BATCH)
+    optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
+    optimizer.build(model.trainable_variables)
+    importance = evaluator(optimizer, [a_batch()])
+    choice = select_tensors(table, importance, head_mask(model), rho=1.0)
+    assert not choice.mask[tensor_names(model).index(name)]
+
+
+# --- files of the user ------------------------------------------------------------------------------------------------
+
+
+def save_softmax_model(path, classes):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(4, 3, name="conv")(inputs))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(inputs, keras.layers.Softmax()(keras.layers.Dense(classes, name="last")(x)))
+    model.save(path)
+    return model
+
+
+def test_a_keras_file_loses_its_softmax_and_keeps_its_weights(tmp_path):
+    original = save_softmax_model(tmp_path / "my.keras", CLASSES)
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
+    images = a_batch()[0]
+    np.testing.assert_allclose(tf.nn.softmax(model(images)), original(images), atol=1e-6)
+
+
+def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
+    original = save_softmax_model(tmp_path / "my.keras", 7)
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
+    assert model.output_shape == (None, CLASSES)
+    assert "last layer last has 7 outputs; a new one for 3 takes its place" in capsys.readouterr().out
+    convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")
+    np.testing.assert_array_equal(convolution, original.get_layer("conv").kernel)
+    assert head_mask(model).sum() == 2
+
+
+def test_mistakes_in_own_models_are_answered_in_one_line(tmp_path):
+    save_softmax_model(tmp_path / "my.keras", CLASSES)
+    (tmp_path / "junk.keras").write_text("no model")
+    (tmp_path / "bad.py").write_text(
+        "import keras\n"
+        "def fails(shape, classes):\n    return 1 / 0\n"
+        "def nothing(shape, classes):\n    pass\n"
+        "def features(shape, classes):\n    return keras.Sequential([keras.Input(shape), keras.layers.Conv2D(2, 3)])\n"
+        "def frozen(shape, classes):\n    model = keras.Sequential([keras.Input(shape), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(classes)])\n    model.trainable = False\n    return model\n"
+    )
+    cases = {
+        "junk.keras": "Keras cannot load it",
+        "bad.py:fails": r"bad.py line 3: ZeroDivisionError: division by zero",
+        "bad.py:nothing": "must return a keras.Model, not NoneType",
+        "bad.py:absent": "has no function 'absent'",
+        "bad.py:features": r"returns \(None, 10, 10, 2\), not logits for 3 classes",
+        "bad.py:frozen": "has no trainable weights",
+    }
+    for name, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            models.build_model(str(tmp_path / name), SIZE, CLASSES)
+    with pytest.raises(UserError, match=r"does not take images of shape \(20, 20, 3\) \(it takes \(None, 12, 12, 3\)"):
+        models.build_model(str(tmp_path / "my.keras"), 20, CLASSES)

@@ -1,0 +1,70 @@
+"""Our fused optimizers make the same steps as the ones they stand for."""
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastic_trainer.training.optimizers import SGDW, FusedAdam, make_optimizer
+
+RECORD = json.loads((Path(__file__).parents[1] / "data" / "sgdw_trajectory.json").read_text())
+GRADIENTS = np.array(RECORD["gradients"], np.float32)
+
+
+def trajectory(optimizer, start):
+    """Weights [steps, …] after each of the recorded gradients, applied in a compiled step."""
+    variable = keras.Variable(np.array(start, np.float32))
+    optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    weights = []
+    for gradient in GRADIENTS:
+        step(tf.constant(gradient))
+        weights.append(variable.numpy().copy())
+    return np.array(weights)
+
+
+@pytest.mark.parametrize("case", RECORD["cases"], ids=lambda case: f"lr{case['learning_rate']:g}")
+def test_sgd_makes_the_steps_of_tensorflow_addons_sgdw(case):
+    recorded = np.array(case["weights"], np.float32)
+    optimizer = make_optimizer("sgd", case["learning_rate"], case["weight_decay"], RECORD["steps"])
+    np.testing.assert_allclose(trajectory(optimizer, RECORD["start"]), recorded, rtol=2e-6, atol=1e-7)
+    undecayed = make_optimizer("sgd", case["learning_rate"], 0.0, RECORD["steps"])
+    drift = np.abs(trajectory(undecayed, RECORD["start"]) - recorded).max()
+    assert drift > 2e-7, "the record must be able to tell decay from none"
+
+
+def test_sgdw_is_keras_sgd_with_the_same_weight_decay():
+    schedule = keras.optimizers.schedules.CosineDecay(0.05, 40)
+    ours = trajectory(SGDW(schedule, momentum=0.9, decoupled_weight_decay=0.5), RECORD["start"])
+    theirs = trajectory(keras.optimizers.SGD(schedule, momentum=0.9, weight_decay=0.5), RECORD["start"])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_fused_adam_is_keras_adam():
+    ours = trajectory(FusedAdam(1e-2), RECORD["start"])
+    theirs = trajectory(keras.optimizers.Adam(1e-2), RECORD["start"])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
+    early, late = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
+    optimizer = FusedAdam(1e-2) if name == "adam" else SGDW(1e-2)
+    optimizer.build([early, late])
+    gradients = [tf.constant([0.1, -2.0, 3.0 + i]) for i in range(20)]
+    for gradient in gradients:
+        optimizer.apply([gradient], [early])
+    assert (late.numpy() == 1).all()
+    for gradient in gradients:
+        optimizer.apply([gradient], [late])
+    np.testing.assert_allclose(late.numpy(), early.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optimizers_survive_serialisation(name):
+    optimizer = make_optimizer(name, 1e-2, 0.1, 10)
+    copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))
