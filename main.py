@@ -13,9 +13,10 @@ from typing import Any
 
 import utils
 from elastic_trainer.cli import options
-from elastic_trainer.runs import energy
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import run_folder
+from elastic_trainer.runs.power_record import add_external_energy
+from elastic_trainer.settings import ELASTIC_TYPES
 from utils import UserError
 
 
@@ -47,7 +48,8 @@ def main() -> None:
     import models
     import train
     from elastic_trainer.datasets.sources import count_classes
-    from elastic_trainer.networks.batch_norm import load_model
+    from elastic_trainer.networks.memory import check_memory
+    from elastic_trainer.networks.saved_model import load_model
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.selection.schemes import make_budget
@@ -60,9 +62,9 @@ def main() -> None:
         _check_unchanged(args, folder)
     model = models.build_from_options(args)
     names = tensor_names(model)
-    models.check_memory(model, args)
+    check_memory(model, args)
     table = None
-    if args.train_type in options.ELASTIC_TYPES:
+    if args.train_type in ELASTIC_TYPES:
         table = load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
         if args.deadline is None:  # what cannot be kept is refused before images are read, which may take minutes
             RhoBudget(table, head_mask(model), args.rho)
@@ -101,7 +103,7 @@ def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) 
 def _add_power(args: argparse.Namespace, folder: Path) -> None:
     if args.power_csv is not None:
         utils.load_tensorflow()
-        joules = energy.add_external_energy(folder, args.power_csv)
+        joules = add_external_energy(folder, args.power_csv)
         print(_read_json(folder / "summary.json")["energy_missing"] or f"energy of training: {joules:.6g} J")
 
 

@@ -25,9 +25,7 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,241 +34,22 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.cli import options
-from elastic_trainer.timing.operation_times import OperationTrace, count_flops, read_op_times, read_trace, trace_step
-from elastic_trainer.timing.table import Fit, TimingTable, chain_and_own, fit_wall_time, table_folder, table_settings
+from elastic_trainer.machine import environment
+from elastic_trainer.runs.reader import latest_importance
+from elastic_trainer.selection.plan import plan_lines
+from elastic_trainer.timing.attribution import Attribution, attribute_times
+from elastic_trainer.timing.fit import Fit, chain_and_own, fit_wall_time
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
+from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
+from elastic_trainer.timing.trace import OperationTrace, read_op_times, read_trace, trace_step
 
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
-MOST_TRIES = 3  # of a step that others disturb
-LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
-
-
-# --- data flow --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """Operation times given to tensors; arrays [N] are in backward order.
-
-    Attributes:
-        positions: index into `model.trainable_variables` of each tensor of the backward order.
-        t_dw_ms, t_dy_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
-        forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
-    """
-
-    positions: np.ndarray
-    t_dw_ms: np.ndarray
-    t_dy_ms: np.ndarray
-    update_ms: np.ndarray
-    forward_ms: float
-    other_ms: float
-
-    def scaled(self, factor: float) -> Attribution:
-        """The same with all times multiplied by `factor`."""
-        return Attribution(
-            self.positions,
-            factor * self.t_dw_ms,
-            factor * self.t_dy_ms,
-            factor * self.update_ms,
-            factor * self.forward_ms,
-            factor * self.other_ms,
-        )
-
-
-def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
-    """Give each operation's time to a tensor by the data flow of a step that trains all of `variables`."""
-    operations = step.graph.get_operations()
-    number = {op.name: i for i, op in enumerate(operations)}
-    times = np.array([op_ms.get(op.name, 0.0) for op in operations])
-    inputs = [
-        sorted({number[t.op.name] for t in op.inputs} | {number[c.name] for c in op.control_inputs})
-        for op in operations
-    ]
-    gradient_tensors = [_dense_tensors(gradient) for gradient in step.gradients]
-
-    in_forward = np.zeros(len(operations), bool)
-    in_forward[number[step.loss.op.name]] = True
-    needed_by = np.zeros((len(operations), len(variables)), bool)
-    for k, tensors in enumerate(gradient_tensors):
-        for tensor in tensors:
-            needed_by[number[tensor.op.name], k] = True
-    for i in range(len(operations) - 1, -1, -1):  # operations are created after their inputs
-        in_forward[inputs[i]] |= in_forward[i]
-        needed_by[inputs[i]] |= needed_by[i]
-    needed_by[in_forward] = False
-
-    depth = needed_by.sum(axis=0)
-    trained = np.array([bool(tensors) for tensors in gradient_tensors])
-    positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], depth[k], -k)))
-    in_order = needed_by[:, positions]
-    sharers = in_order.sum(axis=1)
-    first = np.argmax(in_order, axis=1)
-    own, shared = sharers == 1, sharers > 1
-    count = len(variables)
-    t_dw = np.bincount(first[own], times[own], count)
-    t_dy = np.bincount(first[shared], times[shared], count)
-
-    owner = _update_owners(step, variables, gradient_tensors, in_forward | (sharers > 0))
-    updates = owner >= 0
-    update_ms = np.bincount(owner[updates], times[updates], count)[positions]
-    other = ~(in_forward | (sharers > 0) | updates)
-    return Attribution(
-        positions, t_dw + update_ms, t_dy, update_ms, float(times[in_forward].sum()), float(times[other].sum())
-    )
-
-
-def _dense_tensors(gradient: Any) -> list[Any]:
-    """The tensors a gradient consists of: none, one, or the parts of an IndexedSlices."""
-    if gradient is None:
-        return []
-    return [gradient] if not hasattr(gradient, "indices") else [gradient.values, gradient.indices]
-
-
-def _update_owners(
-    step: TrainStep, variables: Sequence[keras.Variable], gradient_tensors: list[list[Any]], computed: np.ndarray
-) -> np.ndarray:
-    """For each operation the one tensor (index into `variables`) whose update it is part of, or -1.
-
-    An operation outside loss and gradients belongs to tensor k if, among gradients and trained variables, only k's
-    reach it.
-    """
-    of_tensor = {t.name: k for k, tensors in enumerate(gradient_tensors) for t in tensors}
-    handles = {id(variable.value.handle): k for k, variable in enumerate(variables)}
-    for outside, inside in step.graph.captures:
-        if id(outside) in handles:
-            of_tensor[inside.name] = handles[id(outside)]
-    operations = step.graph.get_operations()
-    reached: dict[str, set[int]] = {}
-    owner = np.full(len(operations), -1)
-    for i, op in enumerate(operations):
-        if computed[i] or op.type == "Placeholder":
-            continue
-        owners: set[int] = set()
-        for tensor in op.inputs:
-            if tensor.name in of_tensor:
-                owners.add(of_tensor[tensor.name])
-            else:
-                owners |= reached.get(tensor.op.name, set())
-        reached[op.name] = owners
-        if len(owners) == 1:
-            owner[i] = owners.pop()
-    return owner
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
-# How deep (share of all tensors) and how densely the selections reach that the fit is measured on.
-_CALIBRATION = (
-    *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
-    *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
-    *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
-)
-
-
-def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarray]:
-    """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
-
-    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head.
-    """
-    rng = np.random.default_rng(0)
-    masks = [head.copy()]
-    for depth, density in _CALIBRATION:
-        deepest = max(int(depth * len(positions)), 1)
-        chosen = rng.random(deepest) < density
-        chosen[-1] = True
-        mask = head.copy()
-        mask[positions[:deepest][chosen]] = True
-        masks.append(mask)
-    return [*masks, np.ones(len(positions), bool)]
-
-
-def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
-
-    What others took is not in them (`utils.measure_ms`), nor what slowed down all of them alike for a while
-    (`utils.without_drift`).
-    """
-    warm_ms = utils.measure_ms(runs, rounds=1)
-    unseen = int(np.median(warm_ms) < LONG_STEP_MS)
-    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
-    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-    times: list[np.ndarray] = []
-    end = time.perf_counter() + seconds
-    with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
-        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
-            times.append(utils.measure_ms(runs, rounds=1, unseen=unseen, most_tries=MOST_TRIES))
-            bar.update()
-    return utils.without_drift(np.concatenate(times))
-
-
-def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
-    """At a rate of 0 every operation of a step runs and no weight moves."""
-    from elastic_trainer.training.optimizers import make_optimizer
-
-    optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
-    optimizer.build(model.trainable_variables)
-    return optimizer
-
-
-def compile_steps(
-    model: keras.Model, settings: dict[str, Any], masks: Sequence[np.ndarray | None]
-) -> list[tuple[TrainStep, partial[Any]]]:
-    """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
-    import tensorflow as tf
-
-    from elastic_trainer.training.step import TrainStep, batch_spec
-
-    images, labels = (spec.shape for spec in batch_spec(model, settings["batch_size"]))
-    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    optimizer = idle_optimizer(model, settings)
-    steps: list[tuple[TrainStep, partial[Any]]] = []
-    for mask in tqdm(masks, desc="compiling steps", unit="step"):
-        step = TrainStep(model, optimizer, settings["batch_size"], mask)
-        step(*batch)  # the first call is what compiles
-        steps.append((step, partial(step, *batch)))
-    return steps
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Measured steps of one network, which a timing table is fitted to.
-
-    Attributes:
-        model, settings: as for `profile`.
-        full: the step that trains everything; `run_full` runs it.
-        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
-        step_ms: [rounds, len(masks)] wall times.
-        forward_ms: median of the forward pass.
-    """
-
-    model: keras.Model
-    settings: dict[str, Any]
-    full: TrainStep
-    run_full: Callable[[], object]
-    masks: list[np.ndarray]
-    step_ms: np.ndarray
-    forward_ms: float
-
-
-def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
-    """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.training.step import forward_pass
-
-    [(full, run_full)] = compile_steps(model, settings, [None])
-    positions = attribute_times(full, model.trainable_variables, {}).positions
-    masks = calibration_masks(positions, head_mask(model))
-    runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
-    forward_pass = forward_pass(model, settings["batch_size"])
-    times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
-    return Measurement(model, settings, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
@@ -329,7 +108,7 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
             ],
             "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
             "tensors_without_gradient": [names[k] for k in costs.positions if measurement.full.gradients[k] is None],
-            "environment": utils.environment(),
+            "environment": environment(),
         },
     )
 
@@ -460,14 +239,13 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
     """What elastic training would choose on the board, by the importance of the newest run if there is one."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
-    from elastic_trainer.timing import foreign_trace
 
-    measured = foreign_trace.latest_importance(logdir, tensor_names(model))
+    measured = latest_importance(logdir, tensor_names(model))
     importance, source = measured or (np.ones(len(table.names)), None)
     yield (
         f"selections with the importance in {source}:" if source else "selections with equal importance of all tensors:"
     )
-    yield from foreign_trace.plan_lines(table, head_mask(model), importance)
+    yield from plan_lines(table, head_mask(model), importance)
 
 
 def main() -> None:
@@ -476,6 +254,7 @@ def main() -> None:
 
     import models
     from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import head_mask
 
     trace = read_trace(args.from_trace) if args.from_trace else None
@@ -486,7 +265,7 @@ def main() -> None:
     if trace:
         table = table_of_trace(model, settings, trace, args.from_trace.name)
     else:
-        models.check_memory(model, args)
+        check_memory(model, args)
         with utils.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             seconds = MEASURING_SECONDS if args.seconds is None else args.seconds

@@ -26,7 +26,7 @@ import keras
 import numpy as np
 from tqdm import tqdm
 
-from data import ImageData
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.tensors import trained_mask
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
 from elastic_trainer.runs.history import History

@@ -9,29 +9,15 @@ import contextlib
 import csv
 import json
 import os
-import platform
 import re
 import signal
-import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import numpy as np
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
-THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # what TensorFlow heeds
-
-
-DRIFT_WINDOW = 7
-DISTURBED_SHARE = 0.02  # of all processors' time while a call is measured; the kernel counts it in steps of 10 ms
 
 
 class UserError(Exception):
@@ -44,53 +30,6 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)
         self.number = number
-
-
-class StopSignals:
-    """While in this context, SIGINT and SIGTERM only ask to stop, and `check` tells; a second one leaves at once.
-
-    A thread learns of them, since Python's own handlers wait until TensorFlow returns from a step or a compilation.
-    Outside the main thread, where Python allows no handlers, nothing is changed.
-    """
-
-    NUMBERS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    def check(self) -> None:
-        """Raises `Stopped` if a signal came."""
-        if self.number is not None:
-            raise Stopped(self.number)
-
-    def __enter__(self) -> StopSignals:
-        self._restore = contextlib.ExitStack()
-        if threading.current_thread() is threading.main_thread():
-            reading, writing = socket.socketpair()
-            writing.setblocking(False)
-            self._restore.callback(reading.close)
-            self._restore.callback(writing.close)  # ends the thread
-            self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
-            for number in self.NUMBERS:
-                self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
-            threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore.close()
-
-    def _listen(self, reading: socket.socket) -> None:
-        first = 0.0
-        with contextlib.suppress(OSError):
-            while data := reading.recv(1):
-                if data[0] not in self.NUMBERS:
-                    continue
-                if self.number is None:
-                    self.number, first = data[0], time.monotonic()
-                    with contextlib.suppress(OSError):
-                        print("\nstopping after this step; another signal leaves at once", file=sys.stderr)
-                elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
-                    os._exit(128 + data[0])
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
@@ -198,56 +137,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 0, most_tries: int = 1) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms. All take turns, so that a machine that slows down slows all alike.
-
-    `unseen` calls go before each measured one: what ran before has left the caches to itself. A call from which other
-    virtual machines took processor time is measured again, until it was tried `most_tries` times.
-    """
-    times = np.zeros((rounds, len(runs)))
-    for row in times:
-        for column, run in enumerate(runs):
-            for _ in range(unseen):
-                run()
-            for tries_left in reversed(range(most_tries)):
-                stolen = stolen_seconds() if tries_left else 0.0
-                begin = time.perf_counter()
-                run()
-                seconds = time.perf_counter() - begin
-                if not tries_left or is_undisturbed(seconds, stolen_seconds() - stolen):
-                    break
-            row[column] = seconds * 1e3
-    return times
-
-
-def is_undisturbed(seconds: float, stolen: float) -> bool:
-    """Whether other virtual machines took next to nothing: `stolen` seconds of processor time within `seconds`."""
-    return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
-
-
-def stolen_seconds(root: Path = Path("/")) -> float:
-    """Processor time since the start that this virtual machine wanted and others got; 0 where nobody tells."""
-    # cpu, user, nice, system, idle, iowait, irq, softirq, steal
-    fields = text_of(root / "proc" / "stat").partition("\n")[0].split()
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
-
-
-def without_drift(times: np.ndarray) -> np.ndarray:
-    """Wall times [rounds, runs] as of a machine of one speed: its usual one while they were measured.
-
-    Neighbours on a shared machine, and heat, slow down whatever runs next to each other in time. That speed is the
-    running median, over DRIFT_WINDOW calls in the order they were made, of each time over what that run usually takes.
-    """
-    from scipy.ndimage import median_filter
-
-    speed = np.ones_like(times)
-    for _ in range(3):  # each knows the usual times better, as it knows the speed better
-        usual = np.median(times / speed, axis=0)
-        speed = median_filter((times / usual).ravel(), DRIFT_WINDOW, mode="nearest").reshape(times.shape)
-        speed /= np.median(speed)
-    return times / speed
-
-
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     with atomic_path(path) as temporary:
@@ -272,47 +161,3 @@ def save_figure(figure: Figure, stem: Path) -> None:
     for ending in (".pdf", ".png"):
         with atomic_path(stem.with_name(stem.name + ending)) as temporary:
             figure.savefig(temporary, bbox_inches="tight", dpi=150)
-
-
-def environment() -> dict[str, Any]:
-    """Versions, hardware and bounds on threads that a figure depends on."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return {
-        "python": platform.python_version(),
-        "packages": versions,
-        "machine": platform.machine(),
-        "processor": _processor_name(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-        "system": platform.system(),
-    }
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    # x86 says "model name", boards say "Model" or "Hardware".
-    return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
-
-
-def has_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16, as far as the system tells."""
-    with contextlib.suppress(OSError):
-        words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
-        return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)  # the last is Arm's name
-    return False
-
-
-def text_of(path: Path) -> str:
-    """A file of the kernel's, or nothing if it is not there."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from elastic_trainer.cli.options import PAPER
+ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
+FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
+TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
+OPTIMIZERS = ("sgd", "adam")
+TIMINGS = ("trace", "flops")
+EXPORTS = ("tflite",)
+PAPER: dict[str, Any] = {
+    "model_name": "resnet50",
+    "input_size": 224,
+    "batch_size": 4,
+    "alpha": 1.0,
+    "weights": "imagenet",
+    "augment": "flip",
+    "learning_rate": 1e-4,
+    "weight_decay": 5e-4,
+    "num_epochs": 12,
+    "interval": 3,
+    "rho": 0.5,
+}
+EMBEDDED: dict[str, Any] = {
+    **PAPER,
+    "model_name": "mobilenetv2",
+    "input_size": 64,
+    "batch_size": 16,
+    "alpha": 0.35,
+    "augment": "none",  # a mirrored digit is no digit
+    "learning_rate": 2e-3,
+    "num_epochs": 24,
+    "interval": 6,
+}
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import keras
 import numpy as np
 import pytest
 
-import data
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import Pixels
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.timing.table import Fit, TimingTable
+from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -41,7 +42,7 @@ def make_small_data(count=24, seed=0):
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
     pixels = Pixels(images, labels, {})
-    return data.ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
+    return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
 
 
 def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):

@@ -14,10 +14,11 @@ from conftest import BATCH, make_small_data, make_small_model, make_table
 
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.history import Choice
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from elastic_trainer.selection.schemes import Scheme, make_budget, select_tensors, selection_steps
+from elastic_trainer.selection.schemes import Scheme, make_budget, selection_steps
+from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import CARRIED, RhoBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.optimizers import make_optimizer

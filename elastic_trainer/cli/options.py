@@ -17,59 +17,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elastic_trainer.datasets.names import DATASET_NAMES, TFDS_NAMES
+from elastic_trainer.networks.names import (
+    AUGMENTATIONS,
+    GLYPH_WEIGHTS,
+    KERAS_NETWORKS,
+    MODEL_NAMES,
+    WIDTHS,
+    is_own_model,
+)
+from elastic_trainer.settings import ELASTIC_TYPES, EMBEDDED, EXPORTS, OPTIMIZERS, PAPER, TIMINGS, TRAIN_TYPES
 from utils import UserError
 
-MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
-# Further networks, by the names keras.applications has for them; any case will do.
-KERAS_NETWORKS = (
-    *("ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge"),
-    *("DenseNet121", "DenseNet169", "DenseNet201", "InceptionResNetV2", "InceptionV3"),
-    *(f"EfficientNetB{k}" for k in range(8)),
-    *(f"EfficientNetV2{kind}" for kind in ("B0", "B1", "B2", "B3", "S", "M", "L")),
-    *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile"),
-    *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
-)
-WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # those that --alpha is for
-TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
-DATASET_NAMES = (*TFDS_NAMES, "digits", "image_folder")
-ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
 # Options that may change when a run goes on.
 FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
 FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
-FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
-TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
-AUGMENTATIONS = ("none", "flip", "flip_rotate")
-OPTIMIZERS = ("sgd", "adam")
-TIMINGS = ("trace", "flops")
-EXPORTS = ("tflite",)
-
-GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
-
-PAPER: dict[str, Any] = {
-    "model_name": "resnet50",
-    "input_size": 224,
-    "batch_size": 4,
-    "alpha": 1.0,
-    "weights": "imagenet",
-    "augment": "flip",
-    "learning_rate": 1e-4,
-    "weight_decay": 5e-4,
-    "num_epochs": 12,
-    "interval": 3,
-    "rho": 0.5,
-}
-EMBEDDED: dict[str, Any] = {
-    **PAPER,
-    "model_name": "mobilenetv2",
-    "input_size": 64,
-    "batch_size": 16,
-    "alpha": 0.35,
-    "augment": "none",  # a mirrored digit is no digit
-    "learning_rate": 2e-3,
-    "num_epochs": 24,
-    "interval": 6,
-}
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -681,24 +644,6 @@ def _check_data_dir(args: argparse.Namespace) -> None:
         raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
 
 
-def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) -> argparse.Namespace:
-    """The options of a script that measures a network: those of profiler.py, `--quick`, `--output`, and `more`.
-
-    Args:
-        prog, description: for the help.
-        more: further flags by name, with what `add_argument` takes.
-    """
-    parser = _OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_network_options(parser)
-    parser.add_argument("--quick", action="store_true", help="a short try on fewer measurements")
-    parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")
-    for name, settings in more.items():
-        parser.add_argument(f"--{name}", **settings)
-    args = parser.parse_args()
-    args.weights = args.weights or "none"  # time does not depend on them
-    return _filled_in(args)
-
-
 def parse_figure(description: str | None, names: Sequence[str], arguments: Sequence[str]) -> argparse.Namespace:
     """The options of scripts/run_figure.py. Raises `UserError` for a value out of range."""
     parser = _OneLineParser(
@@ -729,29 +674,11 @@ def parse_figure(description: str | None, names: Sequence[str], arguments: Seque
     return parser.parse_args(arguments)
 
 
-def measured_network(args: argparse.Namespace, kind: str) -> tuple[str, Path, dict[str, Any]]:
-    """What a measuring script says of its network: figure's title, figure without its ending, first keys of its JSON.
-
-    Args:
-        args: of `parse_benchmark`.
-        kind: what is measured; the figure's name begins with it.
-    """
-    label = model_label(args)
-    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
-    stem = args.output or Path("figures") / f"{kind}_{label}_{args.input_size}_{args.batch_size}"
-    return title, stem, {key: getattr(args, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
-
-
 def _use_glyph_weights(args: argparse.Namespace) -> None:
     """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
     embedded = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
     if args.weights is None and embedded:
         args.weights = str(GLYPH_WEIGHTS)
-
-
-def is_own_model(model_name: str | None) -> bool:
-    """Whether `--model_name` names a file of the user's rather than a network we know."""
-    return model_name is not None and (model_name.endswith(".keras") or ".py:" in model_name)
 
 
 def model_label(args: argparse.Namespace) -> str:

@@ -8,94 +8,27 @@ import os
 import shlex
 import shutil
 import tarfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
 import utils
 from elastic_trainer.cli import options
-from elastic_trainer.datasets import images
-from elastic_trainer.datasets.sources import find, image_folder, prepare_tfds, tfds_builder
+from elastic_trainer.datasets.image_folder import image_folder
+from elastic_trainer.datasets.names import TFDS_NAMES
+from elastic_trainer.datasets.show import show
+from elastic_trainer.datasets.tfds import prepare_tfds, tfds_builder
 from utils import UserError
 
 SUMS = "SHA256SUMS"  # the last file of an archive, in the form that sha256sum -c reads
-THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
-SHEET_IMAGES = 60  # a contact sheet has about so many, but at least one of each class
-MOST_OF_A_CLASS = 6
 _BLOCK = 1 << 20
 
 
 def main() -> None:
     args = options.parse_data()
     {"show": show, "prepare": prepare, "pack": pack, "unpack": unpack}[args.command](args)
-
-
-# --- show -------------------------------------------------------------------------------------------------------------
-
-
-def show(args: argparse.Namespace) -> None:
-    """Print how many images each class has in each split, and draw a contact sheet of each split."""
-    source = find(args.dataset_name, args.data_dir, True, args.test_fraction)
-    names = source.class_names
-    each = max(1, min(MOST_OF_A_CLASS, SHEET_IMAGES // len(names)))
-    counts: dict[str, Counter[int]] = {}
-    for split, encoded in (("train", source.train), ("test", source.test)):
-        seen = counts[split] = Counter()
-        shown: dict[int, list[Image.Image | None]] = {}
-        broken: list[str] = []
-        for k, (example, label) in enumerate(tqdm(encoded.examples(), split, encoded.count, leave=False, unit="image")):
-            seen[label] += 1
-            if seen[label] > each:
-                continue
-            try:
-                picture = Image.fromarray(images.decode(example, THUMBNAIL))
-            except Exception as error:  # Pillow raises many kinds for a damaged image
-                picture = None
-                broken.append(images.told(example, k, error))
-            shown.setdefault(label, []).append(picture)
-        path = args.output.with_name(f"{args.output.name}_{split}.png")
-        with utils.atomic_path(path) as temporary:
-            contact_sheet([(names[label], picture) for label in sorted(shown) for picture in shown[label]]).save(
-                temporary
-            )
-        print(f"{split}: {path}")
-        for why in broken:
-            print(why)
-    width = max(5, *(len(name) for name in names))
-    for name, *numbers in (
-        ("class", "train", "test"),
-        *((name, counts["train"][k], counts["test"][k]) for k, name in enumerate(names)),
-        (f"{len(names)} classes", counts["train"].total(), counts["test"].total()),
-    ):
-        print(f"{name:{width}}  {numbers[0]:>7}  {numbers[1]:>7}")
-
-
-def contact_sheet(pictures: Sequence[tuple[str, Image.Image | None]]) -> Image.Image:
-    """Pictures [THUMBNAIL, THUMBNAIL] with their names below; None is one that is broken."""
-    columns = min(len(pictures), 12 if len(pictures) > SHEET_IMAGES else 10)
-    rows = -(-len(pictures) // columns)
-    wide, high = THUMBNAIL + GAP, THUMBNAIL + CAPTION + GAP
-    sheet = Image.new("RGB", (columns * wide + GAP, rows * high + GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for k, (name, picture) in enumerate(pictures):
-        x, y = GAP + k % columns * wide, GAP + k // columns * high
-        if picture is not None:
-            sheet.paste(picture, (x, y))
-        else:
-            draw.rectangle((x, y, x + THUMBNAIL - 1, y + THUMBNAIL - 1), outline="red")
-            draw.text((x + 6, y + 6), "broken", "red", font)
-        caption = name
-        while draw.textlength(caption, font) > THUMBNAIL:
-            caption = caption[:-2] + "…"
-        draw.text((x, y + THUMBNAIL), caption, "black", font)
-    return sheet
-
-
-# --- prepare, pack, unpack --------------------------------------------------------------------------------------------
 
 
 def prepare(args: argparse.Namespace) -> None:
@@ -113,7 +46,7 @@ def _command(command: str, name: str, data_dir: Path | None) -> str:
 
 def pack(args: argparse.Namespace) -> None:
     """Put a data set, with a checksum of each file, into one tar archive."""
-    if args.dataset_name in options.TFDS_NAMES:
+    if args.dataset_name in TFDS_NAMES:
         builder = tfds_builder(args.dataset_name, args.data_dir)
         folder = Path(builder.data_dir)
         if not folder.is_dir():
@@ -181,7 +114,7 @@ def unpack(args: argparse.Namespace) -> None:
             top.replace(place / top.name)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
-    is_tfds = top.name in options.TFDS_NAMES
+    is_tfds = top.name in TFDS_NAMES
     flags = ["--dataset_name", top.name if is_tfds else "image_folder"]
     flags += ["--data_dir", str(place if is_tfds else place / top.name)]
     print(f"unpacked and checked: {place / top.name}")

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.runs import energy
+from elastic_trainer.machine import available_memory_mb
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
@@ -33,7 +33,7 @@ UNTOLD_MEMORY_MB = 1024  # what they may take where the system does not tell
 _CHUNK = 64  # images in hand at one time while reading
 _READER = 1  # raised when the same file would be read to other pixels
 
-Source = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
+ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Encoded:
     """
 
     count: int
-    examples: Callable[[], Iterator[tuple[Source, int]]]
+    examples: Callable[[], Iterator[tuple[ImageSource, int]]]
     files: Sequence[str] = ()
 
 
@@ -84,7 +84,7 @@ def wrong_start(path: str) -> str | None:
         return f"cannot be read as an image: {_reason(error)}"
 
 
-def decode(source: Source, size: int) -> np.ndarray:
+def decode(source: ImageSource, size: int) -> np.ndarray:
     """One image as uint8 [size, size, 3], upright as its EXIF data says.
 
     Grey becomes RGB, what is transparent becomes white. The sides are stretched to a square.
@@ -110,7 +110,7 @@ def _decode_file(file: BinaryIO, size: int) -> np.ndarray:
         return _fitted(upright.convert("RGB"), size)
 
 
-def told(source: Source, index: int, error: Exception) -> str:
+def told(source: ImageSource, index: int, error: Exception) -> str:
     """What to say of the `index`-th image, which `decode` raised `error` for."""
     why = wrong_start(source) if isinstance(source, str) else None
     where = source if isinstance(source, str) else f"image {index}"
@@ -147,7 +147,7 @@ def read(
     count = sum(part.count for part in parts)
     needed_mb = count * size * size * 3 / 1e6
     if memory_mb is None:
-        available_mb = energy.available_memory_mb()
+        available_mb = available_memory_mb()
         memory_mb = UNTOLD_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
     if folder is None or needed_mb <= memory_mb:
         images = np.empty((count, size, size, 3), np.uint8)
@@ -211,7 +211,7 @@ def _header(count: int, size: int) -> bytes:
 def _decoded(parts: Sequence[Encoded], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
     """Of each image its pixels, its label, and None; or None, its label, and why it cannot be read."""
 
-    def attempt(example: tuple[int, tuple[Source, int]]) -> tuple[np.ndarray | None, int, str | None]:
+    def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, int, str | None]:
         index, (source, label) = example
         try:
             return decode(source, size), label, None

@@ -11,7 +11,6 @@ The model is traced here and handed over as a concrete function: that is the one
 from __future__ import annotations
 
 import functools
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -25,8 +24,10 @@ import tensorflow as tf
 from tqdm import tqdm
 
 import utils
-from data import ImageData
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.evaluation import predictions
+from elastic_trainer.machine import cores, environment
+from elastic_trainer.timing.wall_time import measure_ms
 from utils import UserError
 
 CHECKED_IMAGES = 1000  # at most so many test images are asked, evenly spread
@@ -121,11 +122,6 @@ class Interpreter:
         return self._interpreter.get_tensor(self._output)[0]
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def interpreter_for(converted: Converted, threads: int = 1) -> Interpreter | None:
     """An interpreter, or None where none is here: since TensorFlow 2.20 its own lacks TensorFlow's kernels too."""
     try:
@@ -200,7 +196,7 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         "latency_turns": turns,
         "threads": cores(),
         **{who.replace("Keras", "keras"): row for who, row in rows.items()},
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     utils.write_json(folder / "export.json", record)
     return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(rows, record)])
@@ -243,9 +239,9 @@ def _latency_ms(
         runs |= {(name, key): functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
     for run in runs.values():
         run()  # compiles
-    turn_ms = float(utils.measure_ms([*runs.values()], 2, unseen=1).sum(axis=1).min())
+    turn_ms = float(measure_ms([*runs.values()], 2, unseen=1).sum(axis=1).min())
     turns = int(np.clip(LATENCY_SECONDS * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
-    times = np.median(utils.measure_ms([*runs.values()], turns, unseen=1), axis=0)
+    times = np.median(measure_ms([*runs.values()], turns, unseen=1), axis=0)
     latency: dict[str, dict[str, float | None]] = {
         name: {"latency_one_thread_ms": None, "latency_all_threads_ms": None} for name, _ in runs
     }

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 import utils
-from elastic_trainer.cli.options import is_own_model
-from elastic_trainer.networks.batch_norm import load_model
+from elastic_trainer.networks.names import is_own_model
+from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import head_mask
 from utils import UserError
 

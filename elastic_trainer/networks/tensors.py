@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import keras
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
-
 
 HEAD = "head"
 

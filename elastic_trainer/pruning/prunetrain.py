@@ -53,10 +53,10 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from data import ImageData
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
-from elastic_trainer.runs.history import Choice
 from elastic_trainer.selection.schemes import Scheme
+from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.state import Network

@@ -10,28 +10,17 @@ No machine with any of these sensors was at hand: all is tested on made-up files
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-import utils
-from utils import UserError
+from elastic_trainer.machine import text_of
 
 SAMPLING_SECONDS = 0.1  # 35 ms and more is what these sensors themselves average over
-LONGEST_GAP_SECONDS = 60  # without a reading of an external meter; longer ones are no measurement
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson through which all of its power goes
-
-
-# --- energy -----------------------------------------------------------------------------------------------------------
 
 
 class Sensor(NamedTuple):
@@ -162,7 +151,7 @@ def _jetson(root: Path) -> list[Sensor]:
 def _rapl(root: Path) -> list[Sensor]:
     """The counter of the whole platform where there is one, else those of processors and of their memory."""
     zones = [*(root / "sys" / "class" / "powercap").glob("intel-rapl:*")]  # so called on AMD as well
-    named = {zone: utils.text_of(zone / "name").strip() for zone in sorted(zones)}
+    named = {zone: text_of(zone / "name").strip() for zone in sorted(zones)}
     platform = [zone for zone, name in named.items() if name == "psys"]
     chosen = platform or [zone for zone, name in named.items() if name.startswith("package") or name == "dram"]
     return [
@@ -197,183 +186,3 @@ def _nvml() -> Iterator[Sensor]:
         except OSError:
             continue
         yield Sensor(f"NVML GPU {index}", joules, math.inf)
-
-
-def add_external_energy(folder: Path, record: Path) -> float | None:
-    """Put into the finished run in `folder` what an external power meter recorded while it trained.
-
-    summary.json and metrics.csv are written anew, and TensorBoard gets the curve.
-
-    Args:
-        folder: of the run.
-        record: a CSV file with a line of names and two columns: time, as seconds since 1970 or as ISO 8601 (local where
-            it names no zone), and watts.
-
-    Returns:
-        Joules, or None where the record does not cover the run; then `energy_missing` of the summary says why.
-
-    Raises:
-        UserError: the record cannot be read.
-    """
-    import tensorflow as tf
-
-    times, watts = read_power(record)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        rows = [*csv.DictReader(file)]
-    seconds = [float(row["train_seconds"]) for row in rows]
-    try:
-        joules = integrate_power(times, watts, summary["training_spans"], seconds)
-    except ValueError as error:
-        summary["energy_missing"] = f"{record}: {error}"
-    else:
-        summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
-        writer = tf.summary.create_file_writer(str(folder), filename_suffix=".energy")
-        with writer.as_default():
-            for row, value in zip(rows, joules, strict=True):
-                row["energy_joules"] = str(value)
-                tf.summary.scalar("meters/energy_joules", value, int(row["step"]))
-        writer.close()
-        utils.write_csv(folder / "metrics.csv", [*rows[0]], [list(row.values()) for row in rows])
-    utils.write_json(folder / "summary.json", summary)
-    return summary["energy_joules"]
-
-
-def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (s since 1970) and watts of an external meter's CSV file, see `add_external_energy`, in order of time.
-
-    Raises:
-        UserError: there is no such file, or a line of it is not of that form.
-    """
-    readings = []
-    try:
-        with record.open(newline="", encoding="utf-8-sig") as file:
-            for number, line in enumerate(csv.reader(file), 1):
-                if number == 1 or not line:
-                    continue
-                try:
-                    readings.append((_seconds_since_1970(line[0]), float(line[1])))
-                except (ValueError, IndexError):
-                    raise UserError(
-                        f"--power_csv {record}: line {number} is not a time (seconds since 1970, or as "
-                        "2026-01-31T12:00:00) and watts, separated by a comma"
-                    ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"--power_csv {record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(readings) < 2:
-        raise UserError(
-            f"--power_csv {record}: holds no two readings; give a line of names, then time and watts a line"
-        )
-    times, watts = np.array(sorted(readings)).T
-    return times, watts
-
-
-def _seconds_since_1970(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return datetime.fromisoformat(text.strip()).timestamp()
-
-
-def integrate_power(
-    times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequence[float]], train_seconds: Sequence[float]
-) -> list[float]:
-    """Joules spent in training time up to each of `train_seconds`.
-
-    Args:
-        times, watts: [n] readings in order of time; between two of them power changes linearly.
-        spans: begin and end of each stretch of training, in the same time.
-        train_seconds: ascending seconds of training; the last is taken as the end of the last span.
-
-    Raises:
-        ValueError: the readings do not cover all spans.
-    """
-    begins, ends = np.array(spans, float).T
-    if begins.min() < times[0] or ends.max() > times[-1]:
-        raise ValueError("does not cover all of the training")
-    for begin, end in zip(begins, ends, strict=True):
-        around = times[max(np.searchsorted(times, begin, "right") - 1, 0) : np.searchsorted(times, end) + 1]
-        if np.diff(around).max(initial=0) > LONGEST_GAP_SECONDS:
-            raise ValueError(f"has no reading for more than {LONGEST_GAP_SECONDS} s of the training")
-    done = np.concatenate([[0], np.cumsum(ends - begins)])
-    wanted = np.clip([*train_seconds[:-1], done[-1]], 0, done[-1])
-    index = np.clip(np.searchsorted(done, wanted, "left") - 1, 0, len(begins) - 1)
-    moments = begins[index] + (wanted - done[index])
-    every = np.unique(np.concatenate([times, begins, ends, moments]))
-    power = np.interp(every, times, watts)
-    energy = np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 * np.diff(every))])
-    at_begin, at_end, at_moment = (np.interp(when, every, energy) for when in (begins, ends, moments))
-    before = np.concatenate([[0], np.cumsum(at_end - at_begin)])
-    return [float(joules) for joules in before[index] + at_moment - at_begin[index]]
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def peak_memory_mb() -> float | None:
-    """Largest resident memory of this process so far in MB, or None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-
-
-def gpu_peak_memory_mb() -> float | None:
-    """Most that TensorFlow's allocators held on all GPUs so far in MB, or None without a GPU."""
-    import tensorflow as tf
-
-    gpus = tf.config.list_logical_devices("GPU")
-    return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
-
-
-def available_memory_mb(root: Path = Path("/")) -> float | None:
-    """Memory in MB that this process can still get, swap included, or None where the system does not tell.
-
-    That is what Linux calls available, or what the control groups that hold this process (of a container, a service)
-    leave below their limits, if that is less. What a group keeps of files counts as free: it is dropped when needed.
-
-    Args:
-        root: the folder that holds proc and sys.
-    """
-    system = _numbers_in(root / "proc" / "meminfo")  # in KiB
-    if "MemAvailable:" not in system:
-        return None
-    swap = 1024 * system.get("SwapFree:", 0)
-    room = 1024 * system["MemAvailable:"] + swap
-    for group in _memory_groups(root):
-        for limit, usage, kept in (
-            ("memory.max", "memory.current", ("inactive_file", "active_file")),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-        ):
-            largest, used = _whole_number_in(group / limit), _whole_number_in(group / usage)
-            if largest is not None and used is not None:
-                counts = _numbers_in(group / "memory.stat")
-                room = min(room, largest - used + sum(counts.get(name, 0) for name in kept) + swap)
-    return max(room, 0) / 1e6
-
-
-def _memory_groups(root: Path) -> Iterator[Path]:
-    """Folders of the control groups that bound this process's memory, each with those around it."""
-    base = root / "sys" / "fs" / "cgroup"
-    for line in utils.text_of(root / "proc" / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" or "memory" in controllers.split(","):
-            top = base if number == "0" else base / "memory"
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            # A container may see its own group as the top one, whatever the path says.
-            yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
-
-
-def _numbers_in(path: Path) -> dict[str, int]:
-    """The lines `name number …` of a file of the kernel's."""
-    lines = [line.split() for line in utils.text_of(path).splitlines()]
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
-
-
-def _whole_number_in(path: Path) -> int | None:
-    """The one number in a file of the kernel's; None if it is not there or says `max`."""
-    text = utils.text_of(path).strip()
-    return int(text) if text.isdigit() else None

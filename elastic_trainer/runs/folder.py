@@ -7,13 +7,9 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_trainer.runs.checkpoint import Checkpoints
 from utils import UserError, writing
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextlib.contextmanager

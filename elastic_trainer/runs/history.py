@@ -6,45 +6,15 @@ A checkpoint keeps all of it (`History.to_record`), so that a run that was cut o
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.runs import energy
+from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
+from elastic_trainer.runs.clocks import Clocks
+from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import Progress
-
-CLOCKS = ("training", "selection", "validation")
-
-
-@dataclass
-class Choice:
-    """The tensors to train from now on, and why.
-
-    Attributes:
-        mask: bool [N] over `model.trainable_variables`.
-        importance: [N], normalised, or None for a scheme that does not measure it.
-        predicted_step_ms, budget_step_ms: by the time budget, or None.
-        epoch: when it was made, in epochs since the begin.
-        rho, slowdown, correction: as in `time_budget.Allowance`, or None.
-    """
-
-    mask: np.ndarray
-    importance: np.ndarray | None = None
-    predicted_step_ms: float | None = None
-    budget_step_ms: float | None = None
-    epoch: float = 0
-    rho: float | None = None
-    slowdown: float | None = None
-    correction: float | None = None
-
-    @property
-    def full_step_ms(self) -> float | None:
-        """Full training's step as it would have run when this was chosen, or None without a budget."""
-        return self.budget_step_ms / self.rho if self.budget_step_ms and self.rho else None
 
 
 class StepResult(NamedTuple):
@@ -72,78 +42,6 @@ class Interval:
     step_flops: float = 0.0
     step_ms: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
-
-
-class Clocks:
-    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began.
-
-    Attributes:
-        spans: begin and end of each stretch of training, in seconds since 1970.
-        meter: joules since some moment, or None for unknown; asked when training starts and stops.
-        joules: spent in training, but for the stretch under way; None once a part of it is unknown.
-    """
-
-    def __init__(
-        self,
-        training: float = 0.0,
-        selection: float = 0.0,
-        validation: float = 0.0,
-        elapsed: float = 0.0,
-        joules: float | None = 0.0,
-        spans: Sequence[Sequence[float]] = (),
-    ) -> None:
-        self._seconds = {"training": training, "selection": selection, "validation": validation}
-        self._started: dict[str, float] = {}
-        self._begin = time.perf_counter() - elapsed
-        self.joules, self.spans = joules, [*spans]
-        self.meter: Callable[[], float | None] = lambda: None
-        self._training_began: tuple[float, float | None] = (0.0, None)
-
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        self._start(name)
-        try:
-            yield
-        finally:
-            self._stop(name)
-
-    @contextmanager
-    def paused(self, name: str) -> Iterator[None]:
-        """Leave what happens in this block out of `name`, where that runs."""
-        runs = name in self._started
-        if runs:
-            self._stop(name)
-        try:
-            yield
-        finally:
-            if runs:
-                self._start(name)
-
-    def _start(self, name: str) -> None:
-        if name == "training":
-            self._training_began = time.time(), self.meter()
-        self._started[name] = time.perf_counter()
-
-    def _stop(self, name: str) -> None:
-        self._seconds[name] = self.seconds(name)
-        del self._started[name]
-        if name == "training":
-            (begin, before), after = self._training_began, self.meter()
-            self.spans.append([begin, time.time()])
-            if self.joules is not None:
-                self.joules = None if before is None or after is None else self.joules + after - before
-
-    def seconds(self, name: str) -> float:
-        """Up to this moment."""
-        return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
-
-    def elapsed(self) -> float:
-        """Wall seconds since the run began, without those between a cut and its resumption."""
-        return time.perf_counter() - self._begin
-
-    def to_record(self) -> dict[str, Any]:
-        kept = {"elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
-        return {**{name: self.seconds(name) for name in CLOCKS}, **kept}
 
 
 @dataclass
@@ -224,8 +122,8 @@ class History:
                 "trained_tensors": int(self.choice.mask.sum()),
                 "train_flops": self.flops(),
                 "energy_joules": self.clocks.joules,
-                "peak_memory_mb": energy.peak_memory_mb(),
-                "gpu_peak_memory_mb": energy.gpu_peak_memory_mb(),
+                "peak_memory_mb": peak_memory_mb(),
+                "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
         )
 

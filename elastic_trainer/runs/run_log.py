@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.history import Choice, History, Interval, StepResult
-from utils import StopSignals, UserError, atomic_path, environment, sync, write_csv, write_json, writing
+from elastic_trainer.runs.history import History, Interval, StepResult
+from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.selection.selection import Choice
+from utils import UserError, atomic_path, sync, write_csv, write_json, writing
 
 if TYPE_CHECKING:
     import keras
@@ -130,7 +133,7 @@ class RunLog:
 
     def save_model(self, model: keras.Model, best: bool) -> None:
         """Keep `model` as last.keras, and as best.keras where it is the best so far."""
-        from elastic_trainer.networks.batch_norm import save_model
+        from elastic_trainer.networks.saved_model import save_model
 
         for name in ("last.keras", "best.keras") if best else ("last.keras",):
             with atomic_path(self.folder / name) as temporary:

@@ -14,9 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import in_float16
 from elastic_trainer.training.step import batch_spec, training_loss
-from utils import UserError, measure_ms
+from utils import UserError
 
 FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 Batch = tuple[tf.Tensor, tf.Tensor]

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import selection_solver_DP
-from data import ImageData
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.runs.history import Choice
 from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import PASSES, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -149,33 +149,6 @@ def selection_steps(data: ImageData, settings: Settings) -> list[int]:
     total_steps = run_length(data, settings)[1]
     due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(total_steps / steps))]
     return [step for step in due if step < total_steps]
-
-
-def select_tensors(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, time_resolution: int | None = None
-) -> Choice:
-    """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
-
-    Args:
-        table: timing table of the network.
-        importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
-        rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
-        time_resolution: T_q, see `selection_solver_DP.solve`.
-    """
-    budget_ms = rho * table.full_step_ms
-    if rho >= 1:
-        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool)))
-    order = table.positions
-    own_ms, chain_ms = table.own_ms.copy(), table.chain_ms.copy()
-    forced = head[order]
-    own_ms[forced] = 0.0
-    chain_ms[: np.flatnonzero(forced)[-1] + 1] = 0.0
-    gain = np.where(forced, 0.0, importance[order])
-    room_ms = budget_ms - table.predict_ms(head)
-    solved = selection_solver_DP.solve(chain_ms, own_ms, gain, room_ms, time_resolution)
-    mask = head.copy()
-    mask[order[solved.mask == 1]] = True
-    return Choice(mask, importance, table.predict_ms(mask), budget_ms)
 
 
 def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:

@@ -12,25 +12,22 @@ and its time is spread over the operations found, by their FLOPs. What finds non
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.timing import operation_times
+from elastic_trainer.timing.flops import count_flops, needed_operations
+from elastic_trainer.timing.trace import OperationTrace, match_op, strip_layout
 from utils import UserError
 
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.timing.table import TimingTable
     from elastic_trainer.training.step import TrainStep
 
-RHOS = tuple(np.arange(35, 71, 5) / 100)
 MOST_UNMATCHED = 0.5  # a trace that shares less than this with the network is another network's
 GRADIENTS = "gradient_tape"
 # What the graph optimizer turned several operations into takes the time of the first of them.
@@ -48,9 +45,7 @@ _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", 
 _Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
 
 
-def match_operations(
-    trace: operation_times.OperationTrace, step: TrainStep, model: keras.Model
-) -> tuple[dict[str, float], float]:
+def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model) -> tuple[dict[str, float], float]:
     """Give the times of `trace` to the operations of `step`, a full training step of `model`.
 
     Returns:
@@ -61,8 +56,8 @@ def match_operations(
     """
     graph = step.graph
     known = {op.name for op in graph.get_operations()}
-    flops = operation_times.count_flops(graph)
-    named = {name: operation_times.match_op(name, known) for name in trace.op_ms}
+    flops = count_flops(graph)
+    named = {name: match_op(name, known) for name in trace.op_ms}
     names = _OurNames(model)
     theirs = {name: _their_path(name, names.layers) for name, op in named.items() if op is None}
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
@@ -98,7 +93,7 @@ def _joined(path: Sequence[str]) -> str:
 
 def _their_path(name: str, ours: Container[str]) -> list[str]:
     """Names along the scopes of a traced operation, without `gradient_tape`, the outermost model, transfers' ends."""
-    parts = operation_times.strip_layout(name).split("/")
+    parts = strip_layout(name).split("/")
     if parts[0] == GRADIENTS:
         parts = parts[1:]
     if len(parts) > 1 and re.fullmatch(r"_\d+", parts[-1]):  # copies between host and device: op/_12
@@ -144,10 +139,8 @@ class _OurNames:
 
 def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candidates:
     """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
-    forward = operation_times.needed_operations([step.loss])
-    backward = (
-        operation_times.needed_operations([t for g in step.gradients if g is not None for t in _parts(g)]) - forward
-    )
+    forward = needed_operations([step.loss])
+    backward = needed_operations([t for g in step.gradients if g is not None for t in _parts(g)]) - forward
     found: _Candidates = defaultdict(list)
     for op in step.graph.get_operations():
         if op.name not in forward and op.name not in backward:
@@ -179,7 +172,7 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
     """The operations here that the operation `name` of a trace stands for; none where nothing fits."""
     last = path[-1]
     kind = re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)  # CPUs' own kernels
-    if name != operation_times.strip_layout(name):  # a transpose for the sake of the operation it is named after
+    if name != strip_layout(name):  # a transpose for the sake of the operation it is named after
         keys: list[tuple[str, ...]] = [(_base(last),)]
     elif kind in _FUSED:
         keys = [(_FUSED[kind].lower(),)]
@@ -201,48 +194,3 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
 
 def _parts(gradient: Any) -> list[Any]:
     return [gradient.values, gradient.indices] if hasattr(gradient, "indices") else [gradient]
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
-
-def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
-    """Importance [N] that the newest elastic run of this network under `logdir` measured last, and its file.
-
-    Args:
-        logdir: the folder of runs.
-        names: of the network's trainable tensors, in their order.
-    """
-    files = [path for path in logdir.glob("*/selections.csv") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))[-len(names) :]
-        try:
-            if [row["name"] for row in rows] == list(names):
-                return np.array([float(row["importance"]) for row in rows]), path
-        except (KeyError, ValueError):
-            continue  # a run of a scheme that measures no importance
-    return None
-
-
-def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
-    """What elastic training would choose from `table` at several rho, a row each.
-
-    Args:
-        table: of a network with N trainable tensors.
-        head: bool [N], the tensors that always train.
-        importance: [N].
-    """
-    from elastic_trainer.selection.schemes import select_tensors
-    from elastic_trainer.selection.time_budget import TimeBudget
-
-    smallest_rho = TimeBudget(table, head).smallest_rho
-    yield " rho  feasible  predicted step  over full step  trained tensors"
-    for rho in RHOS:
-        if rho < smallest_rho:
-            yield f"{rho:.2f}  no"
-            continue
-        choice = select_tensors(table, importance, head, rho)
-        step_ms = table.predict_ms(choice.mask)
-        count = f"{int(choice.mask.sum())} of {len(head)}"
-        yield f"{rho:.2f}  yes       {step_ms:11.1f} ms  {step_ms / table.full_step_ms:14.3f}  {count:>15}"

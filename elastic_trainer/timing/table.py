@@ -18,12 +18,14 @@ import numpy as np
 
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.machine import environment
+from elastic_trainer.timing.fit import Fit, chain_and_own
 from utils import UserError
 
 if TYPE_CHECKING:
     import argparse
 
-# What a table depends on beside the network: keys of `utils.environment()` and their names in messages.
+# What a table depends on beside the network: keys of `environment()` and their names in messages.
 _ORIGIN = {
     "tensorflow": "TensorFlow",
     "machine": "machine",
@@ -44,24 +46,6 @@ TABLE_SETTINGS = (
     "augment",
     "mixed_precision",
 )
-
-
-@dataclass(frozen=True)
-class Fit:
-    """From operation times to wall time, in ms: constant + chain·sum(t_dy of the chain) + own·sum(t_dw selected).
-
-    `constant` holds the forward pass and what every step does; `chain` and `own` fall below 1 by as much as operations
-    overlap. Errors are relative, in per cent, each of a selection that was left out of the fit that predicts it;
-    None where no selection was measured.
-    """
-
-    constant_ms: float
-    chain_factor: float
-    own_factor: float
-    median_error_percent: float | None
-    p95_error_percent: float | None
-    selections: int
-    rounds: int
 
 
 @dataclass(frozen=True)
@@ -130,38 +114,6 @@ class TimingTable:
             **self.details,
         }
         utils.write_json(folder / "profile.json", record)
-
-
-def chain_and_own(selected: np.ndarray, t_dy: np.ndarray, t_dw: np.ndarray) -> tuple[float, float]:
-    """Sum of t_dy down to the deepest of `selected` (bool [N], backward order), and of t_dw over the selected."""
-    if not selected.any():
-        return 0.0, 0.0
-    return float(t_dy[: np.flatnonzero(selected)[-1] + 1].sum()), float(t_dw[selected].sum())
-
-
-def fit_wall_time(chain_ms: np.ndarray, own_ms: np.ndarray, measured_ms: np.ndarray, rounds: int) -> Fit:
-    """Non-negative least squares of relative errors; arrays [selections] in ms. See `Fit`."""
-    from scipy.optimize import nnls
-
-    features = np.stack([np.ones_like(chain_ms), chain_ms, own_ms], axis=1)
-
-    def solve(rows: np.ndarray) -> np.ndarray:
-        return nnls(features[rows] / measured_ms[rows, None], np.ones(len(rows)))[0]
-
-    everything = np.arange(len(measured_ms))
-    factors = solve(everything)
-    predicted = np.array([features[i] @ solve(np.delete(everything, i)) for i in everything])
-    errors = 100 * np.abs(predicted / measured_ms - 1)
-    constant, chain, own = (float(factor) for factor in factors)
-    return Fit(
-        constant_ms=constant,
-        chain_factor=chain,
-        own_factor=own,
-        median_error_percent=float(np.median(errors)),
-        p95_error_percent=float(np.percentile(errors, 95)),
-        selections=len(measured_ms),
-        rounds=rounds,
-    )
 
 
 def table_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -234,7 +186,7 @@ def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[
 
 def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, anew: str) -> None:
     """Refuse, or with `allow_stale` only warn of, a table that was not made on this machine with this TensorFlow."""
-    differences = stale_since(table.details.get("environment"), utils.environment())
+    differences = stale_since(table.details.get("environment"), environment())
     if not differences:
         return
     text = f"{folder}: made elsewhere: {'; '.join(differences)}"
@@ -244,7 +196,7 @@ def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, anew: str
 
 
 def stale_since(was: Any, now: dict[str, Any]) -> list[str]:
-    """What differs, in words, of the places a table depends on: `utils.environment()` when it was made, and now.
+    """What differs, in words, of the places a table depends on: `environment()` when it was made, and now.
 
     What the older of the two did not record is not compared.
     """

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.runs.history import StepResult
-from elastic_trainer.timing.operation_times import count_flops
+from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import UserError
 

@@ -12,7 +12,6 @@ one JSON object as its last line.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.machine import environment
+from elastic_trainer.timing.wall_time import measure_ms
 
 PHOTO_SIZE = (1280, 960)
 CLASSES = 4
@@ -82,7 +81,7 @@ def beside_training(batches: Iterable[Any], step: Any, most: int) -> tuple[float
         if batch is None:
             break
         waiting += time.perf_counter() - begin
-        step_ms.append(float(utils.measure_ms([partial(step, *batch)], 1)[0, 0]))
+        step_ms.append(float(measure_ms([partial(step, *batch)], 1)[0, 0]))
     return waiting / (waiting + sum(step_ms) / 1e3), step_ms
 
 
@@ -103,7 +102,7 @@ def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Pa
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_input.py",
         __doc__,
         rounds={"type": int, "default": 5, "help": "turns of each way (default: %(default)s)"},
@@ -116,8 +115,8 @@ def main() -> None:
 
     import data
     import models
-    import profiler
     from elastic_trainer.datasets.sources import find
+    from elastic_trainer.timing.measuring import compile_steps
     from elastic_trainer.timing.table import table_settings
 
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +136,7 @@ def main() -> None:
         }
         args.num_classes = in_memory.num_classes
         model = models.build_from_options(args)
-        [(step, _)] = profiler.compile_steps(model, table_settings(args), [None])
+        [(step, _)] = compile_steps(model, table_settings(args), [None])
         speeds: dict[str, list[float]] = {name: [] for name in ways}
         waits: dict[str, list[float]] = {name: [] for name in ways}
         steps: dict[str, list[float]] = {name: [] for name in ways}
@@ -151,7 +150,7 @@ def main() -> None:
 
     median_speeds = {name: float(np.median(values)) for name, values in speeds.items()}
     median_waits = {name: float(np.median(values)) for name, values in waits.items()}
-    title, stem, network = options.measured_network(args, "input")
+    title, stem, network = common.measured_network(args, "input")
     draw(title, median_speeds, median_waits, stem)
     record = {
         **network,
@@ -162,7 +161,7 @@ def main() -> None:
         "images_per_second": median_speeds,
         "waiting_percent": median_waits,
         "step_ms": {name: float(np.median(values)) for name, values in steps.items()},
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(record))

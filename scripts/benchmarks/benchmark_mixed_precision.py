@@ -11,18 +11,16 @@ line.
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
-from elastic_trainer.cli.options import PAPER
+from elastic_trainer.machine import environment
+from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table import table_settings
 
 WHAT = ("full step", "step of the head", "forward pass")
@@ -31,14 +29,14 @@ WHAT = ("full step", "step of the head", "forward pass")
 def runs_of(args: Any) -> list[Any]:
     """Compiled full step, step of the head, and forward pass of a network in the precision of `args`, on one batch."""
     import models
-    import profiler
     from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.timing.measuring import compile_steps
     from elastic_trainer.training.step import forward_pass
 
     model = models.build_from_options(args)
     settings = table_settings(args)
     head = head_mask(model)
-    steps = [run for _, run in profiler.compile_steps(model, settings, [None, head])]
+    steps = [run for _, run in compile_steps(model, settings, [None, head])]
     return [*steps, partial(forward_pass(model, args.batch_size), *steps[0].args)]
 
 
@@ -71,7 +69,7 @@ def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_mixed_precision.py",
         __doc__,
         seconds={"type": float, "default": 60, "help": "time for measuring (default: %(default)s)"},
@@ -80,7 +78,7 @@ def main() -> None:
     utils.load_tensorflow()
 
     import models
-    import profiler
+    from elastic_trainer.timing.measuring import measure_steps
 
     if args.quick:
         args.seconds, args.steps = 3, 3
@@ -90,9 +88,9 @@ def main() -> None:
     for args.mixed_precision in (False, True):
         runs += runs_of(args)
         curves.append(losses(args, args.steps))
-    times = profiler.measure_steps(runs, args.seconds)
+    times = measure_steps(runs, args.seconds)
     single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(WHAT))
-    title, stem, network = options.measured_network(args, "mixed_precision")
+    title, stem, network = common.measured_network(args, "mixed_precision")
     draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
     names = [what.replace(" ", "_") for what in WHAT]
     record = {
@@ -103,7 +101,7 @@ def main() -> None:
         "mixed_ms": dict(zip(names, mixed_ms.tolist(), strict=True)),
         "speedup": dict(zip(names, (single_ms / mixed_ms).tolist(), strict=True)),
         "losses": {"float32": curves[0], policy: curves[1]},
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(record))

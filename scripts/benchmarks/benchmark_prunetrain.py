@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
-from elastic_trainer.cli.options import PAPER
+from elastic_trainer.machine import environment
+from elastic_trainer.settings import PAPER
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
     import keras
@@ -41,13 +41,12 @@ class Measured:
         import tensorflow as tf
 
         from elastic_trainer.pruning import prunetrain
-        from elastic_trainer.timing import operation_times
         from elastic_trainer.training.step import TrainStep
 
         self.parameters = model.count_params()
         variables = [variable.value for variable in model.trainable_variables]
         step = TrainStep(model, optimizer, batch[0].shape[0])
-        self.flops = sum(operation_times.count_flops(step.graph).values())
+        self.flops = sum(count_flops(step.graph).values())
 
         @tf.function
         def lasso() -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -132,7 +131,7 @@ def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_prunetrain.py",
         __doc__,
         rounds={"type": int, "default": 40, "help": "measured steps of each network (default: %(default)s)"},
@@ -152,7 +151,7 @@ def main() -> None:
     rows = []
     for share in QUICK_SHARES if args.quick else SHARES:
         smaller, (left, of) = pruned_network(args, share, batch)
-        full_ms, step_ms, lasso_ms = utils.measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
+        full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
         ratios = step_ms / full_ms  # of neighbouring steps
         rows.append(
             {
@@ -179,7 +178,7 @@ def main() -> None:
         del smaller
         gc.collect()
 
-    title, stem, network = options.measured_network(args, "prunetrain")
+    title, stem, network = common.measured_network(args, "prunetrain")
     draw(title, rows, stem)
     record = {
         **network,
@@ -187,7 +186,7 @@ def main() -> None:
         "full_flops": full.flops,
         "full_parameters": full.parameters,
         "pruned": rows,
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(record))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
-from elastic_trainer.cli.options import PAPER
+from elastic_trainer.machine import environment, is_undisturbed, stolen_seconds
+from elastic_trainer.networks.names import is_own_model
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.time_budget import LATEST_STEPS
+from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table import TimingTable, table_settings
+from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
     import keras
@@ -54,13 +54,14 @@ class Alternating:
 
     def __init__(self, args: Any, steps: int, full: Callable[[Any, Any], object]) -> None:
         import data
+        from elastic_trainer.datasets.image_data import ImageData
 
         whole = data.load("digits", args.input_size, args.batch_size, args.seed)
         train, test = (
             split._replace(images=split.images[:count], labels=split.labels[:count])
             for split, count in ((whole._train, steps * args.batch_size), (whole._test, args.batch_size))
         )
-        self._data = data.ImageData("digits", whole.class_names, train, test, args.batch_size, args.seed)
+        self._data = ImageData("digits", whole.class_names, train, test, args.batch_size, args.seed)
         self._full = full
         self.full_ms: list[float] = []
         self.quiet: list[bool] = []
@@ -74,10 +75,10 @@ class Alternating:
 
     def take(self, count: int) -> Iterator[tuple[Any, Any]]:
         for images, labels in self._data.train(self._epoch, self._skip).take(count):
-            begin, stolen = time.perf_counter(), utils.stolen_seconds()
-            self.full_ms.append(float(utils.measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
+            begin, stolen = time.perf_counter(), stolen_seconds()
+            self.full_ms.append(float(measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
             yield images, labels
-            self.quiet.append(utils.is_undisturbed(time.perf_counter() - begin, utils.stolen_seconds() - stolen))
+            self.quiet.append(is_undisturbed(time.perf_counter() - begin, stolen_seconds() - stolen))
 
 
 class StepsLog(RunLog):
@@ -197,7 +198,7 @@ def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_rho.py",
         __doc__,
         rounds={"type": int, "default": 2, "help": "runs for each rho (default: %(default)s)"},
@@ -222,7 +223,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, table_settings(args), Path(folder))
     dataset = Alternating(args, args.steps, second_network(args))
-    if args.weights == "none" and not options.is_own_model(args.model_name):
+    if args.weights == "none" and not is_own_model(args.model_name):
         standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // args.batch_size or 1)]))
 
     rhos = feasible_rhos(model, table)
@@ -243,7 +244,7 @@ def main() -> None:
         {rho: float(np.median([one[key] for one in runs])) for rho, runs in results.items()}
         for key in ("measured", "whole_run")
     )
-    title, stem, network = options.measured_network(args, "rho")
+    title, stem, network = common.measured_network(args, "rho")
     draw(title, medians, sums, stem)
     record = {
         **network,
@@ -276,7 +277,7 @@ def main() -> None:
         "kept": is_kept(medians),
         "whole_run_kept": is_kept(sums),
         "profiled_full_step_ms": table.full_step_ms,
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(record))

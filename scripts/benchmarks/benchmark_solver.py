@@ -19,20 +19,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 from milp_optimum import milp_optimum
 from paper_recursion import paper_recursion
 from tqdm import tqdm
 
 import utils
+from elastic_trainer.machine import environment
 from selection_solver_DP import Selection, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROOT = Path(__file__).resolve().parents[2]
 RHO = 0.5
 RESNET50 = 214
 RESOLUTIONS = (100, 1_000, 10_000, 100_000)
@@ -209,7 +208,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "quality": qualities,
         "recursions": recursions,
         "over_time_resolution": over_steps,
-        "environment": utils.environment(),
+        "environment": environment(),
     }
 
 
@@ -355,7 +354,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, 3 s for each MILP; under 30 s")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "figures" / "benchmark_solver", help="figure without its ending"
+        "--output", type=Path, default=common.ROOT / "figures" / "benchmark_solver", help="figure without its ending"
     )
     args = parser.parse_args()
     with standard_output_apart() as output:

@@ -20,21 +20,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 from benchmark_rho import Alternating, second_network
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.machine import environment
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.timing.table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     import keras
 
-    from data import ImageData
-    from elastic_trainer.runs.history import Choice
+    from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.selection.selection import Choice
     from elastic_trainer.selection.time_budget import Progress
     from elastic_trainer.settings import Settings
 
@@ -95,7 +94,7 @@ def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_throttle.py",
         __doc__,
         rho={"type": float, "default": 0.6, "help": "default: %(default)s"},
@@ -162,7 +161,7 @@ def main() -> None:
             }
             for name, summary in runs.items()
         },
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(record))

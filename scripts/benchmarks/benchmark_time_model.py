@@ -14,18 +14,17 @@ plot and prints one JSON object as its last line.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
-from elastic_trainer.timing.table import TimingTable, chain_and_own, table_settings
+from elastic_trainer.machine import environment
+from elastic_trainer.timing.fit import chain_and_own
+from elastic_trainer.timing.table import TimingTable, table_settings
 
 RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
@@ -37,7 +36,7 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
 
     Fewer than `count` where the network has not so many.
     """
-    from elastic_trainer.selection.schemes import select_tensors
+    from elastic_trainer.selection.select import select_tensors
 
     rng = np.random.default_rng(1)
     smallest = table.predict_ms(head) / table.full_step_ms
@@ -99,7 +98,7 @@ def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarr
 
 
 def main() -> None:
-    args = options.parse_benchmark(
+    args = common.parse_benchmark(
         "benchmark_time_model.py",
         __doc__,
         selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
@@ -110,6 +109,7 @@ def main() -> None:
     import models
     import profiler
     from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.timing.measuring import compile_steps, measure, measure_steps
 
     args.num_classes = args.num_classes or 10
     count = args.selections or (12 if args.model_name == "vit" else 32)
@@ -120,7 +120,7 @@ def main() -> None:
     settings = table_settings(args)
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        measurement = profiler.measure(model, settings)
+        measurement = measure(model, settings)
         table = profiler.make_table(measurement, Path(folder))
         profiling_seconds = time.perf_counter() - begin
         by_flops = profiler.make_table(measurement, Path(folder), timing="flops")
@@ -128,14 +128,14 @@ def main() -> None:
     kinds, masks = zip(*test_selections(table, head, count), strict=True)
     again = slice(None, None, -REFERENCE_STRIDE)  # the full step among them
     # Compiled anew: those that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
-    steps = profiler.compile_steps(model, settings, [*masks, *measurement.masks[again]])
-    times = profiler.measure_steps([run for _, run in steps], args.seconds)
+    steps = compile_steps(model, settings, [*masks, *measurement.masks[again]])
+    times = measure_steps([run for _, run in steps], args.seconds)
     median_ms = np.median(times, axis=0)
     measured, references = np.split(median_ms, [len(masks)])
     slowdown = float(np.median(references / np.median(measurement.step_ms, axis=0)[again]))
     unscaled, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
     predicted = slowdown * unscaled
-    title, stem, network = options.measured_network(args, "time_model")
+    title, stem, network = common.measured_network(args, "time_model")
     draw(title, list(kinds), predicted, measured, stem)
     result = {
         **network,
@@ -160,7 +160,7 @@ def main() -> None:
             for mask, m in zip(measurement.masks, np.median(measurement.step_ms, axis=0), strict=True)
         ],
         "forward_ms": table.forward_ms,
-        "environment": utils.environment(),
+        "environment": environment(),
     }
     print(f"figure: {stem}.pdf and .png")
     print(json.dumps(result))

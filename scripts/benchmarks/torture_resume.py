@@ -24,11 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import common
 
 import utils
-
-ROOT = Path(__file__).resolve().parents[2]
+from elastic_trainer.machine import environment
 
 # Columns that the clock and other meters fill; all others must be equal.
 METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
@@ -37,9 +36,9 @@ METERED |= {"energy_joules", "peak_memory_mb", "gpu_peak_memory_mb"}
 
 def python(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
     """Start one of the project's scripts with its output appended to `log`."""
-    words = [sys.executable, str(ROOT / script), *map(str, arguments)]
+    words = [sys.executable, str(common.ROOT / script), *map(str, arguments)]
     with log.open("ab") as file:
-        return subprocess.Popen(words, stdout=file, stderr=file, cwd=ROOT)
+        return subprocess.Popen(words, stdout=file, stderr=file, cwd=common.ROOT)
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -162,7 +161,7 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
         "unbroken_seconds": round(unbroken_seconds, 1),
         "tortured_seconds": round(time.monotonic() - begin, 1),
         "held": held,
-        "environment": utils.environment(),
+        "environment": environment(),
     }
 
 

@@ -26,6 +26,7 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.settings import PAPER
 from utils import UserError
 
 
@@ -162,7 +163,7 @@ def draw_solver(
     args.num_classes = run.config["num_classes"]
     model, table = plotting.network_and_table(args)
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.selection.schemes import select_tensors
+    from elastic_trainer.selection.select import select_tensors
 
     head, runs = head_mask(model), groups[0].runs
     vectors = np.concatenate([read_selections(run)[2] for run in runs])
@@ -209,7 +210,7 @@ def draw_profiling(
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         epoch = count * record["full_step_ms"] / 1e3
         rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
-        if reference and record.get("model_name") in reference and record["input_size"] == options.PAPER["input_size"]:
+        if reference and record.get("model_name") in reference and record["input_size"] == PAPER["input_size"]:
             told.append((len(rows) - 1, *reference[record["model_name"]]))
     names = "network, pixels, classes, batch"
     figure = plotting.new_figure(

@@ -22,6 +22,7 @@ import numpy as np
 
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.settings import PAPER
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Group(NamedTuple):
         """What its values are found by in `paper_figures.REFERENCE`; None where its setting is not the paper's."""
         config = self.first.config
         size = config["input_size"], config["batch_size"], config.get("max_steps")
-        if size != (options.PAPER["input_size"], options.PAPER["batch_size"], None) or config["num_epochs"] < 12:
+        if size != (PAPER["input_size"], PAPER["batch_size"], None) or config["num_epochs"] < 12:
             return None
         return config["dataset_name"], config["model_name"], config["train_type"], self.first.summary["rho"]
 

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import paper_figures
+import plotting
 from paper_figures import EGO, FIGURES, Run
 
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.settings import PAPER
 from utils import Stopped, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,8 +58,6 @@ class Job(NamedTuple):
         """Raises `UserError` where a run of other settings is in its place."""
         if self.run.profile_only or not (self.folder / "summary.json").is_file():
             return self.run.profile_only and self.has_table
-        import plotting
-
         now, was = options.as_config(self.args), plotting.read_run(self.folder).config
         change = options.first_change(now, was, options.without_effect(now))
         if change is not None:
@@ -99,7 +97,7 @@ def make_jobs(args: argparse.Namespace) -> list[Job]:
 def _job(run: Run, args: argparse.Namespace) -> Job:
     network: dict[str, Any] = {"model_name": run.model_name, "dataset_name": run.dataset_name, "logdir": args.logdir}
     if args.scale == "quick":
-        epochs, interval = (run.num_epochs or options.PAPER["num_epochs"]), (run.interval or options.PAPER["interval"])
+        epochs, interval = (run.num_epochs or PAPER["num_epochs"]), (run.interval or PAPER["interval"])
         run = replace(run, num_epochs=math.ceil(paper_figures.QUICK_SHARE * epochs))
         if run.is_elastic:
             run = replace(run, interval=math.ceil(paper_figures.QUICK_SHARE * interval))
@@ -150,8 +148,6 @@ def _counts(jobs: Sequence[Job]) -> dict[str, tuple[int, int]]:
 
 def estimated_hours(job: Job, images: tuple[int, int]) -> float | None:
     """Of training and testing, by the timing table; None without one. Of PruneTrain: at most, it gets faster."""
-    import plotting
-
     from elastic_trainer.networks.tensors import trained_mask
 
     if not job.has_table:
@@ -223,7 +219,6 @@ def draw(plot: Sequence[str], jobs: Sequence[Job], stem: Path, reference: Mappin
     import plot_bars
     import plot_costs
     import plot_epochs
-    import plotting
 
     from elastic_trainer.timing.table import table_folder
 
@@ -258,8 +253,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    import plotting
-
     args = parse()
     figure = FIGURES[args.name.removesuffix("_ego")]
     jobs = make_jobs(args)

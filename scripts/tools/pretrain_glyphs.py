@@ -25,7 +25,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.machine import environment
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
 SIZE = 64
 ALPHA = 0.35
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--output", type=Path, default=options.GLYPH_WEIGHTS, help="a .weights.h5 file")
+    parser.add_argument("--output", type=Path, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 
     keras.utils.set_random_seed(args.seed)
@@ -118,7 +119,7 @@ def main() -> None:
         "classes": LETTERS,
         "fonts": [font.stem for font in text_fonts()],
         "accuracy_on_2000_fresh_letters": round(float(accuracy), 4),
-        **utils.environment(),
+        **environment(),
     }
     name = args.output.name.removesuffix(".weights.h5") + ".json"
     utils.write_json(args.output.with_name(name), record)

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import utils
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
-from elastic_trainer.timing import operation_times
+from elastic_trainer.timing.trace import is_operation, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -55,7 +55,7 @@ def stripped(space: Any) -> Any:
             continue
         kept = small.planes.add(name=plane.name)
         for line in plane.lines:
-            events = [e for e in line.events if operation_times.is_operation(plane.event_metadata[e.metadata_id].name)]
+            events = [e for e in line.events if is_operation(plane.event_metadata[e.metadata_id].name)]
             if events:
                 place = kept.lines.add(id=line.id, timestamp_ns=line.timestamp_ns - plane.lines[0].timestamp_ns)
             for event in events:
@@ -75,7 +75,7 @@ def main() -> None:
     for _ in range(STEPS):
         step(*batch)
     with tempfile.TemporaryDirectory() as folder:
-        trace = operation_times.trace_step(lambda: step(*batch), STEPS, Path(folder))
+        trace = trace_step(lambda: step(*batch), STEPS, Path(folder))
         space = xplane_pb2.XSpace()
         space.ParseFromString(trace.read_bytes())
     with utils.atomic_path(TARGET) as temporary:

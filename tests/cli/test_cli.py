@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_trainer.cli import options
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 # A network small enough to profile in seconds; the demo runs the same chain on the embedded default.
@@ -126,7 +127,7 @@ def test_a_bad_option_is_one_line_on_stderr():
 def test_defaults_follow_the_data_set_and_the_model():
     digits = options.parse_main([])
     assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
-    assert digits.weights == str(options.GLYPH_WEIGHTS)
+    assert digits.weights == str(GLYPH_WEIGHTS)
     paper = options.parse_main(["--dataset_name", "caltech_birds2011"])
     assert (paper.model_name, paper.input_size, paper.batch_size) == ("resnet50", 224, 4)
     assert (paper.weights, paper.learning_rate, paper.num_epochs, paper.interval) == ("imagenet", 1e-4, 12, 3)

@@ -14,6 +14,7 @@ from test_data import CLASSES, prepare_small
 import data
 from elastic_trainer.cli import options
 from elastic_trainer.datasets import commands
+from elastic_trainer.datasets.show import GAP, THUMBNAIL
 from utils import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,8 +50,8 @@ def test_show_counts_each_class_and_draws_each_split(photos, tmp_path, capsys):
         assert re.search(rf"^{row}$", said, re.MULTILINE), row
     assert re.search(r"/train/red/1\.png: cannot be read as an image: ", said)
     train, test = (np.asarray(Image.open(tmp_path / f"sheet_{split}.png")) for split in ("train", "test"))
-    cell = commands.THUMBNAIL + commands.GAP
-    middles = [train[60, commands.GAP + k * cell + 50].tolist() for k in range(9)]
+    cell = THUMBNAIL + GAP
+    middles = [train[60, GAP + k * cell + 50].tolist() for k in range(9)]
     assert middles == [
         *([0, 0, 255 - i] for i in range(4)),
         *([0, 255 - i, 0] for i in range(3)),

@@ -17,6 +17,15 @@ import data
 import models
 from elastic_trainer.cli import options
 from elastic_trainer.evaluation import predictions
+from elastic_trainer.evaluation.class_report import (
+    SHOWN_CLASSES,
+    _class_table,
+    all_names,
+    class_results,
+    confusion,
+    write_report,
+)
+from elastic_trainer.evaluation.pictures import draw_confusion
 from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
@@ -40,7 +49,7 @@ def made_up_answers(classes=4, count=60, seed=0):
 def test_every_class_is_counted_as_by_hand_and_the_worst_come_first():
     answers = made_up_answers()
     names = ["ant", "bee", "cat", "dog"]
-    results = predictions.class_results(answers, names)
+    results = class_results(answers, names)
     pairs = list(zip(answers.labels, answers.predictions, strict=True))
     for r in results[:-1]:
         right = sum(true == said == r.index for true, said in pairs)
@@ -58,10 +67,10 @@ def test_every_class_is_counted_as_by_hand_and_the_worst_come_first():
 def test_an_output_beyond_the_classes_gets_a_number_for_a_name():
     answers = made_up_answers(classes=3)
     answers.predictions[0] = 5
-    assert predictions.all_names(answers, ["a", "b", "c"]) == ["a", "b", "c", "output 3", "output 4", "output 5"]
-    counts = predictions.confusion(answers, ["a", "b", "c"])
+    assert all_names(answers, ["a", "b", "c"]) == ["a", "b", "c", "output 3", "output 4", "output 5"]
+    counts = confusion(answers, ["a", "b", "c"])
     assert counts.shape == (6, 6) and counts.sum() == 60 and counts[:, 5].sum() == 1
-    assert len(predictions.class_results(answers, ["a", "b", "c"])) == 3
+    assert len(class_results(answers, ["a", "b", "c"])) == 3
 
 
 def test_answers_are_those_of_the_model_and_the_worst_mistakes_are_kept():
@@ -97,7 +106,7 @@ def test_a_model_that_returns_no_numbers_is_refused():
 
 def test_a_report_holds_what_it_promises(tmp_path):
     answers, names = made_up_answers(), ["ant", "bee, red", "cat", "dog"]
-    text = predictions.write_report(answers, names, tmp_path / "evaluation", {"model": "m"})
+    text = write_report(answers, names, tmp_path / "evaluation", {"model": "m"})
     folder = tmp_path / "evaluation"
     with (folder / "classes.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -121,15 +130,15 @@ def test_a_report_holds_what_it_promises(tmp_path):
     assert lines[3].startswith(rows[0]["name"])
 
     right = predictions.Answers(answers.labels, answers.labels, answers.losses, [])
-    predictions.write_report(right, names, folder, {})
+    write_report(right, names, folder, {})
     assert not (folder / "mistakes.png").exists(), "no mistakes of an evaluation before"
 
 
 def test_a_long_table_is_cut_and_says_so():
     answers = made_up_answers(classes=40, count=400)
-    results = predictions.class_results(answers, [f"kind {k}" for k in range(40)])
-    lines = predictions._class_table(results)
-    assert len(lines) == 2 + predictions.SHOWN_CLASSES + 1
+    results = class_results(answers, [f"kind {k}" for k in range(40)])
+    lines = _class_table(results)
+    assert len(lines) == 2 + SHOWN_CLASSES + 1
     assert lines[-1] == "… and 20 better classes in classes.csv"
 
 
@@ -137,7 +146,7 @@ def test_a_long_table_is_cut_and_says_so():
 def test_a_confusion_matrix_has_names_and_counts_where_they_fit(classes, named, counted):
     answers = made_up_answers(classes=classes + 1, count=20 * classes)
     names = [f"kind {k}" for k in range(classes)]
-    figure = predictions.draw_confusion(predictions.confusion(answers, names), names)
+    figure = draw_confusion(confusion(answers, names), names)
     axes = figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert (labels == names) == named

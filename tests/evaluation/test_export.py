@@ -15,12 +15,8 @@ from conftest import CLASSES, SIZE, make_small_data, make_small_model
 
 import models
 from elastic_trainer.evaluation import export
-from elastic_trainer.networks.batch_norm import (
-    FrozenBatchNormalization,
-    freeze_batch_norm_statistics,
-    load_model,
-    save_model,
-)
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.saved_model import load_model, save_model
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 from utils import UserError

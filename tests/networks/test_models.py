@@ -14,8 +14,13 @@ import tensorflow as tf
 import models
 from elastic_trainer.cli import options
 from elastic_trainer.networks import pretrained
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics, save_model
+from elastic_trainer.networks.architectures import architecture
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.memory import check_memory, memory_needed_mb
+from elastic_trainer.networks.names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
+from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, normalisation_and_bias_mask, tensor_names
+from elastic_trainer.settings import TRAIN_TYPES
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
@@ -128,7 +133,7 @@ def test_frozen_batch_norm_takes_other_shapes():
     np.testing.assert_allclose(layer(x, training=True), x / np.sqrt(1 + layer.epsilon), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", options.MODEL_NAMES)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_every_network_has_its_parts_and_survives_saving(name, tmp_path):
     model = models.build_model(name, 32, 7, alpha=0.35, augment="flip_rotate")
     kinds = [type(layer) for layer in model.layers]
@@ -155,8 +160,8 @@ def test_normalisation_and_bias_mask():
 
 
 def test_the_committed_weights_load_and_are_small():
-    assert options.GLYPH_WEIGHTS.stat().st_size < 3e6
-    model = models.build_model("mobilenetv2", 64, 10, str(options.GLYPH_WEIGHTS), alpha=0.35)
+    assert GLYPH_WEIGHTS.stat().st_size < 3e6
+    model = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35)
     other = models.build_model("mobilenetv2", 64, 10, "none", alpha=0.35)
     assert not np.allclose(model.get_weights()[0], other.get_weights()[0])
 
@@ -174,8 +179,8 @@ def test_imagenet_weights_in_keras_own_layout_load():
     [
         (("mobilenetv2", 64, 10, "no/such.h5"), "no such file"),
         (("mobilenetv2", 64, 10, __file__), r"must be one of \.h5"),
-        (("mobilenetv2", 64, 10, str(options.GLYPH_WEIGHTS), 1.0), "does not fit mobilenetv2"),
-        (("resnet50", 64, 10, str(options.GLYPH_WEIGHTS)), "does not fit resnet50"),
+        (("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), 1.0), "does not fit mobilenetv2"),
+        (("resnet50", 64, 10, str(GLYPH_WEIGHTS)), "does not fit resnet50"),
         (("vit", 40, 10), "multiple of 16"),
         (("vgg16", 16, 10), "at least 32"),
     ],
@@ -192,7 +197,7 @@ BACKBONES = {"resnet50": 1.0, "vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wi
 @pytest.fixture(scope="module")
 def backbones():
     """{label: backbone}."""
-    return {label: models.architecture(label.split()[0]).build(32, alpha, None) for label, alpha in BACKBONES.items()}
+    return {label: architecture(label.split()[0]).build(32, alpha, None) for label, alpha in BACKBONES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -301,14 +306,14 @@ def test_a_width_without_imagenet_weights_is_refused():
 
 def test_the_names_are_those_of_keras_applications():
     offered = {name for name in vars(keras.applications) if name[0].isupper()}
-    assert set(options.KERAS_NETWORKS) == offered
+    assert set(KERAS_NETWORKS) == offered
     parsed = options.parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
     assert parsed.model_name == "efficientnetb0"
     with pytest.raises(UserError, match=r"--model_name: .*did you mean 'efficientnetb0'"):
         options.parse_profiler(["--model_name", "eficientnetb0"])
 
 
-MODULES = sorted({getattr(keras.applications, name).__module__: name for name in options.KERAS_NETWORKS}.values())
+MODULES = sorted({getattr(keras.applications, name).__module__: name for name in KERAS_NETWORKS}.values())
 
 
 @pytest.mark.parametrize("keras_name", MODULES)
@@ -316,7 +321,7 @@ def test_preprocessing_is_that_of_keras_applications(keras_name):
     images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
     module = sys.modules[getattr(keras.applications, keras_name).__module__]
     inputs = keras.Input((5, 5, 3))
-    ours = keras.Model(inputs, keras.layers.Identity()(models.architecture(keras_name.lower()).preprocess(inputs)))
+    ours = keras.Model(inputs, keras.layers.Identity()(architecture(keras_name.lower()).preprocess(inputs)))
     np.testing.assert_allclose(ours(images), module.preprocess_input(images.copy()), rtol=1e-5, atol=1e-4)
     assert keras.config.floatx() == "float32"
 
@@ -325,7 +330,7 @@ def test_preprocessing_of_vit_is_that_of_vit_keras():
     from vit_keras import vit
 
     images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
-    ours = models.architecture("vit").preprocess(images)
+    ours = architecture("vit").preprocess(images)
     np.testing.assert_allclose(ours, vit.preprocess_inputs(images.copy()), atol=1e-5)
 
 
@@ -333,7 +338,7 @@ def test_preprocessing_of_vit_is_that_of_vit_keras():
 def test_logits_are_those_of_the_plain_keras_network(name):
     """The same weights in a network that only Keras' own functions make, on raw images."""
     model = models.build_model(name, 32, 5, augment="none")
-    function = getattr(keras.applications, next(one for one in options.KERAS_NETWORKS if one.lower() == name))
+    function = getattr(keras.applications, next(one for one in KERAS_NETWORKS if one.lower() == name))
     plain = function(input_shape=(32, 32, 3), include_top=False, weights=None, pooling="avg")
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     rng = np.random.default_rng(0)
@@ -506,12 +511,10 @@ def test_the_memory_needed_counts_what_is_surely_there():
     image, wide, narrow = 8 * 8 * 3, 8 * 8 * 16, 8 * 8 * 4
     kept = batch * (image + wide + wide + narrow)  # inputs of: conv, batch norm, conv, both dense
     mb = 4 / 1e6
-    assert models.memory_needed_mb(model, batch, 1, everything(model)) == pytest.approx(
-        mb * (batch * image + weights + kept)
-    )
-    importance = models.memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
+    assert memory_needed_mb(model, batch, 1, everything(model)) == pytest.approx(mb * (batch * image + weights + kept))
+    importance = memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
     assert importance == pytest.approx(mb * (batch * image + 5 * weights + kept))
-    head = models.memory_needed_mb(model, batch, 1, head_mask(model))
+    head = memory_needed_mb(model, batch, 1, head_mask(model))
     assert head == pytest.approx(mb * (batch * image + weights + batch * (wide + narrow)))  # the largest layer at work
 
 
@@ -520,7 +523,7 @@ def test_the_memory_needed_is_found_within_nested_models_once():
     alone = keras.Model(backbone.inputs, keras.layers.Flatten()(backbone.output))
     inputs = keras.Input((32, 32, 3))
     nested = keras.Model(inputs, keras.layers.Flatten()(keras.Sequential([backbone])(inputs)))
-    needed = [models.memory_needed_mb(model, 64, 1, everything(model)) for model in (alone, nested)]
+    needed = [memory_needed_mb(model, 64, 1, everything(model)) for model in (alone, nested)]
     assert needed[0] == pytest.approx(needed[1])
     assert needed[0] > 20
 
@@ -533,7 +536,7 @@ def test_what_a_nested_model_is_given_is_not_counted_twice():
     both = keras.layers.Add()([inner(scaled), keras.layers.Conv2D(3, 1)(scaled)])
     model = keras.Model(inputs, keras.layers.Conv2D(3, 1)(keras.layers.Conv2D(3, 1)(both)))
     images, weights = 4, 4 * 12  # the batch, what is scaled, the sum, what the third convolution returns; momentum
-    needed = models.memory_needed_mb(model, 1000, 1, everything(model))
+    needed = memory_needed_mb(model, 1000, 1, everything(model))
     assert needed == pytest.approx(4 * (1000 * images * 8 * 8 * 3 + weights) / 1e6)
 
 
@@ -546,29 +549,29 @@ def test_too_little_memory_is_refused_before_training(monkeypatch):
     model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
     count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     monkeypatch.setattr(models, "available_memory_mb", lambda: 5 * count * 4 / 1e6)
-    models.check_memory(model, options_for())
+    check_memory(model, options_for())
     with pytest.raises(
         UserError,
         match=r"--batch_size 4096: training mobilenetv2 .* takes at least [\d,]+ MB more, and \d+ MB are avail",
     ):
-        models.check_memory(model, options_for(batch_size=4096))
+        check_memory(model, options_for(batch_size=4096))
     monkeypatch.setattr(models, "available_memory_mb", lambda: 2.5 * count * 4 / 1e6)
-    models.check_memory(model, options_for(train_type="full_training"))
+    check_memory(model, options_for(train_type="full_training"))
     for more in ({}, {"optimizer": "adam"}):  # copies while importance is measured
         with pytest.raises(UserError, match="--batch_size 4: "):
-            models.check_memory(model, options_for(**more))
+            check_memory(model, options_for(**more))
     monkeypatch.setattr(models, "available_memory_mb", lambda: 50.0)  # the head's gradient needs no layer but its own
-    models.check_memory(model, options_for(batch_size=256, train_type="traditional_tl_training"))
+    check_memory(model, options_for(batch_size=256, train_type="traditional_tl_training"))
     for scheme in ("full_training", "bn_plus_bias_training"):
         with pytest.raises(UserError, match="--batch_size 256: "):
-            models.check_memory(model, options_for(batch_size=256, train_type=scheme))
+            check_memory(model, options_for(batch_size=256, train_type=scheme))
     monkeypatch.setattr(models, "available_memory_mb", lambda: None)
-    models.check_memory(model, options_for(batch_size=10**9))
+    check_memory(model, options_for(batch_size=10**9))
 
 
-@pytest.mark.parametrize("name", options.MODEL_NAMES)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_no_network_is_refused_where_a_few_gigabytes_are_left(name, monkeypatch):
     model = models.build_model(name, 64, 10)
     monkeypatch.setattr(models, "available_memory_mb", lambda: 3000.0)
-    for scheme in options.TRAIN_TYPES:
-        models.check_memory(model, options_for(model_name=name, optimizer="adam", train_type=scheme))
+    for scheme in TRAIN_TYPES:
+        check_memory(model, options_for(model_name=name, optimizer="adam", train_type=scheme))

@@ -12,7 +12,8 @@ from conftest import BATCH, CLASSES, full_step, naive_needs
 import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.timing.table import chain_and_own
+from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.fit import chain_and_own
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
@@ -42,7 +43,7 @@ def traced(request, tmp_path_factory):
     step(*batch)
     trace = profiler.trace_step(lambda: step(*batch), STEPS, tmp_path_factory.mktemp("trace"))
     op_ms, unmatched = profiler.read_op_times(trace, {op.name for op in step.graph.get_operations()}, STEPS)
-    return model, step, op_ms, unmatched, profiler.attribute_times(step, model.trainable_variables, op_ms)
+    return model, step, op_ms, unmatched, attribute_times(step, model.trainable_variables, op_ms)
 
 
 def test_the_table_covers_every_tensor_and_sums_agree_with_the_trace(traced):
@@ -113,7 +114,7 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     assert name.endswith("/unused")
     assert f"warning: {name} has no influence on the loss" in "\n".join(profiler._report(table, 0.1))
     from elastic_trainer.selection.importance import ImportanceEvaluator
-    from elastic_trainer.selection.schemes import select_tensors
+    from elastic_trainer.selection.select import select_tensors
 
     evaluator = ImportanceEvaluator(model, BATCH)
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)

@@ -12,12 +12,12 @@ import zoo
 from conftest import BATCH, CLASSES, make_small_model
 
 import models
-from elastic_trainer.cli.options import GLYPH_WEIGHTS
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.pruning import prunetrain
 from elastic_trainer.pruning.prunetrain import _Network
 from elastic_trainer.selection.time_budget import Progress
-from elastic_trainer.timing import operation_times
+from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep, classification_loss
 from utils import UserError
@@ -143,7 +143,7 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     assert_same_logits(model, smaller, data.batch[0])
 
     smaller_step = TrainStep(smaller, carried, BATCH)
-    flops, fewer = (sum(operation_times.count_flops(s.graph).values()) for s in (step, smaller_step))
+    flops, fewer = (sum(count_flops(s.graph).values()) for s in (step, smaller_step))
     assert fewer < 0.8 * flops
     assert step(*data.batch)[0] == pytest.approx(smaller_step(*data.batch)[0], rel=1e-5)
     # Real weights and deep networks have channels that are constant on these images: they are folded into these two.

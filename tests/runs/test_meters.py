@@ -10,12 +10,14 @@ import pytest
 from conftest import make_small_data, make_small_model, make_table
 
 import train
+from elastic_trainer.machine import available_memory_mb, gpu_peak_memory_mb, peak_memory_mb
 from elastic_trainer.runs import energy
-from elastic_trainer.runs.history import Clocks
+from elastic_trainer.runs.clocks import Clocks
+from elastic_trainer.runs.power_record import add_external_energy, integrate_power, read_power
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing import operation_times
+from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training import state
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
@@ -266,8 +268,8 @@ def test_an_external_meter_is_integrated_over_training_alone():
     spans = [(5.0, 10.0), (15.0, 25.0)]
     # 5 to 10 s at 5 to 10 W; 15 to 20 s at 10 W; 20 to 25 s at 10 to 5 W
     whole = [37.5, 37.5 + 50 + 37.5]
-    assert energy.integrate_power(times, watts, spans, [5.0, 15.0]) == pytest.approx(whole)
-    assert energy.integrate_power(times, watts, spans, [2.0, 7.0, 15.0]) == pytest.approx([12.0, 57.5, whole[1]])
+    assert integrate_power(times, watts, spans, [5.0, 15.0]) == pytest.approx(whole)
+    assert integrate_power(times, watts, spans, [2.0, 7.0, 15.0]) == pytest.approx([12.0, 57.5, whole[1]])
     naive = np.linspace(0, 30, 300_001)
     power = np.interp(naive, times, watts) * ((naive > 5) & (naive < 10) | (naive > 15) & (naive < 25))
     assert whole[1] == pytest.approx(power.sum() * 1e-4, rel=1e-3)
@@ -283,7 +285,7 @@ def test_an_external_meter_is_integrated_over_training_alone():
 )
 def test_a_record_with_holes_is_no_measurement(times, why):
     with pytest.raises(ValueError, match=why):
-        energy.integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
+        integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
 
 
 def test_an_external_record_enters_summary_table_and_curve(tmp_path, monkeypatch):
@@ -291,7 +293,7 @@ def test_an_external_record_enters_summary_table_and_curve(tmp_path, monkeypatch
     summary, _ = trained(tmp_path / "run")
     begin, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
     record = write_power(tmp_path / "power.csv", [(begin - 1, 5.0), (begin + (end - begin) / 2, 5.0), (end + 1, 5.0)])
-    joules = energy.add_external_energy(tmp_path / "run", record)
+    joules = add_external_energy(tmp_path / "run", record)
     spent = sum(end - begin for begin, end in summary["training_spans"])
     assert joules == pytest.approx(5 * spent, rel=1e-6)
     assert joules == pytest.approx(5 * summary["train_seconds"], rel=0.05)
@@ -302,15 +304,15 @@ def test_an_external_record_enters_summary_table_and_curve(tmp_path, monkeypatch
     assert float(rows[-1]["energy_joules"]) == joules
     assert [step for step, _ in curve(tmp_path / "run", "meters/energy_joules")] == [int(row["step"]) for row in rows]
     short = write_power(tmp_path / "short.csv", [(begin + 1e-3, 5.0), (end, 5.0)])
-    assert energy.add_external_energy(tmp_path / "run", short) == joules, "what was measured before stays"
+    assert add_external_energy(tmp_path / "run", short) == joules, "what was measured before stays"
 
 
 def test_times_may_be_seconds_or_dates(tmp_path):
     record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
-    times, watts = energy.read_power(record)
+    times, watts = read_power(record)
     assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
     dated = [("2001-09-09T01:46:41.5+00:00", 5.0), ("2001-09-09T01:46:40+00:00", 4.0)]
-    assert energy.read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
+    assert read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_record_that_is_none_is_refused(tmp_path, text, why):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=rf"--power_csv .*power.csv: {why}"):
-        energy.read_power(path)
+        read_power(path)
 
 
 # --- FLOPs and memory of a run ----------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
         optimizer = train.make_optimizer("sgd", 0.05, 5e-4, 18)
         optimizer.build(model.trainable_variables)
         one_step = TrainStep(model, optimizer, 4, np.array(mask))
-        expected += 6 * sum(operation_times.count_flops(one_step.graph).values())
+        expected += 6 * sum(count_flops(one_step.graph).values())
     assert elastic["train_flops"] == pytest.approx(expected)
     assert elastic["train_flops"] < full["train_flops"]
     assert curve(tmp_path / "elastic", "meters/train_flops")[-1] == (18, pytest.approx(expected, rel=1e-6))
@@ -368,7 +370,7 @@ def test_a_run_tells_its_peak_memory(tmp_path):
     summary, rows = trained(tmp_path, name="full_training")
     peaks = [float(row["peak_memory_mb"]) for row in rows]
     assert summary["peak_memory_mb"] == max(peaks)
-    assert 50 < peaks[0] <= (energy.peak_memory_mb() or 0)
+    assert 50 < peaks[0] <= (peak_memory_mb() or 0)
     assert summary["gpu_peak_memory_mb"] is None
     assert curve(tmp_path, "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
 
@@ -380,7 +382,7 @@ def test_a_gpu_tells_what_its_allocator_held(monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus if kind == "GPU" else [])
     held = {gpu.name: {"current": 1, "peak": 3_000_000 * (k + 1)} for k, gpu in enumerate(gpus)}
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", held.__getitem__)
-    assert energy.gpu_peak_memory_mb() == 9.0
+    assert gpu_peak_memory_mb() == 9.0
 
 
 @pytest.fixture
@@ -400,27 +402,27 @@ def group(folder, **files):
 
 
 def test_available_memory_is_what_the_system_calls_available_with_swap(system):
-    assert energy.available_memory_mb(system) == pytest.approx(1024 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(1024 + 102.4)
 
 
 def test_available_memory_heeds_each_control_group_around_the_process(system):
-    unlimited = energy.available_memory_mb(system)
+    unlimited = available_memory_mb(system)
     (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
     base = system / "sys" / "fs" / "cgroup"
     group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
-    assert energy.available_memory_mb(system) == unlimited
+    assert available_memory_mb(system) == unlimited
     group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
-    assert energy.available_memory_mb(system) == pytest.approx(100 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(100 + 102.4)
     group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
-    assert energy.available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
     group(base / "box" / "run", memory__max=10_000_000_000)
-    assert energy.available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
     group(base / "box", memory__max=100)
-    assert energy.available_memory_mb(system) == 0
+    assert available_memory_mb(system) == 0
     group(base / "box", memory__max=900_000_000_000)
-    assert energy.available_memory_mb(system) == unlimited
+    assert available_memory_mb(system) == unlimited
     group(base, memory__max=500_000_000, memory__current=450_000_000)  # a container sees its group as the top
-    assert energy.available_memory_mb(system) == pytest.approx(50 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
 def test_available_memory_heeds_control_groups_of_the_first_version(system):
@@ -431,11 +433,11 @@ def test_available_memory_heeds_control_groups_of_the_first_version(system):
         memory__usage_in_bytes=200_000_000,
         memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
     )
-    assert energy.available_memory_mb(system) == pytest.approx(106 + 102.4)
+    assert available_memory_mb(system) == pytest.approx(106 + 102.4)
 
 
 def test_available_memory_is_unknown_where_the_system_does_not_tell(tmp_path):
-    assert energy.available_memory_mb(tmp_path) is None
+    assert available_memory_mb(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
-    assert energy.available_memory_mb(tmp_path) is None
+    assert available_memory_mb(tmp_path) is None

@@ -16,12 +16,12 @@ from conftest import make_small_data, make_small_model, make_table
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-import utils
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs import history
 from elastic_trainer.runs.checkpoint import Checkpoint, Checkpoints
+from elastic_trainer.runs.clocks import CLOCKS
 from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.selection.time_budget import PASSES, RhoBudget
 from elastic_trainer.settings import Settings
@@ -211,7 +211,7 @@ def test_the_clocks_go_on(tmp_path):
     took = time.perf_counter() - begin
     spans = summary["training_spans"]
     assert spans[: len(before["spans"])] == before["spans"] and len(spans) > len(before["spans"])
-    for name in (*history.CLOCKS, "elapsed"):
+    for name in (*CLOCKS, "elapsed"):
         seconds, after = before[name], summary[f"{'train' if name == 'training' else name}_seconds"]
         assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
     assert not (tmp_path / "cut" / "checkpoints").exists()  # a finished run needs none
@@ -505,7 +505,7 @@ def weights_of(folder):
 def test_a_second_signal_leaves_at_once():
     program = """
 import os, signal, time, utils
-with utils.StopSignals() as stop:
+with StopSignals() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     end = time.monotonic() + 5
     while stop.number is None and time.monotonic() < end:
@@ -528,7 +528,7 @@ def test_signals_do_what_they_did_before_and_after():
         return [wakeup, *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))]
 
     before = handlers()
-    with utils.StopSignals() as stop:
+    with StopSignals() as stop:
         assert not any(one is other for one, other in zip(handlers(), before, strict=True))
         stop.check()
     assert handlers() == before

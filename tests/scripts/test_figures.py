@@ -28,6 +28,8 @@ from test_data import prepare_small
 import models
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.datasets.names import TFDS_NAMES
+from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import trained_mask
 from elastic_trainer.timing.table import table_folder, table_settings
 from utils import UserError
@@ -54,7 +56,7 @@ def made_up_run(folder, train_type="full_training", rho=None, seed=0, scale=1.0,
         "seed": seed,
         "run_name": folder.name,
         "learning_rate": 1e-3,
-        "environment": utils.environment(),
+        "environment": environment(),
         **{"alpha": 0.35, "input_size": 64, "batch_size": 16, "num_classes": 10, "optimizer": "sgd"},
         **{"interval": 1, "importance_batches": 1, "trained_layers": 1, "num_epochs": EPOCHS, "max_steps": None},
         **config,
@@ -117,7 +119,7 @@ def test_every_figure_has_a_script_and_asks_for_runs_that_main_understands(name)
                 assert job.profile is None and not name.endswith("_ego")
         if scale == "full":
             assert {job.args.input_size for job in jobs} == {224} and {job.args.batch_size for job in jobs} == {4}
-            assert {job.run.dataset_name for job in jobs} <= {*options.TFDS_NAMES}
+            assert {job.run.dataset_name for job in jobs} <= {*TFDS_NAMES}
 
 
 def test_figures_share_the_runs_of_one_setting():
@@ -158,7 +160,7 @@ def test_hours_come_from_the_timing_table(tmp_path):
     keras.utils.clear_session()
     model = models.build_from_options(args)
     table = dataclasses.replace(make_table(model), settings=table_settings(args))
-    table.details["environment"] = utils.environment()
+    table.details["environment"] = environment()
     table.save(table_folder(args))
     steps, testing_ms = 4 * (898 // 64), 4 * 15 * table.forward_ms
     for job in jobs:
@@ -299,7 +301,7 @@ def test_the_report_holds_every_figure_and_says_which_claims_hold(tmp_path):
     seen = ["held", "held", "not tested", "not held", "not held", "not tested", "not tested"]
     assert list(verdicts.values()) == seen
     assert verdicts["up to 3.5 times faster than full training"] == "held" and "4.00× faster" in text
-    assert "at most 120.0 points lost" in text and utils.environment()["processor"] in text
+    assert "at most 120.0 points lost" in text and environment()["processor"] in text
     assert "Not made: 2,7,13" in text and "<summary>all 2 runs</summary>" in text
     with pytest.raises(UserError, match="holds no figure of scale full"):
         report.page("full", logs, tmp_path)

@@ -10,10 +10,12 @@ from conftest import make_small_data, make_small_model, make_table
 
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.history import Choice, History, Interval
+from elastic_trainer.runs.history import History, Interval
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection import time_budget
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget, select_tensors
+from elastic_trainer.selection.schemes import ElasticScheme, make_budget
+from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,

@@ -19,8 +19,14 @@ import models
 import profiler
 from elastic_trainer.cli import options
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.timing import foreign_trace, operation_times
-from elastic_trainer.timing.table import TABLE_SETTINGS, Fit, TimingTable, load_table, table_folder
+from elastic_trainer.runs.reader import latest_importance
+from elastic_trainer.selection.plan import plan_lines
+from elastic_trainer.timing import foreign_trace
+from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.flops import contraction_flops, count_flops, needed_operations
+from elastic_trainer.timing.table import TABLE_SETTINGS, TimingTable, load_table, table_folder
+from elastic_trainer.timing.trace import OperationTrace, is_operation, match_op, read_op_times, read_trace
 from utils import UserError
 
 TX2 = Path(__file__).resolve().parents[3] / "shared" / "traces" / "jetson_tx2"
@@ -47,7 +53,7 @@ def tx2_trace(name):
     ],
 )
 def test_match_op(event, op):
-    assert operation_times.match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
+    assert match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
             [("b/while:While", 30.0), ("gone/Mul:Mul", 3.0), ("b/while/MatMul:MatMul", 1.0)] * 2,
         ],
     )
-    times, unmatched = operation_times.read_op_times(path, {"a/Conv2D", "b/while"}, steps=3)
+    times, unmatched = read_op_times(path, {"a/Conv2D", "b/while"}, steps=3)
     # Once a step: the median of 2.0, 2.2 and 9.0. A loop's inner operations: four in three steps. The loop itself: not.
     assert times == pytest.approx({"a/Conv2D": 2.2, "b/while": 4 / 3})
     assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
@@ -118,14 +124,14 @@ def test_a_gpu_is_read_by_its_kernels_over_whole_iterations(tmp_path):
         [[("a/Conv2D:Conv2D", 70.0)] * 4],
         {"Stream #13(Compute)": kernels, "TensorFlow Ops": [("a/Conv2D:Conv2D", 0, 99.0)]},
     )
-    trace = operation_times.read_trace(path)
+    trace = read_trace(path)
     assert (trace.iterations, trace.planes) == (4, ("/device:GPU:0",))
     # The first use of a kernel, which tries out algorithms, is an outlier.
     assert trace.op_ms == pytest.approx({"a/Conv2D": 4.0, "a/Relu": 0.5})
     assert trace.types == {"a/Conv2D": "Conv2D", "a/Relu": "Relu"}
     whole, everything = 9.0 + 4.0 + 2.0 + 30.0, 9.0 + 4.0 + 2.0 + 30.0 + 3.0
     assert trace.unnamed_ms == pytest.approx(4 * 0.2 * whole / everything / 4)
-    times, unmatched = operation_times.read_op_times(path, {"a/Conv2D"}, steps=4)
+    times, unmatched = read_op_times(path, {"a/Conv2D"}, steps=4)
     assert times["a/Conv2D"] == pytest.approx((whole - 2.0 + 3.0) / 4)
     assert unmatched == pytest.approx(0.7 / (0.7 + times["a/Conv2D"]))
 
@@ -134,7 +140,7 @@ def test_iterations_are_counted_where_events_name_no_step(tmp_path):
     """Four iterations and the beginning of a fifth: operations of the forward pass run once more."""
     events = [("f/Mul:Mul", 1.0)] * 5 + [("f/Add:Add", 1.0)] * 10
     events += [(f"g{i}/Mul:Mul", 2.0) for i in range(6)] * 4 + [("g/Add:Add", 1.0)] * 12
-    trace = operation_times.read_trace(write_trace(tmp_path / "t.xplane.pb", [events]))
+    trace = read_trace(write_trace(tmp_path / "t.xplane.pb", [events]))
     assert trace.iterations == 4
     expected = {"f/Mul": 1.0, "f/Add": 2.0, "g/Add": 3.0, **{f"g{i}/Mul": 2.0 for i in range(6)}}
     assert trace.op_ms == pytest.approx(expected)
@@ -143,20 +149,20 @@ def test_iterations_are_counted_where_events_name_no_step(tmp_path):
 def test_a_file_that_is_no_trace_of_steps_is_refused(tmp_path):
     path = tmp_path / "t.xplane.pb"
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        operation_times.read_trace(path)
+        read_trace(path)
     path.write_text("name,shape\n")
     with pytest.raises(UserError, match="not an XSpace"):
-        operation_times.read_trace(path)
+        read_trace(path)
     with pytest.raises(UserError, match="holds no operations"):
-        operation_times.read_trace(write_trace(path, [[("ExecutorState::Process", 1.0)]]))
+        read_trace(write_trace(path, [[("ExecutorState::Process", 1.0)]]))
     uneven = [(f"a{count}/Mul:Mul", 1.0) for count in (3, 7, 11, 16, 23) for _ in range(count)]
     with pytest.raises(UserError, match="how many steps it holds cannot be told"):
-        operation_times.read_trace(write_trace(path, [uneven]))
+        read_trace(write_trace(path, [uneven]))
 
 
 @pytest.mark.parametrize("name", GRADIENT_MS)
 def test_traces_of_a_jetson_tx2(name):
-    trace = operation_times.read_trace(tx2_trace(name))
+    trace = read_trace(tx2_trace(name))
     gradient_ms = sum(ms for op, ms in trace.op_ms.items() if op.startswith("gradient_tape/"))
     assert GRADIENT_MS[name] <= gradient_ms < trace.total_ms
     # Each holds four iterations and what was recorded of a fifth.
@@ -170,7 +176,7 @@ def test_traces_of_a_jetson_tx2(name):
 @pytest.fixture(scope="module")
 def small():
     model = fixture.small_network()
-    return model, fixture.full_step(model), operation_times.read_trace(fixture.TARGET)
+    return model, fixture.full_step(model), read_trace(fixture.TARGET)
 
 
 def test_the_committed_trace_is_small_and_says_nothing_of_its_machine():
@@ -178,7 +184,7 @@ def test_the_committed_trace_is_small_and_says_nothing_of_its_machine():
     space = xplane_pb2.XSpace()
     space.ParseFromString(fixture.TARGET.read_bytes())
     assert not space.hostnames and [plane.name for plane in space.planes] == ["/host:CPU"]
-    assert all(operation_times.is_operation(m.name) for p in space.planes for m in p.event_metadata.values())
+    assert all(is_operation(m.name) for p in space.planes for m in p.event_metadata.values())
 
 
 def test_the_committed_trace_is_read_and_matches_its_network(small):
@@ -187,7 +193,7 @@ def test_the_committed_trace_is_read_and_matches_its_network(small):
     op_ms, unmatched_ms = foreign_trace.match_operations(trace, step, model)
     assert sum(op_ms.values()) + unmatched_ms == pytest.approx(trace.total_ms)
     assert unmatched_ms < 0.02 * trace.total_ms
-    costs = profiler.attribute_times(step, model.trainable_variables, op_ms)
+    costs = attribute_times(step, model.trainable_variables, op_ms)
     assert (
         costs.forward_ms > 0 and costs.t_dy_ms.sum() > 0 and (costs.t_dw_ms > 0).all() and (costs.update_ms > 0).all()
     )
@@ -209,13 +215,13 @@ def graph_of(function, *shapes):
 def test_flops_of_a_forward_pass_are_those_of_the_literature(name, gmacs):
     model = models.build_model(name, 224, 1000, "none")
     graph = graph_of(lambda images: model(images, training=True), (1, 224, 224, 3))
-    counted = sum(operation_times.contraction_flops(op) or 0 for op in graph.get_operations()) / 2e9
+    counted = sum(contraction_flops(op) or 0 for op in graph.get_operations()) / 2e9
     assert counted == pytest.approx(gmacs, rel=0.03)
     if name == "resnet50":
         # There the first convolution of three blocks still has twice the height and width.
         later = sum(depth * out * (size**2 - (size // 2) ** 2) for depth, out, size in RESNET50_HALVING) / 1e9
         assert counted + later == pytest.approx(4.1, rel=0.03)
-    total = sum(operation_times.count_flops(graph).values()) / 2e9
+    total = sum(count_flops(graph).values()) / 2e9
     assert counted < total < 1.1 * counted
 
 
@@ -241,7 +247,7 @@ def test_contractions_agree_with_those_tensorflow_counts_itself():
     own: dict[str, float] = {}
     both, seen, products = 0, set(), set()
     for op in graph.get_operations():
-        flops = operation_times.contraction_flops(op)
+        flops = contraction_flops(op)
         if flops is None:
             continue
         seen.add(op.type)
@@ -267,7 +273,7 @@ def test_einsum_with_an_ellipsis():
     left, right = tf.ones((3, 4, 5, 6)), tf.ones((6, 7))
     graph = graph_of(lambda x: tf.raw_ops.Einsum(inputs=[x, right], equation="...ij,jk->...ik"), left.shape)
     (op,) = (op for op in graph.get_operations() if op.type == "Einsum")
-    assert operation_times.contraction_flops(op) == 2 * 3 * 4 * 5 * 6 * 7
+    assert contraction_flops(op) == 2 * 3 * 4 * 5 * 6 * 7
 
 
 def test_other_operations_cost_an_element_read_or_written_and_dead_ones_nothing():
@@ -278,7 +284,7 @@ def test_other_operations_cost_an_element_read_or_written_and_dead_ones_nothing(
     counted = {}
     graph = graph_of(lambda x: function(x)[0], (4, 5))
     for op in graph.get_operations():
-        counted[op.type] = operation_times.count_flops(graph)[op.name]
+        counted[op.type] = count_flops(graph)[op.name]
     assert counted["AddV2"] == 3 * 20 and counted["Reshape"] == 0
     assert counted["MatMul"] == 0, "nothing needs it, so TensorFlow never runs it"
 
@@ -295,7 +301,7 @@ def test_loops_count_as_often_as_they_run_forward_and_back(layer):
             return tape.gradient(loss, weights)
 
         graph = graph_of(gradients, (2, length, 6))
-        flops = operation_times.count_flops(graph)
+        flops = count_flops(graph)
         return [flops[op.name] for op in graph.get_operations() if "While" in op.type]
 
     forward, backward = loops(5)
@@ -329,10 +335,10 @@ def keras2_name(name):
 
 def test_operations_are_found_by_layer_direction_and_kind(small):
     model, step, _ = small
-    executed = operation_times.needed_operations([*step.graph.outputs, *step.graph.control_outputs])
+    executed = needed_operations([*step.graph.outputs, *step.graph.control_outputs])
     wanted = {op.name: op for op in step.graph.get_operations() if op.name in executed and op.type in MATCHED_TYPES}
     assert {op.type for op in wanted.values()} == MATCHED_TYPES
-    trace = operation_times.OperationTrace(
+    trace = OperationTrace(
         {keras2_name(name): 1.0 + i for i, name in enumerate(wanted)},
         {keras2_name(name): op.type for name, op in wanted.items()},
         0.0,
@@ -366,14 +372,14 @@ def test_rewritten_operations_and_augmentation_find_their_place(small):
     for (name, kind), expected in cases.items():
         types = {name: kind, "model/stem/Conv2D": "Conv2D"}
         op_ms, unmatched = foreign_trace.match_operations(
-            operation_times.OperationTrace({name: 1.0, **fill}, types, 0.0, 1, ()), step, model
+            OperationTrace({name: 1.0, **fill}, types, 0.0, 1, ()), step, model
         )
         taken = {op for op, ms in op_ms.items() if ms and not op.endswith("stem_1/convolution")}
         assert unmatched == 0
         assert {op.partition("small_classifier_1/")[2] for op in taken} == expected, name
     lost = {"model/elsewhere/Conv2D": 7.0, "gradient_tape/model/elsewhere/Softplus": 2.0, **fill}
     kinds = dict.fromkeys(lost, "Conv2D") | {"gradient_tape/model/elsewhere/Softplus": "Softplus"}
-    _, unmatched = foreign_trace.match_operations(operation_times.OperationTrace(lost, kinds, 0.5, 1, ()), step, model)
+    _, unmatched = foreign_trace.match_operations(OperationTrace(lost, kinds, 0.5, 1, ()), step, model)
     assert unmatched == pytest.approx(9.5)
 
 
@@ -400,7 +406,7 @@ def test_a_trace_of_another_network_is_refused(small):
         if op.type in MATCHED_TYPES
     }
     foreign = {name: 10.0 if "Conv2D" in kind else 1.0 for name, kind in types.items()}
-    trace = operation_times.OperationTrace(foreign, types, 0.0, 1, ())
+    trace = OperationTrace(foreign, types, 0.0, 1, ())
     with pytest.raises(
         UserError, match=r"--from_trace: .* of its time matches no operation of small; give the --model_"
     ):
@@ -409,7 +415,7 @@ def test_a_trace_of_another_network_is_refused(small):
 
 @pytest.mark.parametrize("name", GRADIENT_MS)
 def test_a_tx2_trace_becomes_a_table(name):
-    trace = operation_times.read_trace(tx2_trace(name))
+    trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")
     settings = {"batch_size": 4, "optimizer": "sgd"}
     table = profiler.table_of_trace(model, settings, trace, f"{name}.xplane.pb")
@@ -442,7 +448,7 @@ def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model)
 def test_the_plan_keeps_to_each_rho_and_says_what_is_infeasible(small_model):
     head = head_mask(small_model)
     table = make_table(small_model, constant_ms=20.0)
-    lines = list(foreign_trace.plan_lines(table, head, np.ones(len(head))))
+    lines = list(plan_lines(table, head, np.ones(len(head))))
     assert len(lines) == 1 + 8
     smallest = table.predict_ms(head) / table.full_step_ms
     for line in lines[1:]:
@@ -454,7 +460,7 @@ def test_the_plan_keeps_to_each_rho_and_says_what_is_infeasible(small_model):
 
 
 def test_a_runs_importance_is_used_where_it_is_of_this_network(tmp_path):
-    assert foreign_trace.latest_importance(tmp_path, ["a", "b"]) is None
+    assert latest_importance(tmp_path, ["a", "b"]) is None
     for run, rows in (
         ("elastic", [("a", 0.1), ("b", 0.2), ("a", 0.5), ("b", 1.0)]),
         ("other", [("c", 1.0), ("d", 1.0)]),
@@ -462,7 +468,7 @@ def test_a_runs_importance_is_used_where_it_is_of_this_network(tmp_path):
         (tmp_path / run).mkdir()
         with (tmp_path / run / "selections.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("name", "importance"), *rows])
-    found = foreign_trace.latest_importance(tmp_path, ["a", "b"])
+    found = latest_importance(tmp_path, ["a", "b"])
     assert found is not None
     importance, source = found
     assert importance.tolist() == [0.5, 1.0] and source.parent.name == "elastic"

@@ -1,6 +1,7 @@
 """The profiler: attribution by data flow against a naive reading of it, the fit, the table's file."""
 
 import json
+import os
 import re
 from argparse import Namespace
 
@@ -9,16 +10,14 @@ import pytest
 from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_table, naive_needs
 
 import profiler
-import utils
+from elastic_trainer import machine
+from elastic_trainer.machine import environment, stolen_seconds
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.timing.table import (
-    TABLE_SETTINGS,
-    chain_and_own,
-    fit_wall_time,
-    load_table,
-    stale_since,
-    table_folder,
-)
+from elastic_trainer.timing import wall_time
+from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.fit import chain_and_own, fit_wall_time
+from elastic_trainer.timing.table import TABLE_SETTINGS, load_table, stale_since, table_folder
+from elastic_trainer.timing.wall_time import measure_ms, without_drift
 from utils import UserError
 
 SETTINGS = {
@@ -40,7 +39,7 @@ def attributed():
     step = full_step(model)
     rng = np.random.default_rng(0)
     op_ms = {op.name: float(rng.exponential()) for op in step.graph.get_operations()}
-    return model, step, op_ms, profiler.attribute_times(step, model.trainable_variables, op_ms)
+    return model, step, op_ms, attribute_times(step, model.trainable_variables, op_ms)
 
 
 def test_attribution_equals_the_naive_reading_of_the_data_flow(attributed):
@@ -86,11 +85,11 @@ def test_each_update_belongs_to_its_tensor(optimizer, kind):
     operations = step.graph.get_operations()
     updates = {op.name: 1.0 for op in operations if op.type == kind}
     assert len(updates) == len(model.trainable_variables)
-    costs = profiler.attribute_times(step, model.trainable_variables, updates)
+    costs = attribute_times(step, model.trainable_variables, updates)
     np.testing.assert_array_equal(costs.update_ms, 1.0)
     if optimizer == "sgd":  # weight decay is part of the update
         decay = {op.name: 1.0 for op in operations if op.type == "AssignSubVariableOp"}
-        costs = profiler.attribute_times(step, model.trainable_variables, decay)
+        costs = attribute_times(step, model.trainable_variables, decay)
         np.testing.assert_array_equal(costs.update_ms, 1.0)
 
 
@@ -131,7 +130,7 @@ def saved(tmp_path, small_model):
     args = Namespace(**SETTINGS, dataset_name="digits", logdir=tmp_path, weights="none")
     table = make_table(small_model)
     table.settings.update(SETTINGS)
-    table.details["environment"] = utils.environment()
+    table.details["environment"] = environment()
     table.save(table_folder(args))
     return args, tensor_names(small_model), table
 
@@ -188,9 +187,7 @@ def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
     index = next(k for k, v in enumerate(model.trainable_variables) if v is lonely)
     step = full_step(model)
     assert step.gradients[index] is None
-    costs = profiler.attribute_times(
-        step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()}
-    )
+    costs = attribute_times(step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()})
     assert costs.positions[-1] == index
     assert costs.t_dy_ms[-1] == 0 and costs.t_dw_ms[-1] == 0
 
@@ -204,7 +201,7 @@ def test_a_drift_of_the_machine_does_not_pass_for_a_difference_between_runs():
     for begin in range(5, calls, 25):
         speed[begin : begin + 10] = rng.uniform(1.2, 1.6)
     times = true_ms * (speed * rng.normal(1, 0.01, calls)).reshape(12, -1)
-    plain, found = (np.abs(np.median(t, axis=0) / true_ms - 1).max() for t in (times, utils.without_drift(times)))
+    plain, found = (np.abs(np.median(t, axis=0) / true_ms - 1).max() for t in (times, without_drift(times)))
     assert found < 0.02 < plain
 
 
@@ -217,26 +214,26 @@ def test_a_call_that_others_disturbed_is_measured_again(stolen_ms, calls, monkey
         clock[0] += 0.1
         clock[1] += next(done) / 1e3
 
-    monkeypatch.setattr(utils.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(utils, "stolen_seconds", lambda: clock[1])
-    monkeypatch.setattr(utils.os, "cpu_count", lambda: 4)  # of 400 ms, 8 may be stolen
-    assert utils.measure_ms([run], 1, most_tries=3).tolist() == [[pytest.approx(100)]]
+    monkeypatch.setattr(wall_time.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(wall_time, "stolen_seconds", lambda: clock[1])
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)  # of 400 ms, 8 may be stolen
+    assert measure_ms([run], 1, most_tries=3).tolist() == [[pytest.approx(100)]]
     assert clock[0] == pytest.approx(calls * 0.1)
 
 
 def test_stolen_time_is_what_the_kernel_tells(tmp_path):
-    assert utils.stolen_seconds(tmp_path) == 0
+    assert stolen_seconds(tmp_path) == 0
     (tmp_path / "proc").mkdir()
-    ticks = utils.os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
     (tmp_path / "proc" / "stat").write_text(f"cpu  11 12 13 14 15 16 17 {3 * ticks} 19 20\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
-    assert utils.stolen_seconds(tmp_path) == 3
+    assert stolen_seconds(tmp_path) == 3
     (tmp_path / "proc" / "stat").write_text("cpu  11 12 13 14\n")
-    assert utils.stolen_seconds(tmp_path) == 0
+    assert stolen_seconds(tmp_path) == 0
 
 
 def test_without_a_drift_times_stay_as_they_are():
     times = np.random.default_rng(0).normal([10.0, 30.0, 20.0], 0.1, (20, 3))
-    np.testing.assert_allclose(np.median(utils.without_drift(times), 0), np.median(times, 0), rtol=0.01)
+    np.testing.assert_allclose(np.median(without_drift(times), 0), np.median(times, 0), rtol=0.01)
 
 
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
@@ -303,5 +300,5 @@ def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
 
 
 def test_the_same_machine_and_versions_are_no_difference():
-    now = utils.environment()
+    now = environment()
     assert stale_since(json.loads(json.dumps(now)), now) == []

@@ -10,7 +10,6 @@ Counted FLOPs need no trace. They tell how much an operation computes, not how f
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 import statistics
@@ -18,12 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from utils import UserError
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
 # Calls are left out: their time is their inner operations' own.
@@ -34,9 +30,6 @@ _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
 WHOLE = 0.95  # share of the fullest iteration's operations that an iteration must hold: the trace may end amid one
 
 OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
-
-
-# --- traces -----------------------------------------------------------------------------------------------------------
 
 
 def strip_layout(name: str) -> str:
@@ -264,164 +257,3 @@ def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
     if not files:
         raise UserError(f"--logdir {folder}: TensorFlow wrote no trace there; is the disk full?")
     return files[-1]
-
-
-# --- counted FLOPs ----------------------------------------------------------------------------------------------------
-
-# TensorFlow's own registry (tensorflow.python.profiler.internal.flops_registry) knows Conv2D and its gradients,
-# DepthwiseConv2dNative, MatMul and BatchMatMul, in channels-last and with known shapes alone. It lacks the depthwise
-# gradients, Einsum, the fused kinds and loops, and counts a BatchMatMul whose factors are transposed over the wrong
-# axis. So all contractions are counted here; a test holds these against the registry where that is right.
-_CONVOLUTIONS = {  # type -> inputs that hold (the filter, what it computed or that one's gradient); None: its output
-    "Conv2D": (1, None),
-    "Conv3D": (1, None),
-    "_FusedConv2D": (1, None),
-    "Conv2DBackpropInput": (1, 2),
-    "Conv3DBackpropInputV2": (1, 2),
-    "Conv2DBackpropFilter": (None, 2),
-    "Conv3DBackpropFilterV2": (None, 2),
-    "DepthwiseConv2dNative": (1, None),
-    "_FusedDepthwiseConv2dNative": (1, None),
-    "DepthwiseConv2dNativeBackpropInput": (1, 2),
-    "DepthwiseConv2dNativeBackpropFilter": (None, 2),
-}
-_PRODUCTS = {  # type -> attribute that says whether the first factor is transposed
-    "MatMul": "transpose_a",
-    "_FusedMatMul": "transpose_a",
-    "BatchMatMul": "adj_x",
-    "BatchMatMulV2": "adj_x",
-    "BatchMatMulV3": "adj_x",
-}
-# These only name, hold or view what others made.
-_FREE = frozenset(
-    [
-        *(
-            "Const",
-            "Placeholder",
-            "Identity",
-            "IdentityN",
-            "NoOp",
-            "ReadVariableOp",
-            "VarHandleOp",
-            "Assert",
-            "Reshape",
-        ),
-        *("Squeeze", "ExpandDims", "Shape", "ShapeN", "StopGradient", "PreventGradient"),
-    ]
-)
-_BRANCHES = {
-    "While": ("cond", "body"),
-    "StatelessWhile": ("cond", "body"),
-    "If": ("then_branch", "else_branch"),
-    "StatelessIf": ("then_branch", "else_branch"),
-    "PartitionedCall": ("f",),
-    "StatefulPartitionedCall": ("f",),
-}
-
-
-def contraction_flops(op: tf.Operation) -> float | None:
-    """FLOPs (2 a multiply-accumulate) of a convolution, a matrix product or their gradients; None for other kinds.
-
-    Where a shape is not known the count is 0.
-    """
-    if op.type in _CONVOLUTIONS:
-        kernel, computed = (op.outputs[0] if k is None else op.inputs[k] for k in _CONVOLUTIONS[op.type])
-        weights = kernel.shape
-        if weights.rank is None:
-            return 0.0
-        # Each value computed sums over one filter: its height, width, and depth where it is not depthwise.
-        depthwise = "Depthwise" in op.type
-        return 2.0 * _elements(computed) * _product(weights[:-2] if depthwise else weights[:-1])
-    if op.type in _PRODUCTS:
-        shape = op.inputs[0].shape
-        if shape.rank is None:
-            return 0.0
-        summed = shape[-2] if op.get_attr(_PRODUCTS[op.type]) else shape[-1]
-        return 2.0 * _elements(op.outputs[0]) * (summed or 0)
-    if op.type == "Einsum":
-        return _einsum_flops(op)
-    return None
-
-
-def _einsum_flops(op: tf.Operation) -> float:
-    labels = op.get_attr("equation").decode().partition("->")[0].split(",")
-    sizes: dict[str, int] = {}
-    batch = 1
-    for term, tensor in zip(labels, op.inputs, strict=True):
-        if tensor.shape.rank is None:
-            return 0.0
-        shape = [size or 0 for size in tensor.shape.as_list()]
-        before, dots, after = term.strip().partition("...")
-        if dots:  # an ellipsis stands for the axes in the middle, the same (or 1) in each factor
-            inner = shape[len(before) : len(shape) - len(after)]
-            batch = max(batch, math.prod(inner))
-            shape = shape[: len(before)] + shape[len(shape) - len(after) :]
-        for label, size in zip(before + after, shape, strict=True):
-            sizes[label] = max(sizes.get(label, 0), size)
-    return (2.0 if len(op.inputs) > 1 else 1.0) * batch * math.prod(sizes.values())
-
-
-def _product(sizes: Iterable[int | None]) -> int:
-    return math.prod(size or 0 for size in sizes)
-
-
-def _elements(tensor: tf.Tensor) -> int:
-    """How many values a tensor holds; 0 where that is not known, and for handles, which hold none."""
-    if tensor.dtype.name in ("resource", "variant", "string"):
-        return 0
-    return tensor.shape.num_elements() or 0
-
-
-def count_flops(graph: Any) -> dict[str, float]:
-    """FLOPs of each operation of `graph`, a function's graph (FuncGraph), by name.
-
-    Contractions as in `contraction_flops`; all others one for each element they read or write. A loop counts its body
-    as often as it runs where the graph tells (`maximum_iterations`, as Keras' recurrent layers set it, also on the
-    way back), else once; a branch counts its dearer side. What no result needs counts 0: it is never executed.
-    """
-    executed = needed_operations([*graph.outputs, *graph.control_outputs])
-    return {op.name: _op_flops(op) if op.name in executed else 0.0 for op in graph.get_operations()}
-
-
-def needed_operations(results: Iterable[Any]) -> set[str]:
-    """Names of the operations that `results`, tensors or operations of one graph, depend on, themselves included."""
-    waiting = [getattr(result, "op", result) for result in results]
-    seen: set[str] = set()
-    while waiting:
-        op = waiting.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return seen
-
-
-def _op_flops(op: tf.Operation) -> float:
-    if op.type in _FREE:
-        return 0.0
-    if op.type in _BRANCHES:
-        inner = [sum(count_flops(body).values()) for body in _bodies(op)]
-        return _trips(op) * sum(inner) if "While" in op.type else max(inner, default=0.0)
-    flops = contraction_flops(op)
-    return float(sum(map(_elements, (*op.inputs, *op.outputs)))) if flops is None else flops
-
-
-def _bodies(op: tf.Operation) -> Iterator[tf.Graph]:
-    for attribute in _BRANCHES[op.type]:
-        name, graph = op.get_attr(attribute).name, op.graph
-        while graph is not None:
-            function = graph._get_function(name)
-            if function is not None:
-                yield function.graph  # the graph as it was traced: made anew from its definition it has lost shapes
-                break
-            graph = getattr(graph, "outer_graph", None)
-
-
-def _trips(loop: tf.Operation) -> int:
-    """How often a loop runs: its second input is the most that it may, forward and on the way back (-1: no limit)."""
-    import tensorflow as tf
-
-    limit = loop.inputs[1] if len(loop.inputs) > 1 else None
-    while limit is not None and limit.op.type in ("Max", "Cast", "Identity"):  # Keras: the maximum of one constant
-        limit = limit.op.inputs[0]
-    value = None if limit is None else tf.get_static_value(limit)
-    return int(value) if value is not None and value.ndim == 0 and value.dtype.kind == "i" and value > 0 else 1

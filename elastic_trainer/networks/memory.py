@@ -1,0 +1,129 @@
+"""What training a network takes in memory at the least, and whether this machine has it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.machine import available_memory_mb
+from elastic_trainer.networks.tensors import trained_mask
+from elastic_trainer.training.optimizers import SLOTS
+from utils import UserError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+# The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
+_INPUT_KEEPERS = (
+    keras.layers.Dense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.BatchNormalization,
+)
+_SAME_MEMORY = ("Flatten", "Reshape", "Squeeze", "ExpandDims", "Identity")  # layers that return what they were given
+
+
+def memory_needed_mb(
+    model: keras.Model, batch_size: int, slots: int, mask: np.ndarray, measures_importance: bool = False
+) -> float:
+    """What training `model` takes in MB at the very least, beside its weights, by the shapes in its graph.
+
+    Counted are the batch, the optimizer's variables, and the larger of two things that are not there at one time: what
+    the backward pass needs of the forward pass, and all gradients. Of the forward pass only inputs of convolutions,
+    dense layers and batch norm count. Left out are TensorFlow itself, its buffers, and layers within custom layers.
+
+    Args:
+        model: the network.
+        batch_size: images a step.
+        slots: variables that the optimizer keeps of each trainable one.
+        mask: bool [N] over `model.trainable_variables`, what trains.
+        measures_importance: each selection computes all gradients at once and keeps a copy of weights and optimizer.
+    """
+    trainable_bytes = [prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.trainable_variables]
+    gradient_bytes = sum(size for size, taken in zip(trainable_bytes, mask, strict=True) if taken)
+    lasting_bytes = slots * sum(trainable_bytes)
+    if measures_importance:
+        lasting_bytes += (1 + slots) * sum(trainable_bytes)
+    trained = {id(v) for v, taken in zip(model.trainable_variables, mask, strict=True) if taken}
+    kept: dict[int, int] = {}
+    largest_call = 0
+    for layer, inputs, outputs in _layer_calls(model):
+        if not isinstance(layer, _INPUT_KEEPERS):
+            continue
+        sizes = {id(tensor): _tensor_bytes(tensor, batch_size) for tensor in map(_source, inputs) if tensor is not None}
+        if not isinstance(layer, keras.layers.BatchNormalization):  # which may write over its input
+            largest_call = max(largest_call, sum(sizes.values()) + _tensor_bytes(outputs[0], batch_size))
+        if any(id(v) in trained and v.name not in ("bias", "beta") for v in layer.trainable_variables):
+            kept |= sizes
+    batch_bytes = 4 * batch_size * prod(model.input_shape[1:])
+    return (batch_bytes + lasting_bytes + max(sum(kept.values()), largest_call, gradient_bytes)) / 1e6
+
+
+def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
+    """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, where there is one."""
+    calls: list[tuple[Any, list[Any], list[Any]]] = []
+    ways, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
+    while ways:
+        operation, index, _ = ways.pop()._keras_history
+        if (id(operation), index) in seen:
+            continue
+        if getattr(operation, "outputs", None) and not any(id(operation) == done for done, _ in seen):
+            calls += _layer_calls(operation)
+        seen.add((id(operation), index))
+        node = operation._inbound_nodes[index]
+        calls.append((operation, node.input_tensors, node.output_tensors))
+        ways += node.input_tensors
+    return calls
+
+
+def _source(tensor: Any) -> Any:
+    """The symbolic tensor whose memory `tensor` is: through reshapes, and into the models that return it.
+
+    None for what a model is given: that is the memory of another, or the batch itself.
+    """
+    while True:
+        operation, index, position = tensor._keras_history
+        if isinstance(operation, keras.layers.InputLayer):
+            return None
+        if getattr(operation, "outputs", None):
+            tensor = operation.outputs[position]
+        elif type(operation).__name__ in _SAME_MEMORY:
+            tensor = operation._inbound_nodes[index].input_tensors[0]
+        else:
+            return tensor
+
+
+def _tensor_bytes(tensor: Any, batch_size: int) -> int:
+    """Size of a symbolic tensor at a batch size, or 0 where the graph does not tell."""
+    if None in tensor.shape[1:]:
+        return 0
+    return batch_size * prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
+
+
+def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
+    """Raise `UserError` if training by these options needs more memory than the system can give now.
+
+    Says nothing where the system does not tell, or where a GPU with memory of its own trains.
+    """
+    available_mb = available_memory_mb()
+    if available_mb is None or tf.config.list_physical_devices("GPU"):
+        return
+    scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
+    mask = trained_mask(model, scheme, getattr(args, "trained_layers", 1))
+    needed_mb = memory_needed_mb(
+        model, args.batch_size, SLOTS[args.optimizer], mask, scheme.startswith("elastic_training")
+    )
+    if needed_mb > available_mb:
+        raise UserError(
+            f"--batch_size {args.batch_size}: training {args.model_name} on images of {args.input_size}×"
+            f"{args.input_size} takes at least {needed_mb:,.0f} MB more, and {available_mb:,.0f} MB are available; "
+            "choose a smaller one, or a smaller --input_size"
+        )

@@ -1,0 +1,60 @@
+"""Stop requests: SIGINT and SIGTERM end a run after the step that is under way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from utils import Stopped
+
+
+class StopSignals:
+    """While in this context, SIGINT and SIGTERM only ask to stop, and `check` tells; a second one leaves at once.
+
+    A thread learns of them, since Python's own handlers wait until TensorFlow returns from a step or a compilation.
+    Outside the main thread, where Python allows no handlers, nothing is changed.
+    """
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def check(self) -> None:
+        """Raises `Stopped` if a signal came."""
+        if self.number is not None:
+            raise Stopped(self.number)
+
+    def __enter__(self) -> StopSignals:
+        self._restore = contextlib.ExitStack()
+        if threading.current_thread() is threading.main_thread():
+            reading, writing = socket.socketpair()
+            writing.setblocking(False)
+            self._restore.callback(reading.close)
+            self._restore.callback(writing.close)  # ends the thread
+            self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
+            for number in self.NUMBERS:
+                self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+            threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore.close()
+
+    def _listen(self, reading: socket.socket) -> None:
+        first = 0.0
+        with contextlib.suppress(OSError):
+            while data := reading.recv(1):
+                if data[0] not in self.NUMBERS:
+                    continue
+                if self.number is None:
+                    self.number, first = data[0], time.monotonic()
+                    with contextlib.suppress(OSError):
+                        print("\nstopping after this step; another signal leaves at once", file=sys.stderr)
+                elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
+                    os._exit(128 + data[0])

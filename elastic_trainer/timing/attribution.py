@@ -1,0 +1,123 @@
+"""Operation times given to tensors by the data flow of the traced step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.training.step import TrainStep
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Operation times given to tensors; arrays [N] are in backward order.
+
+    Attributes:
+        positions: index into `model.trainable_variables` of each tensor of the backward order.
+        t_dw_ms, t_dy_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
+        forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
+    """
+
+    positions: np.ndarray
+    t_dw_ms: np.ndarray
+    t_dy_ms: np.ndarray
+    update_ms: np.ndarray
+    forward_ms: float
+    other_ms: float
+
+    def scaled(self, factor: float) -> Attribution:
+        """The same with all times multiplied by `factor`."""
+        return Attribution(
+            self.positions,
+            factor * self.t_dw_ms,
+            factor * self.t_dy_ms,
+            factor * self.update_ms,
+            factor * self.forward_ms,
+            factor * self.other_ms,
+        )
+
+
+def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
+    """Give each operation's time to a tensor by the data flow of a step that trains all of `variables`."""
+    operations = step.graph.get_operations()
+    number = {op.name: i for i, op in enumerate(operations)}
+    times = np.array([op_ms.get(op.name, 0.0) for op in operations])
+    inputs = [
+        sorted({number[t.op.name] for t in op.inputs} | {number[c.name] for c in op.control_inputs})
+        for op in operations
+    ]
+    gradient_tensors = [_dense_tensors(gradient) for gradient in step.gradients]
+
+    in_forward = np.zeros(len(operations), bool)
+    in_forward[number[step.loss.op.name]] = True
+    needed_by = np.zeros((len(operations), len(variables)), bool)
+    for k, tensors in enumerate(gradient_tensors):
+        for tensor in tensors:
+            needed_by[number[tensor.op.name], k] = True
+    for i in range(len(operations) - 1, -1, -1):  # operations are created after their inputs
+        in_forward[inputs[i]] |= in_forward[i]
+        needed_by[inputs[i]] |= needed_by[i]
+    needed_by[in_forward] = False
+
+    depth = needed_by.sum(axis=0)
+    trained = np.array([bool(tensors) for tensors in gradient_tensors])
+    positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], depth[k], -k)))
+    in_order = needed_by[:, positions]
+    sharers = in_order.sum(axis=1)
+    first = np.argmax(in_order, axis=1)
+    own, shared = sharers == 1, sharers > 1
+    count = len(variables)
+    t_dw = np.bincount(first[own], times[own], count)
+    t_dy = np.bincount(first[shared], times[shared], count)
+
+    owner = _update_owners(step, variables, gradient_tensors, in_forward | (sharers > 0))
+    updates = owner >= 0
+    update_ms = np.bincount(owner[updates], times[updates], count)[positions]
+    other = ~(in_forward | (sharers > 0) | updates)
+    return Attribution(
+        positions, t_dw + update_ms, t_dy, update_ms, float(times[in_forward].sum()), float(times[other].sum())
+    )
+
+
+def _dense_tensors(gradient: Any) -> list[Any]:
+    """The tensors a gradient consists of: none, one, or the parts of an IndexedSlices."""
+    if gradient is None:
+        return []
+    return [gradient] if not hasattr(gradient, "indices") else [gradient.values, gradient.indices]
+
+
+def _update_owners(
+    step: TrainStep, variables: Sequence[keras.Variable], gradient_tensors: list[list[Any]], computed: np.ndarray
+) -> np.ndarray:
+    """For each operation the one tensor (index into `variables`) whose update it is part of, or -1.
+
+    An operation outside loss and gradients belongs to tensor k if, among gradients and trained variables, only k's
+    reach it.
+    """
+    of_tensor = {t.name: k for k, tensors in enumerate(gradient_tensors) for t in tensors}
+    handles = {id(variable.value.handle): k for k, variable in enumerate(variables)}
+    for outside, inside in step.graph.captures:
+        if id(outside) in handles:
+            of_tensor[inside.name] = handles[id(outside)]
+    operations = step.graph.get_operations()
+    reached: dict[str, set[int]] = {}
+    owner = np.full(len(operations), -1)
+    for i, op in enumerate(operations):
+        if computed[i] or op.type == "Placeholder":
+            continue
+        owners: set[int] = set()
+        for tensor in op.inputs:
+            if tensor.name in of_tensor:
+                owners.add(of_tensor[tensor.name])
+            else:
+                owners |= reached.get(tensor.op.name, set())
+        reached[op.name] = owners
+        if len(owners) == 1:
+            owner[i] = owners.pop()
+    return owner

@@ -1,0 +1,130 @@
+"""Measured steps of a few selections, which the time model is fitted to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.wall_time import measure_ms, without_drift
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.training.step import TrainStep
+
+
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
+MOST_TRIES = 3  # of a step that others disturb
+LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
+# How deep (share of all tensors) and how densely the selections reach that the fit is measured on.
+_CALIBRATION = (
+    *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
+    *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
+    *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
+)
+
+
+def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarray]:
+    """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
+
+    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head.
+    """
+    rng = np.random.default_rng(0)
+    masks = [head.copy()]
+    for depth, density in _CALIBRATION:
+        deepest = max(int(depth * len(positions)), 1)
+        chosen = rng.random(deepest) < density
+        chosen[-1] = True
+        mask = head.copy()
+        mask[positions[:deepest][chosen]] = True
+        masks.append(mask)
+    return [*masks, np.ones(len(positions), bool)]
+
+
+def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
+
+    What others took is not in them (`measure_ms`), nor what slowed down all of them alike for a while
+    (`without_drift`).
+    """
+    warm_ms = measure_ms(runs, rounds=1)
+    unseen = int(np.median(warm_ms) < LONG_STEP_MS)
+    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
+    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
+    times: list[np.ndarray] = []
+    end = time.perf_counter() + seconds
+    with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
+        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
+            times.append(measure_ms(runs, rounds=1, unseen=unseen, most_tries=MOST_TRIES))
+            bar.update()
+    return without_drift(np.concatenate(times))
+
+
+def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
+    """At a rate of 0 every operation of a step runs and no weight moves."""
+    from elastic_trainer.training.optimizers import make_optimizer
+
+    optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def compile_steps(
+    model: keras.Model, settings: dict[str, Any], masks: Sequence[np.ndarray | None]
+) -> list[tuple[TrainStep, partial[Any]]]:
+    """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
+    import tensorflow as tf
+
+    from elastic_trainer.training.step import TrainStep, batch_spec
+
+    images, labels = (spec.shape for spec in batch_spec(model, settings["batch_size"]))
+    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
+    optimizer = idle_optimizer(model, settings)
+    steps: list[tuple[TrainStep, partial[Any]]] = []
+    for mask in tqdm(masks, desc="compiling steps", unit="step"):
+        step = TrainStep(model, optimizer, settings["batch_size"], mask)
+        step(*batch)  # the first call is what compiles
+        steps.append((step, partial(step, *batch)))
+    return steps
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measured steps of one network, which a timing table is fitted to.
+
+    Attributes:
+        model, settings: as for `profile`.
+        full: the step that trains everything; `run_full` runs it.
+        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
+        step_ms: [rounds, len(masks)] wall times.
+        forward_ms: median of the forward pass.
+    """
+
+    model: keras.Model
+    settings: dict[str, Any]
+    full: TrainStep
+    run_full: Callable[[], object]
+    masks: list[np.ndarray]
+    step_ms: np.ndarray
+    forward_ms: float
+
+
+def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
+    """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.training.step import forward_pass
+
+    [(full, run_full)] = compile_steps(model, settings, [None])
+    positions = attribute_times(full, model.trainable_variables, {}).positions
+    masks = calibration_masks(positions, head_mask(model))
+    runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
+    forward_pass = forward_pass(model, settings["batch_size"])
+    times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
+    return Measurement(model, settings, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
