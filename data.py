@@ -8,7 +8,6 @@ of an epoch depends on the seed and the epoch's number alone, so a run can be re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.datasets.image_data import ImageData
@@ -16,10 +15,8 @@ from elastic_trainer.datasets.image_folder import broken_images, check_classes, 
 from elastic_trainer.datasets.images import read
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.sources import find
+from elastic_trainer.settings import DataSettings
 from utils import UserError
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def load(
@@ -71,19 +68,21 @@ def load(
     return ImageData(name, source.class_names, train, test, batch_size, seed)
 
 
-def from_options(args: argparse.Namespace, input_size: int) -> ImageData:
-    """The data set that the options of a command line ask for, at an input size; see `load`."""
+def load_settings(
+    data: DataSettings, input_size: int, batch_size: int, seed: int = 0, num_classes: int | None = None
+) -> ImageData:
+    """The data set of these settings; arguments and errors as `load`."""
     return load(
-        args.dataset_name,
+        data.dataset_name,
         input_size,
-        args.batch_size,
-        args.seed,
-        args.data_dir,
-        args.num_classes,
-        args.skip_broken,
-        args.test_fraction,
-        args.logdir / "images",
-        args.image_memory,
+        batch_size,
+        seed,
+        data.data_dir,
+        num_classes,
+        data.skip_broken,
+        data.test_fraction,
+        data.cache_dir,
+        data.image_memory,
     )
 
 

@@ -1,158 +1,218 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
-Every option is declared in options.py; README lists them. A run leaves its results in logs/<run_name>/.
+It wires one run: train, `--resume`, `--evaluate`, `--export`. Every flag is declared in elastic_trainer/cli/flags.py;
+docs/flags.md lists them. A run leaves its results in logs/<run_name>/.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler_command
+from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.folder import run_folder
-from elastic_trainer.runs.power_record import add_external_energy
-from elastic_trainer.settings import ELASTIC_TYPES
+from elastic_trainer.runs.reader import CONFIG, SUMMARY, is_finished, is_run, read_own
+from elastic_trainer.runs.summary import summary_line
+from elastic_trainer.settings import is_elastic
 from utils import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
-    args = options.parse_main()
-    folder = args.logdir / (args.run_name or "")
-    if args.resume:
-        _check_unchanged(args, folder)
-        if (folder / "summary.json").is_file():
-            with run_folder(args.logdir, args.run_name, resume=True):
-                _print_finished(args, folder)
-            return
-    utils.load_tensorflow()
-    if args.evaluate is not None:
-        from elastic_trainer.evaluation import predictions
+    command = parse_main()
+    if isinstance(command, EvaluateCommand):
+        utils.load_tensorflow()
+        evaluate(command)
+    elif command.run.resume and _is_finished_already(command):
+        with run_folder(command.run.logdir, command.run.run_name, resume=True) as folder:
+            _finish_again(command, folder)
+    else:
+        utils.load_tensorflow()
+        train_run(command)
 
-        model, dataset = predictions.from_options(args)
-        if args.export:
-            from elastic_trainer.evaluation import export
 
-            print(export.export_tflite(model, dataset, args.folder, str(args.evaluate)))
-        return
-    if args.deterministic:
-        import tensorflow as tf
-
-        tf.config.experimental.enable_op_determinism()
-
+def train_run(command: TrainCommand) -> None:
+    """One run, new or continued, and what is to be done after it."""
     import data
     import models
     import train
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.networks.memory import check_memory
-    from elastic_trainer.networks.saved_model import load_model
-    from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
-    from elastic_trainer.selection.schemes import make_budget
-    from elastic_trainer.selection.time_budget import RhoBudget
-    from elastic_trainer.settings import Settings
-    from elastic_trainer.timing.table import load_table
+    from elastic_trainer.runs.stop_signals import StopSignals
+    from elastic_trainer.selection.schemes import make_budget, trainable_mask
 
-    args.num_classes = args.num_classes or count_classes(args.dataset_name, args.data_dir)
-    if args.resume:
-        _check_unchanged(args, folder)
-    model = models.build_from_options(args)
-    names = tensor_names(model)
-    check_memory(model, args)
-    table = None
-    if args.train_type in ELASTIC_TYPES:
-        table = load_table(args, names, [tuple(v.shape) for v in model.trainable_variables])
-        if args.deadline is None:  # what cannot be kept is refused before images are read, which may take minutes
-            RhoBudget(table, head_mask(model), args.rho)
-    dataset = data.from_options(args, args.input_size)
-    settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
-    budget = [] if table is None else [make_budget(model, dataset, settings, table)]
-    with run_folder(args.logdir, args.run_name, args.overwrite, args.resume) as folder:
-        if (folder / "summary.json").is_file():  # another process was faster
-            _print_finished(args, folder)
+    run, settings, images = command.run, command.training, command.data
+    if run.deterministic:
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()
+    if command.network.num_classes is None:
+        command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
+    if run.resume:
+        _check_unchanged(command)
+    network = command.network
+    model = models.build(network)
+    mask = trainable_mask(command.train_type, model, settings.trained_layers)
+    check_memory(model, network, mask, is_elastic(command.train_type))
+    table = _timing_table(model, command) if is_elastic(command.train_type) else None
+    dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+    budget = make_budget(model, dataset, settings, table) if table is not None else None
+    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
+        if is_finished(folder):  # another process was faster
+            _finish_again(command, folder)
             return
         print(
-            f"{args.train_type} of {args.model_name} on {args.dataset_name}: {dataset.train_count} training and "
-            f"{dataset.test_count} test images, {args.num_classes} classes; run folder {folder}"
+            f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.train_count} training "
+            f"and {dataset.test_count} test images, {network.num_classes} classes; run folder {folder}"
         )
-        with RunLog(folder, options.as_config(args), names) as run:
-            summary = run.finish(getattr(train, args.train_type)(model, dataset, settings, run, *budget))
-        _write_txt(args, folder, summary)
-        _add_power(args, folder)
-        print(_last_line(summary, args.deadline))
-        if args.export:
-            from elastic_trainer.evaluation import export
-
-            if args.train_type == "prunetrain":
-                model = load_model(folder / "best.keras", "--export")
-            else:  # also for networks with layers of the user's own, which Keras cannot load
-                model.load_weights(folder / "best.keras")
-            print(export.export_tflite(model, dataset, folder, str(folder / "best.keras")))
+        with RunLog(folder, command.config, tensor_names(model)) as log, StopSignals() as stop:
+            results = train.train(command.train_type, model, dataset, settings, log, budget, stop)
+            summary = log.finish(results)
+        _write_txt(command, folder, summary)
+        _add_power(command, folder)
+        print(summary_line(summary, settings.deadline))
+        if run.export:
+            _export_best(command, model, dataset, folder)
 
 
-def _write_txt(args: argparse.Namespace, folder: Path, summary: dict[str, Any]) -> None:
-    if args.save_txt:
+def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
+    """The network's timing table. A rho that is too small is refused now, before images are read for minutes."""
+    from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.selection.time_budget import check_rho
+    from elastic_trainer.timing.table import load_table, table_folder
+
+    network, run = command.network, command.run
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    remake = profiler_command(network, command.data, run.logdir)
+    folder = table_folder(network, run.logdir)
+    table = load_table(folder, network, tensor_names(model), shapes, remake, run.allow_stale_profile)
+    if command.training.deadline is None:
+        check_rho(table, head_mask(model), command.training.rho)
+    return table
+
+
+def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
+    """Write the run's best model for TensorFlow Lite."""
+    from elastic_trainer.evaluation.export import export_tflite
+    from elastic_trainer.networks.saved_model import load_model
+
+    best = folder / "best.keras"
+    if command.train_type == "prunetrain":
+        model = load_model(best, "--export")
+    else:  # also for networks with custom layers, which Keras cannot load
+        model.load_weights(best)
+    print(export_tflite(model, dataset, folder, str(best)))
+
+
+def evaluate(command: EvaluateCommand) -> None:
+    """Evaluate a model class by class, and export it if asked for."""
+    from elastic_trainer.evaluation.class_report import write_report
+    from elastic_trainer.evaluation.export import export_tflite
+    from elastic_trainer.evaluation.predictions import predict
+
+    model, dataset = load_to_evaluate(command)
+    print(f"{command.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
+    start = time.perf_counter()
+    predictions = predict(model, dataset)
+    record = {
+        "model": str(command.model),
+        "dataset_name": dataset.name,
+        "data_dir": str(command.data.data_dir) if command.data.data_dir else None,
+        "input_size": dataset.input_size,
+        "outputs": model.output_shape[-1],
+        "seconds": time.perf_counter() - start,
+    }
+    print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
+    if command.export:
+        print(export_tflite(model, dataset, command.folder, str(command.model)))
+
+
+def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
+    """The model to evaluate, from images [batch, size, size, 3] in 0…255 to logits, and the data set at that size.
+
+    Raises:
+        UserError: the file holds no model, or one that does not suit the data set or the options.
+    """
+    from elastic_trainer.evaluation.loading import fixed_input_size, with_checked_outputs
+
+    import data
+    import models
+    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.networks.pretrained import load_saved
+    from elastic_trainer.networks.saved_model import load_model
+    from elastic_trainer.settings import defaults_of
+
+    images = command.data
+    classes = count_classes(images.dataset_name, images.data_dir)
+    default_size = defaults_of(images.dataset_name)["input_size"]
+    if command.model_name is not None:
+        size = command.input_size or default_size
+        model = models.build_model(command.model_name, size, command.num_classes or classes, augment=command.augment)
+        load_saved(model, command.model, "--evaluate", f"the network of --model_name {command.model_name}")
+    else:
+        model = load_model(command.model, "--evaluate")
+        size = fixed_input_size(model, command.input_size, command.model) or default_size
+    model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
+    return model, data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
+
+
+# --- finished runs, and what follows training -------------------------------------------------------------------------
+
+
+def _is_finished_already(command: TrainCommand) -> bool:
+    """Whether the run to continue is finished. Raises `UserError` if it was started with other options."""
+    _check_unchanged(command)
+    return is_finished(command.run.folder)
+
+
+def _check_unchanged(command: TrainCommand) -> None:
+    """Raise `UserError` if the run to continue was started with other options."""
+    folder = command.run.folder
+    if not is_run(folder):
+        return
+    change = first_change(command.config, read_own(folder, CONFIG), FREE_ON_RESUME)
+    if change is not None:
+        raise UserError(
+            f"--resume: the run in {folder} was started with {change}; give the same, or another --run_name"
+        )
+
+
+def _finish_again(command: TrainCommand, folder: Path) -> None:
+    """Print the result of the finished run in `folder`, and do what may be missing after its summary."""
+    summary = read_own(folder, SUMMARY)
+    Checkpoints(folder / "checkpoints").clear()
+    _write_txt(command, folder, summary)
+    _add_power(command, folder)
+    print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
+    if command.run.export and not (folder / "model.tflite").exists():
+        print(f"to export its best model: python main.py --evaluate {folder} --export {command.run.export}")
+
+
+def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
+    if command.run.save_txt:
         hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
         utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
 
 
-def _add_power(args: argparse.Namespace, folder: Path) -> None:
-    if args.power_csv is not None:
+def _add_power(command: TrainCommand, folder: Path) -> None:
+    if command.run.power_csv is not None:
         utils.load_tensorflow()
-        joules = add_external_energy(folder, args.power_csv)
-        print(_read_json(folder / "summary.json")["energy_missing"] or f"energy of training: {joules:.6g} J")
+        from elastic_trainer.runs.power_record import add_external_energy
 
-
-def _print_finished(args: argparse.Namespace, folder: Path) -> None:
-    """Say what came of the run in `folder`, and do what it may have been cut off from after its summary."""
-    summary = _read_json(folder / "summary.json")
-    Checkpoints(folder / "checkpoints").clear()
-    _write_txt(args, folder, summary)
-    _add_power(args, folder)
-    print(f"{folder} is finished: {_last_line(summary, args.deadline)}")
-    if args.export and not (folder / "model.tflite").exists():
-        print(f"to export its best model: python main.py --evaluate {folder} --export {args.export}")
-
-
-def _check_unchanged(args: argparse.Namespace, folder: Path) -> None:
-    """Raises `UserError` if the run in `folder` was begun with other options."""
-    if not (folder / "config.json").exists():
-        return
-    change = options.first_change(options.as_config(args), _read_json(folder / "config.json"), options.FREE_ON_RESUME)
-    if change is not None:
-        raise UserError(f"--resume: the run in {folder} was begun with {change}; give the same, or another --run_name")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--resume: {path} is damaged; begin anew with --overwrite") from error
-
-
-def _last_line(summary: dict[str, Any], deadline: float | None) -> str:
-    """What a person wants to know of a finished run."""
-    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary["rho_measured"]
-    step = f", median step {step_ms:.1f} ms" if step_ms else ""
-    if rho:
-        asked = f"{summary['rho']:g}" if deadline is None else "what the deadline allows"
-        step += (
-            f"; {summary['time_over_full']:.2f} of full training's time as it would have run, its steps {rho:.2f} "
-            f"(asked: {asked})"
-        )
-    if deadline is not None:
-        step += f", {summary['elapsed_seconds']:.0f} s of the {deadline:.0f} s given"
-        if summary["steps"] < summary["planned_steps"]:
-            step += f", stopped at the deadline after step {summary['steps']} of {summary['planned_steps']}"
-    return (
-        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
-        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"
-        f"{step}"
-    )
+        joules = add_external_energy(folder, command.run.power_csv)
+        print(read_own(folder, SUMMARY)["energy_missing"] or f"energy of training: {joules:.6g} J")
 
 
 if __name__ == "__main__":

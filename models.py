@@ -1,19 +1,18 @@
-"""The networks: a backbone with frozen batch-norm statistics and a new head, or a Keras model of the user's own.
+"""The networks: a backbone with frozen batch-norm statistics and a new head, or the user's Keras model.
 
 Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and returns logits [batch, classes]:
 
     augmentation -> preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
     augmentation -> own model (from a .keras file, or made by a function in a .py file)
 
-Batch-norm statistics are frozen in every scheme (paper, section 6). Keras 3 cannot be asked for that by
-`training=False`: a backbone called so inside a functional model still normalises by the statistics of the batch when
-the outer model is called with `training=True`. So the layers themselves are replaced.
+Batch-norm statistics are frozen in every scheme (paper, section 6). In Keras 3 `training=False` does not do that: a
+backbone called with it inside a functional model still normalises by the statistics of the batch when the outer model
+is called with `training=True`. The layers themselves are replaced instead (`elastic_trainer.networks.batch_norm`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -25,10 +24,8 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.names import is_own_model
 from elastic_trainer.networks.own_model import build_own_model
 from elastic_trainer.networks.tensors import HEAD
+from elastic_trainer.settings import NetworkSettings
 from utils import UserError
-
-if TYPE_CHECKING:
-    import argparse
 
 DROPOUT = 0.2
 
@@ -63,7 +60,7 @@ def build_model(
         seed: of augmentation and dropout; new weights follow Keras' global seed.
 
     Raises:
-        UserError: the size does not suit the network, or the weights cannot be had or do not fit.
+        UserError: the size does not suit the network, or the weights are not available or do not fit.
     """
     inputs = keras.Input(image_shape(input_size), name="image")
     x = inputs
@@ -92,7 +89,7 @@ def mixed_precision_policy() -> str:
     """Keras' policy for this machine: float16 on a GPU, bfloat16 on a CPU with instructions for it.
 
     Raises:
-        UserError: the CPU has none (it would compute in float32 all the same, and convert to and fro).
+        UserError: the CPU has none (it would convert to float32 and back).
     """
     if tf.config.list_physical_devices("GPU"):
         return "mixed_float16"
@@ -101,10 +98,21 @@ def mixed_precision_policy() -> str:
     return "mixed_bfloat16"
 
 
-def build_from_options(args: argparse.Namespace) -> keras.Model:
-    """The network that the options of a command line ask for; see `build_model`. Sets Keras' seed and precision."""
-    keras.utils.set_random_seed(args.seed)
-    keras.mixed_precision.set_global_policy(mixed_precision_policy() if args.mixed_precision else "float32")
+def build(network: NetworkSettings) -> keras.Model:
+    """The network of these settings, whose number of classes is known. Sets Keras' seed and precision.
+
+    Raises:
+        UserError: as `build_model` and `mixed_precision_policy`.
+    """
+    assert network.num_classes is not None, "the data set gives the number of classes"
+    keras.utils.set_random_seed(network.seed)
+    keras.mixed_precision.set_global_policy(mixed_precision_policy() if network.mixed_precision else "float32")
     return build_model(
-        args.model_name, args.input_size, args.num_classes, args.weights, args.alpha, args.augment, args.seed
+        network.model_name,
+        network.input_size,
+        network.num_classes,
+        network.weights,
+        network.alpha,
+        network.augment,
+        network.seed,
     )

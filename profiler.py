@@ -1,21 +1,15 @@
 """Tensor Timing Profiler: what each tensor of a network costs to train (paper section 4).
 
-    t_dw  time for the tensor's own gradient, and for applying its update
+    t_dw  time for the tensor's gradient, and for applying its update
     t_dy  time to pass the error gradient on to where this tensor is reached
 
-The step that training runs is traced with tf.profiler. Each operation's time is read off the trace, event by event (or
-stands in for it by its FLOPs, or comes from a trace recorded on a board: `operation_times`, `board`), and given to a
-tensor by the data flow of the traced graph alone, whatever the layers are:
+Four steps, each a module of `elastic_trainer.timing`:
 
-    F     the operations the loss depends on
-    B_k   the operations the gradient of tensor k depends on, less F
-    order by depth: |B_k| ascending, output first; among equals the tensor created later comes first
-    t_dw  operations of B_k in no other B_j, and the update of tensor k
-    t_dy  operations of B_k shared with others, if k is the first in the order to need them
-
-So the chain sum over t_dy down to the deepest selected tensor plus t_dw of the selected ones is never below the time of
-the operations really needed. Independent operations overlap in time, so the sum is turned into wall time by a linear
-model that is fitted to the measured steps of a few selections (`timing_table.Fit`).
+    measure    the steps of a few selections (`measuring`), and a trace of full steps by tf.profiler (`trace`); or FLOPs
+               stand in for the trace (`flops`), or a trace that another board recorded (`foreign_trace`)
+    attribute  each operation's time to a tensor, by the data flow of the traced graph alone (`attribution`)
+    fit        independent operations overlap, so a linear model turns operation times into wall time (`fit`)
+    table      what the time budget asks later (`table`)
 
 Command line: `python profiler.py --model_name … --input_size … --batch_size …` writes
 logs/profiles/<model>_<input>_<classes>_<batch>/ with table.csv, profile.json, a chart, and the trace for TensorBoard.
@@ -33,12 +27,12 @@ import numpy as np
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.reader import latest_importance
-from elastic_trainer.selection.plan import plan_lines
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import Attribution, attribute_times
-from elastic_trainer.timing.fit import Fit, chain_and_own, fit_wall_time
+from elastic_trainer.timing.fit import Fit, fit_wall_time, selection_sums
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
 from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
@@ -47,19 +41,76 @@ from elastic_trainer.timing.trace import OperationTrace, read_op_times, read_tra
 if TYPE_CHECKING:
     import keras
 
+    from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
 
 
-def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
+def profile(
+    model: keras.Model,
+    network: NetworkSettings,
+    folder: Path,
+    timing: str = "trace",
+    seconds: float = MEASURING_SECONDS,
+) -> TimingTable:
+    """Measure the timing table of `model`. Its weights do not change.
+
+    Args:
+        model: network to be trained.
+        network: its settings.
+        folder: where the trace is kept.
+        timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
+            Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested on a live GPU).
+        seconds: for measuring steps, of which five rounds are made in any case.
+    """
+    start = time.perf_counter()
+    table = make_table(measure(model, network, seconds), folder, timing)
+    table.details["profiling_seconds"] = time.perf_counter() - start
+    return table
+
+
+def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
+    """The timing table of a measured network. Arguments as for `profile`."""
+    costs, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
+    masks, step_ms = measurement.masks, measurement.step_ms
+    median_ms = np.median(step_ms, axis=0)
+    sums = np.array([selection_sums(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
+    with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
+    forward_and_steps = np.append(measurement.forward_ms, median_ms)
+    low, high = np.percentile(step_ms, (25, 75), axis=0)
+    details = {
+        "timing": timing,
+        "traced_steps": traced_steps,
+        "unmatched_time_percent": 100 * unmatched,
+        "operation_ms": _sums(costs),
+        "measured_selections": [
+            {"trained_tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "step_ms": float(median)}
+            for mask, (t_dy_ms, t_dw_ms), median in zip(masks, sums.tolist(), median_ms, strict=True)
+        ],
+        "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
+        "environment": environment(),
+    }
+    return _table(
+        measurement.model,
+        measurement.network,
+        measurement.full,
+        costs,
+        measurement.forward_ms,
+        float(median_ms[-1]),
+        fit_wall_time(with_forward[:, 0], with_forward[:, 1], forward_and_steps, len(step_ms)),
+        details,
+    )
+
+
+def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
     """Operation times given to tensors, the share (0…1) that matched no operation, and the number of traced steps."""
     full, variables = measurement.full, measurement.model.trainable_variables
+    full_ms = float(np.median(measurement.step_ms[:, -1]))
     if timing == "flops":
         flops = count_flops(full.graph)
-        full_ms = float(np.median(measurement.step_ms[:, -1]))
         return attribute_times(full, variables, flops).scaled(full_ms / sum(flops.values())), 0.0, 0
-    steps = min(max(int(1e3 * TRACING_SECONDS / np.median(measurement.step_ms[:, -1])), MIN_TRACED), MAX_TRACED)
+    steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
         def run() -> None:
@@ -71,69 +122,70 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
     return attribute_times(full, variables, op_ms), unmatched, steps
 
 
-def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
-    """The timing table of a measured network. Arguments as for `profile`."""
+def table_of_trace(model: keras.Model, network: NetworkSettings, trace: OperationTrace, file_name: str) -> TimingTable:
+    """The timing table of the device that `trace` was recorded on; nothing is measured here.
+
+    Operation times are added up, as a GPU's single stream runs them: that is the fit. Time that matched no operation is
+    counted as part of every step. If operations run side by side, on several cores, steps are shorter than this.
+
+    Args:
+        model: network built like the traced one.
+        network: its settings.
+        trace: of full steps of that network; may lack the updates, whose time is then 0.
+        file_name: what profile.json calls the trace.
+
+    Raises:
+        UserError: the trace is not of this network.
+    """
+    from elastic_trainer.timing.foreign_trace import match_operations
+    from elastic_trainer.training.step import TrainStep
+
+    full = TrainStep(model, idle_optimizer(model, network.optimizer), network.batch_size)
+    op_ms, unmatched_ms = match_operations(trace, full, model)
+    costs = attribute_times(full, model.trainable_variables, op_ms)
+    constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
+    full_step_ms = constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
+    details = {
+        "timing": "trace",
+        "trace": file_name,
+        "planes": list(trace.planes),
+        "traced_steps": trace.iterations,
+        "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
+        "operation_ms": _sums(costs),
+    }
+    fit = Fit(constant_ms, 1.0, 1.0, None, None, selections=0, rounds=0)
+    return _table(model, network, full, costs, constant_ms, full_step_ms, fit, details)
+
+
+def _table(
+    model: keras.Model,
+    network: NetworkSettings,
+    full: TrainStep,
+    costs: Attribution,
+    forward_ms: float,
+    full_step_ms: float,
+    fit: Fit,
+    details: dict[str, Any],
+) -> TimingTable:
+    """The timing table of `costs`; `full` is the step that trains everything."""
     from elastic_trainer.networks.tensors import tensor_names
 
-    costs, unmatched, traced_steps = _operation_times(measurement, timing, folder)
-    masks, step_ms = measurement.masks, measurement.step_ms
-    names, variables = tensor_names(measurement.model), measurement.model.trainable_variables
-    median_ms = np.median(step_ms, axis=0)
-    sums = np.array([chain_and_own(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
-    with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
-    forward_and_steps = np.append(measurement.forward_ms, median_ms)
-    fit = fit_wall_time(with_forward[:, 0], with_forward[:, 1], forward_and_steps, len(step_ms))
-    full_step_ms = float(median_ms[-1])
-    low, high = np.percentile(step_ms, (25, 75), axis=0)
+    names, variables = tensor_names(model), model.trainable_variables
+    without_gradient = [names[k] for k in costs.positions if full.gradients[k] is None]
     return TimingTable(
         names=[names[k] for k in costs.positions],
         shapes=[tuple(variables[k].shape) for k in costs.positions],
         positions=costs.positions,
         t_dw_ms=costs.t_dw_ms,
         t_dy_ms=costs.t_dy_ms,
-        forward_ms=measurement.forward_ms,
+        forward_ms=forward_ms,
         full_step_ms=full_step_ms,
-        # Not measured: its few rounds would be off by more than all that it differs from a full step by.
+        # Not measured: the error of its few rounds would exceed its whole difference from a full step.
         gradient_pass_ms=full_step_ms - fit.own_factor * float(costs.update_ms.sum()),
         fit=fit,
-        settings=measurement.settings,
-        details={
-            "timing": timing,
-            "traced_steps": traced_steps,
-            "unmatched_time_percent": 100 * unmatched,
-            "operation_ms": _sums(costs),
-            "measured_selections": [
-                {"trained_tensors": int(mask.sum()), "chain_ms": chain, "own_ms": own, "step_ms": float(median)}
-                for mask, (chain, own), median in zip(masks, sums.tolist(), median_ms, strict=True)
-            ],
-            "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
-            "tensors_without_gradient": [names[k] for k in costs.positions if measurement.full.gradients[k] is None],
-            "environment": environment(),
-        },
+        settings=table_settings(network),
+        details={**details, "tensors_without_gradient": without_gradient},
     )
-
-
-def profile(
-    model: keras.Model,
-    settings: dict[str, Any],
-    folder: Path,
-    timing: str = "trace",
-    seconds: float = MEASURING_SECONDS,
-) -> TimingTable:
-    """Measure the timing table of `model`. Its weights do not change.
-
-    Args:
-        model: network to be trained.
-        settings: the options in `TABLE_SETTINGS`.
-        folder: where the trace is kept.
-        timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
-            Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested: no GPU was at hand).
-        seconds: for measuring steps, of which five rounds are made in any case.
-    """
-    begin = time.perf_counter()
-    table = make_table(measure(model, settings, seconds), folder, timing)
-    table.details["profiling_seconds"] = time.perf_counter() - begin
-    return table
 
 
 def _sums(costs: Attribution) -> dict[str, float]:
@@ -144,54 +196,6 @@ def _sums(costs: Attribution) -> dict[str, float]:
         "updates": float(costs.update_ms.sum()),
         "other": costs.other_ms,
     }
-
-
-def table_of_trace(model: keras.Model, settings: dict[str, Any], trace: OperationTrace, file_name: str) -> TimingTable:
-    """The timing table of the device that `trace` was recorded on; nothing is measured here.
-
-    Operation times are added up, as a GPU's one stream takes them: that is the fit. Time that matched no operation is
-    counted to what every step does. Where operations run side by side, on several cores, steps are shorter than this.
-
-    Args:
-        model: network built as the traced one was.
-        settings: the options in `TABLE_SETTINGS`.
-        trace: of full steps of that network; may lack the updates, whose time is then 0.
-        file_name: what profile.json calls the trace.
-
-    Raises:
-        UserError: the trace is not of this network.
-    """
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing import foreign_trace
-    from elastic_trainer.training.step import TrainStep
-
-    variables, names = model.trainable_variables, tensor_names(model)
-    full = TrainStep(model, idle_optimizer(model, settings), settings["batch_size"])
-    op_ms, unmatched_ms = foreign_trace.match_operations(trace, full, model)
-    costs = attribute_times(full, variables, op_ms)
-    constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
-    full_step_ms = constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
-    return TimingTable(
-        names=[names[k] for k in costs.positions],
-        shapes=[tuple(variables[k].shape) for k in costs.positions],
-        positions=costs.positions,
-        t_dw_ms=costs.t_dw_ms,
-        t_dy_ms=costs.t_dy_ms,
-        forward_ms=constant_ms,
-        full_step_ms=full_step_ms,
-        gradient_pass_ms=full_step_ms - float(costs.update_ms.sum()),
-        fit=Fit(constant_ms, 1.0, 1.0, None, None, selections=0, rounds=0),
-        settings=settings,
-        details={
-            "timing": "trace",
-            "trace": file_name,
-            "planes": list(trace.planes),
-            "traced_steps": trace.iterations,
-            "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
-            "operation_ms": _sums(costs),
-            "tensors_without_gradient": [names[k] for k in costs.positions if full.gradients[k] is None],
-        },
-    )
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
@@ -237,8 +241,9 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
 
 
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
-    """What elastic training would choose on the board, by the importance of the newest run if there is one."""
+    """What elastic training would select on the board, by the importance of the newest run if there is one."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.selection.plan import plan_lines
 
     measured = latest_importance(logdir, tensor_names(model))
     importance, source = measured or (np.ones(len(table.names)), None)
@@ -249,35 +254,42 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
 
 
 def main() -> None:
-    args = options.parse_profiler()
+    command = parse_profiler()
     utils.load_tensorflow()
 
     import models
     from elastic_trainer.datasets.sources import count_classes
-    from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import head_mask
 
-    trace = read_trace(args.from_trace) if args.from_trace else None
-    if args.num_classes is None:
-        args.num_classes = count_classes(args.dataset_name, args.data_dir)
-    model = models.build_from_options(args)
-    folder, settings = table_folder(args), table_settings(args)
-    if trace:
-        table = table_of_trace(model, settings, trace, args.from_trace.name)
+    trace = read_trace(command.from_trace) if command.from_trace else None
+    network = command.network
+    if network.num_classes is None:
+        network = network.with_classes(count_classes(command.data.dataset_name, command.data.data_dir))
+    model = models.build(network)
+    folder = table_folder(network, command.logdir, command.from_trace)
+    if trace is not None and command.from_trace is not None:
+        table = table_of_trace(model, network, trace, command.from_trace.name)
+        print(f"{command.from_trace.name}: {trace.iterations} whole iterations on {', '.join(trace.planes)}")
     else:
-        check_memory(model, args)
-        with utils.writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            seconds = MEASURING_SECONDS if args.seconds is None else args.seconds
-            table = profile(model, settings, folder, args.timing, seconds)
+        table = _measured_table(model, network, command, folder)
     table.save(folder)
     draw_table(table, folder / "timing")
-    if trace:
-        print(f"{args.from_trace.name}: {trace.iterations} whole iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, table.predict_ms(head_mask(model)) / table.full_step_ms)))
     if trace:
-        print("\n".join(_plan(table, model, args.logdir)))
+        print("\n".join(_plan(table, model, command.logdir)))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
+
+
+def _measured_table(model: keras.Model, network: NetworkSettings, command: ProfileCommand, folder: Path) -> TimingTable:
+    """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
+    from elastic_trainer.networks.memory import check_memory
+    from elastic_trainer.networks.tensors import all_mask
+
+    check_memory(model, network, all_mask(model))
+    with utils.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
+        return profile(model, network, folder, command.timing, seconds)
 
 
 if __name__ == "__main__":

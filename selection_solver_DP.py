@@ -33,7 +33,7 @@ MAX_CELLS = 200_000_000  # tensors times T_q, where T_q is chosen automatically;
 MAX_EXACT_UNITS = 100_000  # integer times up to this budget are solved in their own unit, without any rounding
 
 
-class Selection(NamedTuple):
+class Solution(NamedTuple):
     """What the solver found.
 
     Attributes:
@@ -65,8 +65,8 @@ def selection_DP(t_dy: ArrayLike, t_dw: ArrayLike, I: ArrayLike, rho: float) -> 
         ValueError: as `solve`.
     """
     total = float(np.sum(np.asarray(t_dy, float)) + np.sum(np.asarray(t_dw, float)))
-    selection = solve(t_dy, t_dw, I, rho * total)
-    return selection.importance, selection.mask
+    solution = solve(t_dy, t_dw, I, rho * total)
+    return solution.importance, solution.mask
 
 
 def solve(
@@ -75,7 +75,7 @@ def solve(
     importance: ArrayLike,
     budget: float,
     time_resolution: int | None = None,
-) -> Selection:
+) -> Solution:
     """The selection of largest total importance that takes at most `budget` (paper section 5.2).
 
     Integer times with a budget of at most `MAX_EXACT_UNITS` are not rounded, and the result is exact. Other times are
@@ -120,7 +120,7 @@ def solve(
     chosen = candidates[_choose(chains, owns, gains[candidates], budget, steps)]
     mask[chosen] = 1
     time = float(own_times[chosen].sum() + (chain[chosen[-1]] if len(chosen) else 0.0))
-    return Selection(float(gains[chosen].sum()), mask, time, steps)
+    return Solution(float(gains[chosen].sum()), mask, time, steps)
 
 
 def _resolution(tensors: int) -> int:

@@ -1,16 +1,23 @@
-"""Hyper-parameters of a run."""
+"""The settings of a run as typed values, their defaults, and the names of the schemes (no TensorFlow here).
+
+Two sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `DIGITS` holds those of the
+`digits` data set, which needs no download and trains in a minute on two cores. The command line (cli/) turns its words
+into these classes once; everything else takes values.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
 FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
+ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
 TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
+
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
     "input_size": 224,
@@ -24,7 +31,7 @@ PAPER: dict[str, Any] = {
     "interval": 3,
     "rho": 0.5,
 }
-EMBEDDED: dict[str, Any] = {
+DIGITS: dict[str, Any] = {
     **PAPER,
     "model_name": "mobilenetv2",
     "input_size": 64,
@@ -37,9 +44,66 @@ EMBEDDED: dict[str, Any] = {
 }
 
 
+def defaults_of(dataset_name: str) -> dict[str, Any]:
+    """The defaults for a data set: `DIGITS` or `PAPER`."""
+    return DIGITS if dataset_name == "digits" else PAPER
+
+
+def is_elastic(train_type: str) -> bool:
+    """Whether a scheme selects tensors within a time budget."""
+    return train_type in ELASTIC_TYPES
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Which network is built, and what its training step computes.
+
+    Attributes:
+        num_classes: outputs of the network; None until the data set is known.
+        alpha: width of a MobileNet; 1 for the others.
+        weights: imagenet, none, or a path.
+        mixed_precision: compute in half precision.
+        seed: of new weights, augmentation, dropout and the order of the images.
+    """
+
+    model_name: str = PAPER["model_name"]
+    input_size: int = PAPER["input_size"]
+    num_classes: int | None = None
+    batch_size: int = PAPER["batch_size"]
+    weights: str = PAPER["weights"]
+    alpha: float = PAPER["alpha"]
+    augment: str = PAPER["augment"]
+    optimizer: str = "sgd"
+    mixed_precision: bool = False
+    seed: int = 0
+
+    def with_classes(self, count: int) -> NetworkSettings:
+        """The same for `count` classes, if the number was left open."""
+        return self if self.num_classes else replace(self, num_classes=count)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images are read, and where they are kept.
+
+    Attributes:
+        data_dir: folder of the data set, if it needs one.
+        test_fraction, skip_broken: of image_folder, see `data.load`.
+        image_memory: MB that decoded images may take in memory; None: a quarter of what is available.
+        cache_dir: folder for decoded images that do not fit into memory; None: always in memory.
+    """
+
+    dataset_name: str = "digits"
+    data_dir: Path | None = None
+    test_fraction: float | None = None
+    skip_broken: bool = False
+    image_memory: float | None = None
+    cache_dir: Path | None = None
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Hyper-parameters of a run; defaults are the paper's (section 6).
+    """Hyper-parameters of training; defaults are the paper's (section 6).
 
     `deadline` is in seconds and replaces `rho`; `interval` is in epochs, fractions allowed; a checkpoint is written
     every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
@@ -63,3 +127,33 @@ class Settings:
     prune_threshold: float = 0.7
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run is kept, how it is started, and what is done after training.
+
+    Attributes:
+        resume: continue the run of this name, if there is one.
+        overwrite: replace the run of this name.
+        deterministic: use TensorFlow's deterministic operations.
+        allow_stale_profile: accept a timing table of another machine or TensorFlow.
+        save_txt: write hours and best accuracy as the paper's scripts do.
+        export: format to export the best model to, or None.
+        power_csv: record of an external power meter, or None.
+    """
+
+    logdir: Path
+    run_name: str
+    resume: bool = False
+    overwrite: bool = False
+    deterministic: bool = False
+    allow_stale_profile: bool = False
+    save_txt: bool = False
+    export: str | None = None
+    power_csv: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the name asks for; a new run of a name that exists gets -2, -3, … (`runs.folder`)."""
+        return self.logdir / self.run_name

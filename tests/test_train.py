@@ -16,9 +16,9 @@ import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from elastic_trainer.selection.schemes import Scheme, make_budget, selection_steps
-from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.selection.selection import Choice
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import Scheme, make_budget
+from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import CARRIED, RhoBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.optimizers import make_optimizer
@@ -310,9 +310,10 @@ def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
 def test_an_interval_of_less_than_a_step_is_refused():
     data = make_small_data()
     with pytest.raises(UserError, match=r"--interval 0.1: is less than a step; .* give at least (0\.\d+)") as caught:
-        selection_steps(data, Settings(interval=0.1))
+        Schedule.of(Settings(), data.steps_per_epoch).selection_steps(0.1)
     smallest = float(str(caught.value).rsplit(" ", 1)[1])
-    assert selection_steps(data, Settings(interval=smallest, num_epochs=2))[:3] == [0, 2, 3]
+    schedule = Schedule.of(Settings(num_epochs=2), data.steps_per_epoch)
+    assert schedule.selection_steps(smallest)[:3] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude"])
@@ -445,17 +446,17 @@ def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
 class AlternatingScheme(Scheme):
     """A new random selection every epoch."""
 
-    def due(self, step):
+    def is_due(self, step):
         return step % 6 == 0
 
     def __init__(self, count):
         self._count = count
         self._rng = np.random.default_rng(0)
 
-    def choose(self, progress, optimizer):
+    def select(self, progress, state):
         mask = self._rng.random(self._count) < 0.5
         mask[-1] = True
-        return Choice(mask, epoch=progress.epoch)
+        return Selection(mask, epoch=progress.epoch)
 
 
 def test_graphs_of_old_selections_are_released(tmp_path, monkeypatch):

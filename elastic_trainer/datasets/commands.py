@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_data
 from elastic_trainer.datasets.image_folder import image_folder
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.show import show
@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 
 
 def main() -> None:
-    args = options.parse_data()
+    args = parse_data()
     {"show": show, "prepare": prepare, "pack": pack, "unpack": unpack}[args.command](args)
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.machine import available_memory_mb
-from elastic_trainer.networks.tensors import trained_mask
-from elastic_trainer.training.optimizers import SLOTS
+from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
 from utils import UserError
-
-if TYPE_CHECKING:
-    import argparse
-
 
 # The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
 _INPUT_KEEPERS = (
@@ -108,22 +103,20 @@ def _tensor_bytes(tensor: Any, batch_size: int) -> int:
     return batch_size * prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
 
 
-def check_memory(model: keras.Model, args: argparse.Namespace) -> None:
-    """Raise `UserError` if training by these options needs more memory than the system can give now.
+def check_memory(
+    model: keras.Model, network: NetworkSettings, mask: np.ndarray, measures_importance: bool = False
+) -> None:
+    """Raise `UserError` if training needs more memory than the system can give now. Arguments as `memory_needed_mb`.
 
-    Says nothing where the system does not tell, or where a GPU with memory of its own trains.
+    Nothing is checked if the system does not report its memory, or if a GPU with separate memory trains.
     """
     available_mb = available_memory_mb()
     if available_mb is None or tf.config.list_physical_devices("GPU"):
         return
-    scheme = getattr(args, "train_type", "full_training")  # the profiler trains everything
-    mask = trained_mask(model, scheme, getattr(args, "trained_layers", 1))
-    needed_mb = memory_needed_mb(
-        model, args.batch_size, SLOTS[args.optimizer], mask, scheme.startswith("elastic_training")
-    )
+    needed_mb = memory_needed_mb(model, network.batch_size, OPTIMIZERS[network.optimizer], mask, measures_importance)
     if needed_mb > available_mb:
         raise UserError(
-            f"--batch_size {args.batch_size}: training {args.model_name} on images of {args.input_size}×"
-            f"{args.input_size} takes at least {needed_mb:,.0f} MB more, and {available_mb:,.0f} MB are available; "
+            f"--batch_size {network.batch_size}: training {network.model_name} on images of {network.input_size}×"
+            f"{network.input_size} takes at least {needed_mb:,.0f} MB more, and {available_mb:,.0f} MB are available; "
             "choose a smaller one, or a smaller --input_size"
         )

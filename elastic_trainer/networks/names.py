@@ -22,3 +22,12 @@ GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0
 def is_own_model(model_name: str | None) -> bool:
     """Whether `--model_name` names a file of the user's rather than a network we know."""
     return model_name is not None and (model_name.endswith(".keras") or ".py:" in model_name)
+
+
+def model_label(model_name: str, alpha: float) -> str:
+    """A short name of the network that suits a folder."""
+    if is_own_model(model_name):
+        file, _, function = model_name.partition(".py:")
+        return "-".join(filter(None, (Path(file).stem, function)))
+    wide = model_name not in WIDTHS or alpha == 1
+    return model_name if wide else f"{model_name}-{alpha:g}"

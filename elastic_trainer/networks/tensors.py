@@ -48,6 +48,11 @@ def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return found
 
 
+def all_mask(model: keras.Model) -> np.ndarray:
+    """Bool [N], True for each of `model.trainable_variables`."""
+    return np.ones(len(model.trainable_variables), bool)
+
+
 def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:
     """Bool [N] over `model.trainable_variables`: scales and shifts of normalisation layers, biases, and the head."""
     names = np.array([variable.name in ("gamma", "beta", "bias") for variable in model.trainable_variables])
@@ -59,14 +64,3 @@ def last_layers_mask(model: keras.Model, count: int) -> np.ndarray:
     layers = [name.rpartition("/")[0] for name in tensor_names(model)]
     last = [*dict.fromkeys(layers)][-count:]
     return np.array([layer in last for layer in layers]) | head_mask(model)
-
-
-def trained_mask(model: keras.Model, train_type: str, trained_layers: int = 1) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
-    if train_type == "traditional_tl_training":
-        return head_mask(model)
-    if train_type == "bn_plus_bias_training":
-        return normalisation_and_bias_mask(model)
-    if train_type == "last_layers_training":
-        return last_layers_mask(model, trained_layers)
-    return np.ones(len(model.trainable_variables), bool)

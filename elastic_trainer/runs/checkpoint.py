@@ -1,13 +1,14 @@
-"""Checkpoints of a run: one file each, whole or absent, the last two kept.
+"""Checkpoints of a run: one file each, complete or absent, the last two kept; and when the next one is due.
 
-A file has numpy's .npz form: the arrays of all variables, and the rest of the run's state as JSON. One file can be
-renamed into place in one go, and zip's checksum of each array tells damage apart from data.
+A file has NumPy's .npz format: the arrays of all variables, and the rest of the run's state as JSON. A single file can
+be renamed into place at once, and zip's checksum of each array detects damage.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +56,7 @@ class Checkpoints:
         self._last = path
 
     def latest(self) -> Checkpoint | None:
-        """The newest one that is whole, or None if there are none at all. Says so where it passes over a damaged one.
+        """The newest one that is intact, or None if there is none. A damaged one is skipped, with a message.
 
         Raises:
             UserError: all of them are damaged, or cannot be read.
@@ -70,11 +71,11 @@ class Checkpoints:
                 print(f"{path} is damaged ({' '.join(str(error).split())}); trying the one before", file=sys.stderr)
                 continue
             if checkpoint.state.get("version") != VERSION:
-                raise UserError(f"{path}: was written by another version of this program; begin anew with --overwrite")
+                raise UserError(f"{path}: was written by another version of this program; start again with --overwrite")
             self._last = path
             return checkpoint
         if paths:
-            raise UserError(f"{self.folder}: every checkpoint in it is damaged; begin anew with --overwrite")
+            raise UserError(f"{self.folder}: every checkpoint in it is damaged; start again with --overwrite")
         return None
 
     def clear(self) -> None:
@@ -94,3 +95,25 @@ def _read(path: Path) -> Checkpoint:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}  # reading checks the checksums
     return Checkpoint(arrays, json.loads(arrays.pop(_STATE).tobytes()))
+
+
+class CheckpointClock:
+    """When the next checkpoint is due.
+
+    Args:
+        minutes: from one checkpoint to the next.
+        steps: a checkpoint every so many steps as well, or None.
+    """
+
+    def __init__(self, minutes: float, steps: int | None) -> None:
+        self._minutes, self._steps = minutes, steps
+        self.restart()
+
+    def restart(self) -> None:
+        """A checkpoint was written just now."""
+        self._last = time.monotonic()
+
+    def is_due(self, step: int | None) -> bool:
+        """Whether one is due after `step` steps (None: by time alone)."""
+        by_steps = self._steps is not None and step is not None and step % self._steps == 0
+        return by_steps or time.monotonic() - self._last >= 60 * self._minutes

@@ -1,9 +1,14 @@
-"""What a run trains, and when that changes."""
+"""The schemes: which tensors train, and when that changes (paper sections 3 and 4).
+
+    FixedScheme     the same tensors from start to end
+    ElasticScheme   what the Tensor Selector picks within the time budget, again every few epochs
+
+PruneTrain's scheme is in pruning/. `train.SCHEMES` names them all.
+"""
 
 from __future__ import annotations
 
-import math
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,65 +17,82 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.networks.tensors import all_mask, head_mask, last_layers_mask, normalisation_and_bias_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.selection.selection import Choice
-from elastic_trainer.selection.time_budget import PASSES, DeadlineBudget, Progress, RhoBudget, TimeBudget, pass_steps
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.select import Selection, select_tensors
+from elastic_trainer.selection.time_budget import (
+    GRADIENT_PASSES,
+    DeadlineBudget,
+    Progress,
+    RhoBudget,
+    TimeBudget,
+    gradient_pass_steps,
+)
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.state import Network
-from utils import UserError
+from elastic_trainer.training.state import TrainState
 
 
 class Scheme:
-    """Which tensors train, and when that changes; for some also how, or in what network."""
+    """What a run trains: which tensors from which step on, in which network, with what added to the loss.
 
-    def due(self, step: int) -> bool:
-        """Whether to choose before step `step`, counted from 0; by default once, at the begin."""
+    The training loop asks. A scheme never steps, times, records or saves. Only `select` must be defined.
+    """
+
+    def is_due(self, step: int) -> bool:
+        """Whether to select before step `step`, counted from 0. Default: once, at the start."""
         return step == 0
 
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        """The choice that holds from the step on that comes."""
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """The selection that is valid from the next step on. It may first replace the network in `state`."""
         raise NotImplementedError
 
     def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
-        """Asked after `step` steps, with the last one's batch: the device's slowdown now; None: not measured now."""
+        """The device's slowdown now, measured on the last batch after `step` steps, or None if not due."""
         return None
 
     def penalty(self, model: keras.Model) -> tf.Tensor | None:
-        """What is added to the loss within the step, besides the model's own regularisers; None: nothing."""
+        """What is added to the loss within the step, besides the model's own regularisers, or None."""
         return None
 
-    def reconfigured(self, progress: Progress, network: Network) -> Network | None:
-        """Another network to go on with, asked for before each choice; None: the same."""
-        return None
+    def is_out_of_time(self, progress: Progress) -> bool:
+        """Whether no time is left for another step and the validation after it."""
+        return False
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep of the scheme, fit for JSON, beside the choice."""
+    def to_record(self) -> dict[str, Any]:
+        """What a checkpoint must keep of the scheme, besides the selection, in JSON's types."""
         return {}
 
-    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
-        """Go on from what a checkpoint kept; returns the network that its weights belong to."""
-        return network
-
-    def first_test_seconds(self) -> float:
-        """What the first test may take, for runs with a deadline."""
-        return 0.0
+    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+        """Continue from what a checkpoint kept; `state` gets the network that its weights belong to."""
 
 
 class FixedScheme(Scheme):
-    """The same tensors from beginning to end."""
+    """The same tensors from start to end.
+
+    Args:
+        mask: bool [N] over `model.trainable_variables`.
+    """
 
     def __init__(self, mask: np.ndarray) -> None:
         self._mask = mask
 
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        return Choice(self._mask)
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """See `Scheme.select`."""
+        return Selection(self._mask)
 
 
 class ElasticScheme(Scheme):
-    """The most important tensors that fit into the time budget, measured anew every `settings.interval` epochs."""
+    """The most important tensors that fit into the time budget, measured again every `settings.interval` epochs.
+
+    Args:
+        model: the network.
+        data: gives the batches that importance is measured on.
+        settings: of the run.
+        budget: what a selection may cost, see `make_budget`.
+        importance: the Tensor Importance Evaluator.
+    """
 
     def __init__(
         self,
@@ -84,28 +106,34 @@ class ElasticScheme(Scheme):
         self._head = head_mask(model)
         self._evaluator = importance(model, data.batch_size)
         self._has_new_table = False
-        selections = selection_steps(data, settings)
-        self._steps = {step: index for index, step in enumerate(selections)}
-        self._pass_steps = pass_steps([*selections, run_length(data, settings)[1]]) if settings.correct_budget else ()
+        schedule = Schedule.of(settings, data.steps_per_epoch)
+        selections = schedule.selection_steps(settings.interval)
+        self._selection_of_step = {step: index for index, step in enumerate(selections)}
+        ends = [*selections, schedule.total_steps]
+        self._pass_steps = gradient_pass_steps(ends) if settings.correct_budget else set[int]()
 
-    def due(self, step: int) -> bool:
-        return step in self._steps
+    def is_due(self, step: int) -> bool:
+        """See `Scheme.is_due`."""
+        return step in self._selection_of_step
 
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        batches = self._data.probe(self._steps[progress.step], self._settings.importance_batches)
-        importance = self._evaluator(optimizer, batches)
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """Measure importance and speed, correct the budget, and solve."""
+        index = self._selection_of_step[progress.step]
+        batches = self._data.probe(index, self._settings.importance_batches)
+        importance = self._evaluator(state.optimizer, batches)
         if not self._settings.correct_budget:
             progress = progress._replace(step_ms=())
         elif not progress.slowdowns or self._has_new_table:
-            progress = progress._replace(slowdowns=[self._slowdown(*batches[0]) for _ in range(PASSES[0])])
+            slowdowns = [self._measured_slowdown(*batches[0]) for _ in range(GRADIENT_PASSES[0])]
+            progress = progress._replace(slowdowns=slowdowns)
             self._has_new_table = False
         allowance = self._budget.allow(progress)
-        choice = select_tensors(
+        selection = select_tensors(
             self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
         )
-        predicted_ms = self._budget.adopt(choice.mask)
+        predicted_ms = self._budget.adopt(selection.mask)
         return replace(
-            choice,
+            selection,
             epoch=progress.step / self._data.steps_per_epoch,
             predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
@@ -115,54 +143,54 @@ class ElasticScheme(Scheme):
         )
 
     def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
-        return self._slowdown(images, labels) if step in self._pass_steps else None
+        """See `Scheme.slowdown`."""
+        return self._measured_slowdown(images, labels) if step in self._pass_steps else None
 
-    def _slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+    def _measured_slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
         return self._evaluator.pass_ms(images, labels) / self._budget.table.gradient_pass_ms
 
-    def state(self) -> dict[str, Any]:
+    def is_out_of_time(self, progress: Progress) -> bool:
+        """See `Scheme.is_out_of_time`."""
+        return self._budget.is_out_of_time(progress, self.is_due(progress.step))
+
+    def to_record(self) -> dict[str, Any]:
+        """See `Scheme.to_record`."""
         return {"table": self._budget.table.digest()}
 
-    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
-        if state != self.state():
-            print("the timing table was made anew since the checkpoint: selections from now on follow the new one")
-            self._has_new_table = True  # and slowdowns until then were held against the old one
-        self._budget.resume(choice.mask, choice.rho or 1.0, choice.correction or 1.0)
-        return network
-
-    def first_test_seconds(self) -> float:
-        return self._budget.first_test_seconds()
+    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+        """See `Scheme.resume`."""
+        if record != self.to_record():
+            print("the timing table has changed since the checkpoint: selections from now on follow the new one")
+            self._has_new_table = True  # slowdowns until then were relative to the old one
+        self._budget.resume(selection.mask, selection.rho or 1.0, selection.correction or 1.0)
 
 
-def selection_steps(data: ImageData, settings: Settings) -> list[int]:
-    """Steps, counted from 0, before which a selection is due: every `settings.interval` epochs.
+# Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.
+FIXED_MASKS: dict[str, Callable[[keras.Model, int], np.ndarray]] = {
+    "full_training": lambda model, layers: all_mask(model),
+    "traditional_tl_training": lambda model, layers: head_mask(model),
+    "bn_plus_bias_training": lambda model, layers: normalisation_and_bias_mask(model),
+    "last_layers_training": last_layers_mask,
+}
 
-    Raises:
-        UserError: less than a step lies between two of them.
-    """
-    steps = settings.interval * data.steps_per_epoch
-    if steps < 1:
-        raise UserError(
-            f"--interval {settings.interval:g}: is less than a step; an epoch has {data.steps_per_epoch} steps, so "
-            f"give at least {math.ceil(1e4 / data.steps_per_epoch) / 1e4:g}"
-        )
-    total_steps = run_length(data, settings)[1]
-    due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(total_steps / steps))]
-    return [step for step in due if step < total_steps]
+
+def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> np.ndarray:
+    """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
+    return FIXED_MASKS.get(train_type, FIXED_MASKS["full_training"])(model, trained_layers)
 
 
 def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
-    """The time budget that `settings` ask for. Raises `UserError` where even training the head alone exceeds it."""
-    head = head_mask(model)
-    selections = selection_steps(data, settings)
+    """The time budget that `settings` ask for. Raises `UserError` if even training the head alone exceeds it."""
+    head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
+    selections = schedule.selection_steps(settings.interval)
     if settings.deadline is None:
         return RhoBudget(table, head, settings.rho)
-    epochs, total_steps = run_length(data, settings)
-    test_batches = math.ceil(data.test_count / data.batch_size)
-    return DeadlineBudget(table, head, settings.deadline, total_steps, epochs, selections, test_batches)
-
-
-def run_length(data: ImageData, settings: Settings) -> tuple[int, int]:
-    """How many epochs, the last perhaps incomplete, and steps a run has."""
-    total_steps = min(settings.num_epochs * data.steps_per_epoch, settings.max_steps or sys.maxsize)
-    return math.ceil(total_steps / data.steps_per_epoch), total_steps
+    return DeadlineBudget(
+        table,
+        head,
+        settings.deadline,
+        schedule.total_steps,
+        schedule.epochs,
+        selections,
+        validation_batches=-(-data.test_count // data.batch_size),
+    )

@@ -1,17 +1,45 @@
-"""The tensors to train: importance, timing table and budget put to the Tensor Selector."""
+"""The selection: importance, timing table and budget are put to the Tensor Selector (paper section 5)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 import selection_solver_DP
-from elastic_trainer.selection.selection import Choice
 from elastic_trainer.timing.table import TimingTable
+
+
+@dataclass
+class Selection:
+    """The tensors that train from now on, and why.
+
+    Attributes:
+        mask: bool [N] over `model.trainable_variables`.
+        importance: [N], normalised, or None for a scheme that does not measure it.
+        predicted_step_ms, budget_step_ms: by the time budget, or None.
+        epoch: when it was made, in epochs since the start.
+        rho, slowdown, correction: as in `time_budget.Allowance`, or None.
+    """
+
+    mask: np.ndarray
+    importance: np.ndarray | None = None
+    predicted_step_ms: float | None = None
+    budget_step_ms: float | None = None
+    epoch: float = 0
+    rho: float | None = None
+    slowdown: float | None = None
+    correction: float | None = None
+
+    @property
+    def full_step_ms(self) -> float | None:
+        """Full training's step as it would have run when this was selected, or None without a budget."""
+        return self.budget_step_ms / self.rho if self.budget_step_ms and self.rho else None
 
 
 def select_tensors(
     table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, time_resolution: int | None = None
-) -> Choice:
+) -> Selection:
     """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
 
     Args:
@@ -24,13 +52,13 @@ def select_tensors(
     if rho >= 1:
         budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool)))
     order = table.positions
-    own_ms, chain_ms = table.own_ms.copy(), table.chain_ms.copy()
-    forced = head[order]
-    own_ms[forced] = 0.0
-    chain_ms[: np.flatnonzero(forced)[-1] + 1] = 0.0
-    gain = np.where(forced, 0.0, importance[order])
+    t_dw_ms, t_dy_ms = table.wall_t_dw_ms.copy(), table.wall_t_dy_ms.copy()
+    always = head[order]
+    t_dw_ms[always] = 0.0
+    t_dy_ms[: np.flatnonzero(always)[-1] + 1] = 0.0
+    gain = np.where(always, 0.0, importance[order])
     room_ms = budget_ms - table.predict_ms(head)
-    solved = selection_solver_DP.solve(chain_ms, own_ms, gain, room_ms, time_resolution)
+    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gain, room_ms, time_resolution)
     mask = head.copy()
-    mask[order[solved.mask == 1]] = True
-    return Choice(mask, importance, table.predict_ms(mask), budget_ms)
+    mask[order[solution.mask == 1]] = True
+    return Selection(mask, importance, table.predict_ms(mask), budget_ms)

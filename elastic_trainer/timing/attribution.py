@@ -1,4 +1,14 @@
-"""Operation times given to tensors by the data flow of the traced step."""
+"""Attribution: operation times are given to tensors by the data flow of the traced step alone (paper section 4).
+
+    F     the operations the loss depends on
+    B_k   the operations the gradient of tensor k depends on, less F
+    order by depth: |B_k| ascending, output first; among equals the tensor created later comes first
+    t_dw  operations of B_k in no other B_j, and the update of tensor k
+    t_dy  operations of B_k shared with others, if k is the first in the order to need them
+
+The sum of t_dy down to the deepest selected tensor plus t_dw of the selected ones is therefore never below the time of
+the operations really needed. The paper has rules by layer type; here no rule looks at a layer.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +62,12 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         sorted({number[t.op.name] for t in op.inputs} | {number[c.name] for c in op.control_inputs})
         for op in operations
     ]
-    gradient_tensors = [_dense_tensors(gradient) for gradient in step.gradients]
+    tensors_of = [dense_tensors(gradient) for gradient in step.gradients]
 
     in_forward = np.zeros(len(operations), bool)
     in_forward[number[step.loss.op.name]] = True
     needed_by = np.zeros((len(operations), len(variables)), bool)
-    for k, tensors in enumerate(gradient_tensors):
+    for k, tensors in enumerate(tensors_of):
         for tensor in tensors:
             needed_by[number[tensor.op.name], k] = True
     for i in range(len(operations) - 1, -1, -1):  # operations are created after their inputs
@@ -66,7 +76,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     needed_by[in_forward] = False
 
     depth = needed_by.sum(axis=0)
-    trained = np.array([bool(tensors) for tensors in gradient_tensors])
+    trained = np.array([bool(tensors) for tensors in tensors_of])
     positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], depth[k], -k)))
     in_order = needed_by[:, positions]
     sharers = in_order.sum(axis=1)
@@ -76,7 +86,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     t_dw = np.bincount(first[own], times[own], count)
     t_dy = np.bincount(first[shared], times[shared], count)
 
-    owner = _update_owners(step, variables, gradient_tensors, in_forward | (sharers > 0))
+    owner = _update_owners(step, variables, tensors_of, in_forward | (sharers > 0))
     updates = owner >= 0
     update_ms = np.bincount(owner[updates], times[updates], count)[positions]
     other = ~(in_forward | (sharers > 0) | updates)
@@ -85,7 +95,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     )
 
 
-def _dense_tensors(gradient: Any) -> list[Any]:
+def dense_tensors(gradient: Any) -> list[Any]:
     """The tensors a gradient consists of: none, one, or the parts of an IndexedSlices."""
     if gradient is None:
         return []
@@ -93,14 +103,14 @@ def _dense_tensors(gradient: Any) -> list[Any]:
 
 
 def _update_owners(
-    step: TrainStep, variables: Sequence[keras.Variable], gradient_tensors: list[list[Any]], computed: np.ndarray
+    step: TrainStep, variables: Sequence[keras.Variable], tensors_of: list[list[Any]], computed: np.ndarray
 ) -> np.ndarray:
     """For each operation the one tensor (index into `variables`) whose update it is part of, or -1.
 
-    An operation outside loss and gradients belongs to tensor k if, among gradients and trained variables, only k's
-    reach it.
+    An operation outside loss and gradients belongs to the update of tensor k if it depends on the gradient or the
+    variable of k and on those of no other tensor.
     """
-    of_tensor = {t.name: k for k, tensors in enumerate(gradient_tensors) for t in tensors}
+    of_tensor = {t.name: k for k, tensors in enumerate(tensors_of) for t in tensors}
     handles = {id(variable.value.handle): k for k, variable in enumerate(variables)}
     for outside, inside in step.graph.captures:
         if id(outside) in handles:

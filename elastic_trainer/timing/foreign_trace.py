@@ -15,10 +15,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops, needed_operations
 from elastic_trainer.timing.trace import OperationTrace, match_op, strip_layout
 from utils import UserError
@@ -140,7 +141,9 @@ class _OurNames:
 def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candidates:
     """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
     forward = needed_operations([step.loss])
-    backward = needed_operations([t for g in step.gradients if g is not None for t in _parts(g)]) - forward
+    backward = (
+        needed_operations([tensor for gradient in step.gradients for tensor in dense_tensors(gradient)]) - forward
+    )
     found: _Candidates = defaultdict(list)
     for op in step.graph.get_operations():
         if op.name not in forward and op.name not in backward:
@@ -190,7 +193,3 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
                 if (found := candidates.get((scope, direction, key))) is not None:
                     return found
     return []
-
-
-def _parts(gradient: Any) -> list[Any]:
-    return [gradient.values, gradient.indices] if hasattr(gradient, "indices") else [gradient]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
 
     from elastic_trainer.training.step import TrainStep
 
-
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
-MOST_TRIES = 3  # of a step that others disturb
-LONG_STEP_MS = 50  # from here on what the caches held before is no longer seen in a step's time
-# How deep (share of all tensors) and how densely the selections reach that the fit is measured on.
+MOST_TRIES = 3  # of a step that other virtual machines disturb
+LONG_STEP_MS = 50  # steps of this length and more need no warm-up: cold caches no longer show in their times
+# Depth (share of all tensors) and density of the selections that the fit is measured on.
 _CALIBRATION = (
     *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
     *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
@@ -51,46 +51,45 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
 
-    What others took is not in them (`measure_ms`), nor what slowed down all of them alike for a while
-    (`without_drift`).
+    Disturbed steps are repeated (`measure_ms`), and drift is removed (`without_drift`).
     """
     warm_ms = measure_ms(runs, rounds=1)
-    unseen = int(np.median(warm_ms) < LONG_STEP_MS)
-    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + unseen)))
+    warmup = int(np.median(warm_ms) < LONG_STEP_MS)
+    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + warmup)))
     rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
     times: list[np.ndarray] = []
     end = time.perf_counter() + seconds
     with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
         while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
-            times.append(measure_ms(runs, rounds=1, unseen=unseen, most_tries=MOST_TRIES))
+            times.append(measure_ms(runs, rounds=1, warmup=warmup, most_tries=MOST_TRIES))
             bar.update()
     return without_drift(np.concatenate(times))
 
 
-def idle_optimizer(model: keras.Model, settings: dict[str, Any]) -> keras.optimizers.Optimizer:
-    """At a rate of 0 every operation of a step runs and no weight moves."""
+def idle_optimizer(model: keras.Model, name: str) -> keras.optimizers.Optimizer:
+    """An optimizer of the kind `name` at rate 0: every operation of a step runs, and no weight changes."""
     from elastic_trainer.training.optimizers import make_optimizer
 
-    optimizer = make_optimizer(settings["optimizer"], learning_rate=0.0, weight_decay=5e-4, total_steps=1)
+    optimizer = make_optimizer(name, learning_rate=0.0, weight_decay=5e-4, total_steps=1)
     optimizer.build(model.trainable_variables)
     return optimizer
 
 
 def compile_steps(
-    model: keras.Model, settings: dict[str, Any], masks: Sequence[np.ndarray | None]
+    model: keras.Model, network: NetworkSettings, masks: Sequence[np.ndarray | None]
 ) -> list[tuple[TrainStep, partial[Any]]]:
-    """For each of `masks` (bool [N]; None: all tensors) its step, and what runs it on a made-up batch."""
+    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on a made-up batch."""
     import tensorflow as tf
 
     from elastic_trainer.training.step import TrainStep, batch_spec
 
-    images, labels = (spec.shape for spec in batch_spec(model, settings["batch_size"]))
+    images, labels = (spec.shape for spec in batch_spec(model, network.batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    optimizer = idle_optimizer(model, settings)
+    optimizer = idle_optimizer(model, network.optimizer)
     steps: list[tuple[TrainStep, partial[Any]]] = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
-        step = TrainStep(model, optimizer, settings["batch_size"], mask)
-        step(*batch)  # the first call is what compiles
+        step = TrainStep(model, optimizer, network.batch_size, mask)
+        step(*batch)  # the first call compiles
         steps.append((step, partial(step, *batch)))
     return steps
 
@@ -100,7 +99,7 @@ class Measurement:
     """Measured steps of one network, which a timing table is fitted to.
 
     Attributes:
-        model, settings: as for `profile`.
+        model, network: as for `profiler.profile`.
         full: the step that trains everything; `run_full` runs it.
         masks: selections, bool [N] over `model.trainable_variables`, the full one last.
         step_ms: [rounds, len(masks)] wall times.
@@ -108,7 +107,7 @@ class Measurement:
     """
 
     model: keras.Model
-    settings: dict[str, Any]
+    network: NetworkSettings
     full: TrainStep
     run_full: Callable[[], object]
     masks: list[np.ndarray]
@@ -116,15 +115,15 @@ class Measurement:
     forward_ms: float
 
 
-def measure(model: keras.Model, settings: dict[str, Any], seconds: float = MEASURING_SECONDS) -> Measurement:
-    """Measure steps of a few selections. The weights do not change. Arguments as for `profile`."""
+def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASURING_SECONDS) -> Measurement:
+    """Measure steps of a few selections. The weights do not change. Arguments as for `profiler.profile`."""
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import forward_pass
 
-    [(full, run_full)] = compile_steps(model, settings, [None])
+    [(full, run_full)] = compile_steps(model, network, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, head_mask(model))
-    runs = [run for _, run in compile_steps(model, settings, masks[:-1])]
-    forward_pass = forward_pass(model, settings["batch_size"])
-    times = measure_steps([*runs, run_full, partial(forward_pass, *run_full.args)], seconds)
-    return Measurement(model, settings, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
+    runs = [run for _, run in compile_steps(model, network, masks[:-1])]
+    forward = forward_pass(model, network.batch_size)
+    times = measure_steps([*runs, run_full, partial(forward, *run_full.args)], seconds)
+    return Measurement(model, network, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))

@@ -1,6 +1,6 @@
 """The timing table: what each tensor of a network costs, how that adds up to the time of a step, and its file.
 
-`profiler.py` measures it; `train.py` asks it what a selection will take. A table is kept in
+`profiler.py` makes it; the time budget asks it what a selection will take. A table is kept in
 logs/profiles/<model>_<input>_<classes>_<batch>/ as table.csv (a row a tensor) and profile.json (everything else).
 """
 
@@ -12,20 +12,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
 from elastic_trainer.machine import environment
-from elastic_trainer.timing.fit import Fit, chain_and_own
+from elastic_trainer.networks.names import model_label
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.fit import Fit, selection_sums
 from utils import UserError
 
-if TYPE_CHECKING:
-    import argparse
-
-# What a table depends on beside the network: keys of `environment()` and their names in messages.
+# What a table depends on besides the network: keys of `machine.environment()` and their names in messages.
 _ORIGIN = {
     "tensorflow": "TensorFlow",
     "machine": "machine",
@@ -35,7 +33,7 @@ _ORIGIN = {
     "thread_settings": "thread settings",
     "system": "system",
 }
-# The options that a table is made for; it is of no use for others.
+# The settings of a network that a table is made for; it is of no use for others.
 TABLE_SETTINGS = (
     "model_name",
     "alpha",
@@ -55,11 +53,11 @@ class TimingTable:
     Attributes:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
-        t_dw_ms, t_dy_ms: operation times, see the module's header.
+        t_dw_ms, t_dy_ms: operation times, see `timing.attribution`.
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
         fit: from operation times to wall time.
-        settings: the options in `TABLE_SETTINGS` that it was measured with.
+        settings: those in `TABLE_SETTINGS` that it was measured with.
         details: further measurements, kept in profile.json.
     """
 
@@ -76,22 +74,22 @@ class TimingTable:
     details: dict[str, Any]
 
     @property
-    def chain_ms(self) -> np.ndarray:
+    def wall_t_dy_ms(self) -> np.ndarray:
         """Wall time [N] that passing the error on past each tensor adds to a step."""
         return self.fit.chain_factor * self.t_dy_ms
 
     @property
-    def own_ms(self) -> np.ndarray:
+    def wall_t_dw_ms(self) -> np.ndarray:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.own_factor * self.t_dw_ms
 
     def predict_ms(self, mask: np.ndarray) -> float:
         """Wall time of a step that trains `mask`, bool [N] over `model.trainable_variables`."""
-        chain, own = chain_and_own(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
-        return self.fit.constant_ms + self.fit.chain_factor * chain + self.fit.own_factor * own
+        t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
+        return self.fit.constant_ms + self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
 
     def digest(self) -> str:
-        """Tells tables with different times apart."""
+        """Differs between tables with different times."""
         times = np.concatenate([self.t_dy_ms, self.t_dw_ms, [self.full_step_ms, self.gradient_pass_ms]])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
@@ -116,89 +114,115 @@ class TimingTable:
         utils.write_json(folder / "profile.json", record)
 
 
-def table_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Those options that a table is made for."""
-    return {key: getattr(args, key) for key in TABLE_SETTINGS}
+def table_settings(network: NetworkSettings) -> dict[str, Any]:
+    """Those settings of a network that a table is made for."""
+    return {key: getattr(network, key) for key in TABLE_SETTINGS}
 
 
-def table_folder(args: argparse.Namespace) -> Path:
-    """Where the timing table of these options is kept."""
-    name = f"{options.model_label(args)}_{args.input_size}_{args.num_classes}_{args.batch_size}"
-    trace = getattr(args, "from_trace", None)
-    device = f"_from_{trace.name.removesuffix('.pb').removesuffix('.xplane')}" if trace else ""  # never this machine's
-    return args.logdir / "profiles" / (name + device)
+def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None = None) -> Path:
+    """Where the timing table of a network is kept; one made from another board's trace is kept apart."""
+    label = model_label(network.model_name, network.alpha)
+    name = f"{label}_{network.input_size}_{network.num_classes}_{network.batch_size}"
+    board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
+    return logdir / "profiles" / (name + board)
 
 
-def load_table(args: argparse.Namespace, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> TimingTable:
-    """The timing table for a network whose trainable tensors have these `names` and `shapes`, in their order.
+def load_table(
+    folder: Path,
+    network: NetworkSettings,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    remake_command: str,
+    allow_stale: bool = False,
+) -> TimingTable:
+    """The timing table in `folder`, checked.
 
-    With `args.allow_stale_profile` one from another machine or TensorFlow is taken too, with a warning; not one of
-    another network.
+    Args:
+        folder: see `table_folder`.
+        network: the settings it must have been measured with.
+        names, shapes: of `model.trainable_variables`, in their order.
+        remake_command: makes the table; part of error messages.
+        allow_stale: only warn of a table from another machine or TensorFlow.
 
     Raises:
-        UserError: there is none, it cannot be read, or it was measured for another network or elsewhere.
+        UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
     """
-    folder = table_folder(args)
-    command = options.profiler_command(args)
     if not (folder / "profile.json").is_file() or not (folder / "table.csv").is_file():
-        raise UserError(f"no timing table in {folder}; make it with: {command}")
-    anew = f"make it anew: {command}"
+        raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
+    advice = f"make it again: {remake_command}"
     try:
         record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         settings = {key: record.pop(key) for key in TABLE_SETTINGS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder}: not a timing table ({error}); {anew}") from error
-    others = [f"--{key} {was}, not {getattr(args, key)}" for key, was in settings.items() if was != getattr(args, key)]
+        raise UserError(f"{folder}: not a timing table ({error}); {advice}") from error
+    wanted = table_settings(network)
+    others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
     if others:
-        raise UserError(f"{folder}: measured with {'; '.join(others)}; {anew}")
+        raise UserError(f"{folder}: measured with {'; '.join(others)}; {advice}")
     try:
-        with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
-            rows = sorted(csv.DictReader(file), key=lambda row: int(row["order"]))
-        table = TimingTable(
-            names=[row["name"] for row in rows],
-            shapes=[tuple(int(n) for n in row["shape"].split("x") if n) for row in rows],
-            positions=np.array([list(names).index(row["name"]) for row in rows]),
-            t_dw_ms=np.array([float(row["t_dw_ms"]) for row in rows]),
-            t_dy_ms=np.array([float(row["t_dy_ms"]) for row in rows]),
-            forward_ms=record.pop("forward_ms"),
-            full_step_ms=record.pop("full_step_ms"),
-            gradient_pass_ms=record.pop("gradient_pass_ms"),
-            fit=Fit(**record.pop("fit")),
-            settings=settings,
-            details=record,
-        )
-        walls = [table.full_step_ms, table.gradient_pass_ms]
-        known = [float(value) for value in (*walls, *asdict(table.fit).values()) if value is not None]
+        table = _read_table(folder, record, settings, names)
+        _check_numbers(table)
+        _check_tensors(table, names, shapes)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}; {advice}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: not the timing table of this network ({error}); {anew}") from error
-    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, known])
-    if not (np.isfinite(costs).all() and (costs >= 0).all()):
-        raise UserError(f"{folder}: holds times that are negative or no numbers; {anew}")
-    if len(rows) != len(names):
-        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(names)} tensors; {anew}")
-    for name, shape, position in zip(table.names, table.shapes, table.positions, strict=True):
-        if shape != shapes[position]:
-            raise UserError(f"{folder}: holds {name} with shape {shape}, not {shapes[position]}; {anew}")
-    if not getattr(args, "from_trace", None):  # a board's table is of another machine by intent
-        _check_origin(table, folder, getattr(args, "allow_stale_profile", False), anew)
+        raise UserError(f"{folder}: not the timing table of this network ({error}); {advice}") from error
+    if "trace" not in table.details:  # a table from another board's trace is meant to be of another machine
+        _check_origin(table, folder, allow_stale, advice)
     return table
 
 
-def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, anew: str) -> None:
+def _read_table(folder: Path, record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
+    """The table in `folder`, whose profile.json holds `record` and `settings`."""
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["order"]))
+    return TimingTable(
+        names=[row["name"] for row in rows],
+        shapes=[tuple(int(n) for n in row["shape"].split("x") if n) for row in rows],
+        positions=np.array([list(names).index(row["name"]) for row in rows]),
+        t_dw_ms=np.array([float(row["t_dw_ms"]) for row in rows]),
+        t_dy_ms=np.array([float(row["t_dy_ms"]) for row in rows]),
+        forward_ms=record.pop("forward_ms"),
+        full_step_ms=record.pop("full_step_ms"),
+        gradient_pass_ms=record.pop("gradient_pass_ms"),
+        fit=Fit(**record.pop("fit")),
+        settings=settings,
+        details=record,
+    )
+
+
+def _check_numbers(table: TimingTable) -> None:
+    walls = [table.full_step_ms, table.gradient_pass_ms]
+    known = [float(value) for value in (*walls, *asdict(table.fit).values()) if value is not None]
+    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, known])
+    if not (np.isfinite(costs).all() and (costs >= 0).all()):
+        raise UserError("holds times that are negative or no numbers")
+
+
+def _check_tensors(table: TimingTable, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
+    if len(table.names) != len(names):
+        raise UserError(f"holds {len(table.names)} of this network's {len(names)} tensors")
+    for name, shape, position in zip(table.names, table.shapes, table.positions, strict=True):
+        if shape != shapes[position]:
+            raise UserError(f"holds {name} with shape {shape}, not {shapes[position]}")
+
+
+def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, advice: str) -> None:
     """Refuse, or with `allow_stale` only warn of, a table that was not made on this machine with this TensorFlow."""
     differences = stale_since(table.details.get("environment"), environment())
     if not differences:
         return
     text = f"{folder}: made elsewhere: {'; '.join(differences)}"
     if not allow_stale:
-        raise UserError(f"{text}; {anew}; or use it all the same with --allow_stale_profile")
+        raise UserError(f"{text}; {advice}; or use it all the same with --allow_stale_profile")
     print(f"warning: {text}; used all the same (--allow_stale_profile)")
 
 
 def stale_since(was: Any, now: dict[str, Any]) -> list[str]:
-    """What differs, in words, of the places a table depends on: `environment()` when it was made, and now.
+    """What differs, in words, between the environment a table was made in and that of now, as far as it matters.
 
-    What the older of the two did not record is not compared.
+    Args:
+        was, now: `machine.environment()`. What the older of the two did not record is not compared.
     """
     if not isinstance(was, dict):
         return ["it does not say on what machine"]

@@ -1,4 +1,8 @@
-"""Wall times of calls that take turns, without what other virtual machines and drift add to them."""
+"""Wall times of calls that alternate, without what other virtual machines and drift add to them.
+
+Shared machines, and boards that heat up, change their speed while they are measured. Calls that are compared therefore
+alternate, disturbed ones are repeated, and what slowed down all of them for a while is divided out.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,28 @@ import numpy as np
 
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
 
-DRIFT_WINDOW = 7
+DRIFT_WINDOW = 7  # calls
 
 
-def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 0, most_tries: int = 1) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms. All take turns, so that a machine that slows down slows all alike.
+def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, most_tries: int = 1) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms. All runs alternate, so a change of the machine's speed affects all alike.
 
-    `unseen` calls go before each measured one: what ran before has left the caches to itself. A call from which other
-    virtual machines took processor time is measured again, until it was tried `most_tries` times.
+    Args:
+        runs: what is measured.
+        rounds: how often each is measured.
+        warmup: warm-up calls before each measured one, which fill the caches.
+        most_tries: a call from which other virtual machines took processor time is repeated, up to so many tries.
     """
     times = np.zeros((rounds, len(runs)))
     for row in times:
         for column, run in enumerate(runs):
-            for _ in range(unseen):
+            for _ in range(warmup):
                 run()
             for tries_left in reversed(range(most_tries)):
                 stolen = stolen_seconds() if tries_left else 0.0
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 run()
-                seconds = time.perf_counter() - begin
+                seconds = time.perf_counter() - start
                 if not tries_left or is_undisturbed(seconds, stolen_seconds() - stolen):
                     break
             row[column] = seconds * 1e3
@@ -35,15 +42,15 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, unseen: int = 
 
 
 def without_drift(times: np.ndarray) -> np.ndarray:
-    """Wall times [rounds, runs] as of a machine of one speed: its usual one while they were measured.
+    """Wall times [rounds, runs] as they would be at a constant speed of the machine: its usual one.
 
-    Neighbours on a shared machine, and heat, slow down whatever runs next to each other in time. That speed is the
-    running median, over DRIFT_WINDOW calls in the order they were made, of each time over what that run usually takes.
+    Neighbours on a shared machine, and heat, slow down all calls of a period. The speed is the running median, over
+    DRIFT_WINDOW calls in the order they were made, of each time over the usual time of that run.
     """
     from scipy.ndimage import median_filter
 
     speed = np.ones_like(times)
-    for _ in range(3):  # each knows the usual times better, as it knows the speed better
+    for _ in range(3):  # a better speed gives better usual times, and the reverse
         usual = np.median(times / speed, axis=0)
         speed = median_filter((times / usual).ravel(), DRIFT_WINDOW, mode="nearest").reshape(times.shape)
         speed /= np.median(speed)

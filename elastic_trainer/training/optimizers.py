@@ -13,8 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-SLOTS = {"sgd": 1, "adam": 2}  # variables that each keeps of the size of every trained one
-
 
 class _OneDevice:
     """Applies updates variable by variable, without Keras' reduction over replicas.

@@ -1,4 +1,4 @@
-"""The network in training, its optimizer, and the compiled step."""
+"""The state of training: the network, its optimizer, the tensors that train at present, and their compiled step."""
 
 from __future__ import annotations
 
@@ -12,79 +12,105 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.runs.history import StepResult
-from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import UserError
 
 
-class Network(NamedTuple):
-    """A model and the optimizer that is built for all of its trainable variables."""
+class StepResult(NamedTuple):
+    """One training step: loss, accuracy on the batch (0…1), learning rate, wall time (None if not timed)."""
 
-    model: keras.Model
-    optimizer: keras.optimizers.Optimizer
+    loss: float
+    accuracy: float
+    learning_rate: float
+    step_ms: float | None
 
 
-class _Trainee:
-    """The network, its optimizer, the tensors that train at present, and the compiled step that trains them."""
+class TrainState:
+    """What training changes.
 
-    def __init__(self, network: Network, batch_size: int, penalty: Callable[[keras.Model], tf.Tensor | None]) -> None:
+    Args:
+        model: the network.
+        optimizer: built for all of `model.trainable_variables`.
+        batch_size: images a step.
+        penalty: what is added to the loss within the step, as in `TrainStep`.
+
+    Attributes:
+        model, optimizer: as given, or as last replaced.
+        evaluation: loss and accuracy of `model` over the test images.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        batch_size: int,
+        penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
+    ) -> None:
         self._batch_size, self._penalty = batch_size, penalty
-        self.replace(network)
+        self.replace(model, optimizer)
 
-    def replace(self, network: Network) -> None:
-        """Train another network from now on, once a choice is adopted."""
-        self.network = network
-        self.model, self.optimizer = network
-        self.evaluation = Evaluation(self.model)
+    def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """Train another network from now on; its first step needs `adopt`."""
+        self.model, self.optimizer = model, optimizer
+        self.evaluation = Evaluation(model)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | None = None
-        self._warm, self.step_flops = False, 0.0
+        self._is_warm = False
 
-    def adopt(self, mask: np.ndarray) -> None:
-        """Train bool [N] `mask` from now on; the old graph goes before a new one comes."""
+    def adopt(self, mask: np.ndarray) -> bool:
+        """Train bool [N] `mask` from now on; returns whether a new step was compiled for it."""
         if self._mask is not None and (mask == self._mask).all():
-            return
-        self._step = None
+            return False
+        self._step = None  # the old graph is released before a new one is made
         gc.collect()
         self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
-        self._warm, self._mask = False, mask
-        self.step_flops = sum(count_flops(self._step.graph).values())
+        self._is_warm, self._mask = False, mask
+        return True
+
+    @property
+    def step_graph(self) -> tf.Graph:
+        """The traced graph of the step that trains the adopted selection."""
+        assert self._step is not None, "no selection was adopted"
+        return self._step.graph
 
     def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
-        """One step on one batch. The first one of a new graph, which TensorFlow then optimises, has no `step_ms`."""
-        assert self._step is not None, "a scheme must choose before the first step"
+        """One step on one batch. The first one of a new graph, which TensorFlow then optimises, is not timed.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        assert self._step is not None, "a scheme must select before the first step"
         start = time.perf_counter()
         loss, accuracy, rate = self._step(images, labels)
-        step_ms = (time.perf_counter() - start) * 1e3 if self._warm else None
-        self._warm = True
+        step_ms = (time.perf_counter() - start) * 1e3 if self._is_warm else None
+        self._is_warm = True
         if not math.isfinite(loss):
             step = int(self.optimizer.iterations)
             raise UserError(f"the loss is {loss} at step {step} with learning rate {rate:g}; lower --learning_rate")
         return StepResult(loss, accuracy, rate, step_ms)
 
     def values(self) -> dict[str, np.ndarray]:
-        """All that the network and the optimizer hold, by kind and position."""
+        """All variables of the network and the optimizer, by kind and position."""
         return {name: variable.numpy() for name, variable in self._variables()}
 
     def assign(self, values: dict[str, np.ndarray]) -> None:
-        """Take up what `values` returned.
-
-        Raises:
-            UserError: that was another network or optimizer.
-        """
+        """Restore what `values` returned. Raises `UserError` if that was another network or optimizer."""
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in values.items()}:
             raise UserError("--resume: the checkpoint is of another network or optimizer; give the same options")
         for name, variable in variables.items():
-            kind = variable.dtype.as_numpy_dtype  # numpy forgets the name of bfloat16
+            kind = variable.dtype.as_numpy_dtype  # NumPy forgets the name of bfloat16
             variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
 
-    def is_finite(self) -> bool:
-        """Whether all that training changes still consists of numbers."""
+    def check_finite(self, step: int) -> None:
+        """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""
         variables = [*self.model.trainable_variables, *self.optimizer.variables]
-        return all(np.isfinite(variable.numpy()).all() for variable in variables)
+        if not all(np.isfinite(variable.numpy()).all() for variable in variables):
+            raise UserError(
+                f"a weight is not finite after step {step} with learning rate "
+                f"{float(self.optimizer.learning_rate):g}; lower --learning_rate"
+            )
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):

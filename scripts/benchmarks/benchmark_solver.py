@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.machine import environment
-from selection_solver_DP import Selection, solve
+from selection_solver_DP import Solution, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def peak_mb(function: Callable[[], Any]) -> float:
 def measure_solver(case: Case, steps: int | None, quick: bool) -> dict[str, Any]:
     """Time, memory and result of `solve` at T_q = `steps`, or at the T_q it chooses itself."""
 
-    def call() -> Selection:
+    def call() -> Solution:
         return solve(*case, time_resolution=steps)
 
     selection = call()

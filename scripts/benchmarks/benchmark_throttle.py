@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.selection.selection import Choice
+    from elastic_trainer.selection.select import Selection
     from elastic_trainer.selection.time_budget import Progress
     from elastic_trainer.settings import Settings
 
@@ -51,7 +51,7 @@ def run(
     class Disturbed(ElasticScheme):
         children: list[subprocess.Popen] = []  # noqa: RUF012
 
-        def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
+        def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Selection:
             if busy_processes and not self.children and progress.epoch >= progress.epochs / 2:
                 self.children += [subprocess.Popen(BUSY) for _ in range(busy_processes)]
             return super().choose(progress, optimizer)

@@ -23,7 +23,7 @@ import numpy as np
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.timing.fit import chain_and_own
+from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.table import TimingTable, table_settings
 
 RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
@@ -73,7 +73,7 @@ def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
 
 def _point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
     """A measured selection, with the sums that the fit sees of it."""
-    chain_ms, own_ms = chain_and_own(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
+    chain_ms, own_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
     return {"tensors": int(mask.sum()), "chain_ms": chain_ms, "own_ms": own_ms, "measured_ms": float(measured_ms)}
 
 

@@ -25,7 +25,7 @@ from plot_epochs import read_selections
 from plotting import FinishedRun, Group
 
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.settings import PAPER
 from utils import UserError
 
@@ -159,7 +159,7 @@ def draw_solver(
 ) -> None:
     """Fig 13b: the selections of a run solved anew with other T_q; `reference`: network -> the paper's two curves."""
     run = groups[0].first
-    args = options.parse_main([*map(str, run.config["command"])])
+    args = parse_main([*map(str, run.config["command"])])
     args.num_classes = run.config["num_classes"]
     model, table = plotting.network_and_table(args)
     from elastic_trainer.networks.tensors import head_mask

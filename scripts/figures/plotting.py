@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elastic_trainer.runs.config import without_effect
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
 import utils
-from elastic_trainer.cli import options
 from elastic_trainer.settings import PAPER
 from utils import UserError
 
@@ -164,7 +165,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     found: dict[str, list[FinishedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        free = {*options.without_effect(run.config), "environment", "seed"}
+        free = {*without_effect(run.config), "environment", "seed"}
         setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
         alike = found.setdefault(repr(setting), [])
         for other in alike:

@@ -28,6 +28,9 @@ from paper_figures import EGO, FIGURES, Run
 
 import utils
 from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import profiler_flags
+from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.runs.config import as_config, first_change, without_effect
 from elastic_trainer.settings import PAPER
 from utils import Stopped, UserError
 
@@ -58,8 +61,8 @@ class Job(NamedTuple):
         """Raises `UserError` where a run of other settings is in its place."""
         if self.run.profile_only or not (self.folder / "summary.json").is_file():
             return self.run.profile_only and self.has_table
-        now, was = options.as_config(self.args), plotting.read_run(self.folder).config
-        change = options.first_change(now, was, options.without_effect(now))
+        now, was = as_config(self.args), plotting.read_run(self.folder).config
+        change = first_change(now, was, without_effect(now))
         if change is not None:
             raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")
         return True
@@ -110,7 +113,7 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
             network[name] = getattr(args, name)
     train = {**network, **run.flags(), "run_name": run_name(run)}
     flags = [*_flags(train), *args.more]
-    parsed = options.parse_main(flags)
+    parsed = parse_main(flags)
     if parsed.num_classes is None:
         parsed.num_classes = paper_figures.CLASSES.get(run.dataset_name)
     if parsed.num_classes is None:
@@ -120,7 +123,7 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
     profile = None
     if run.is_elastic:
         profile = [
-            *options.profiler_flags(parsed),
+            *profiler_flags(parsed),
             *(["--seconds", str(paper_figures.QUICK_SECONDS)] if args.scale == "quick" else []),
         ]
     return Job(run, parsed, profile, [*flags, "--resume"])

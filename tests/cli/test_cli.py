@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_profiler, profiler_command
+from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +108,7 @@ def test_bad_options_are_named(arguments, message):
     from utils import UserError
 
     with pytest.raises(UserError) as caught:
-        options.parse_main(arguments)
+        parse_main(arguments)
     assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
 
 
@@ -115,9 +116,9 @@ def test_a_flag_of_the_other_command_is_told_apart_from_a_mistyped_one():
     from utils import UserError
 
     with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
-        options.parse_profiler(["--num_epochs", "3"])
+        parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
-        options.parse_profiler(["--num_class", "3"])
+        parse_profiler(["--num_class", "3"])
 
 
 def test_a_bad_option_is_one_line_on_stderr():
@@ -125,35 +126,27 @@ def test_a_bad_option_is_one_line_on_stderr():
 
 
 def test_defaults_follow_the_data_set_and_the_model():
-    digits = options.parse_main([])
+    digits = parse_training([]).network
     assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
     assert digits.weights == str(GLYPH_WEIGHTS)
-    paper = options.parse_main(["--dataset_name", "caltech_birds2011"])
-    assert (paper.model_name, paper.input_size, paper.batch_size) == ("resnet50", 224, 4)
-    assert (paper.weights, paper.learning_rate, paper.num_epochs, paper.interval) == ("imagenet", 1e-4, 12, 3)
-    assert (paper.optimizer, options.parse_main(["--model_name", "vit"]).optimizer) == ("sgd", "adam")
+    paper = parse_training(["--dataset_name", "caltech_birds2011"])
+    network, training = paper.network, paper.training
+    assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
+    assert (network.weights, training.learning_rate) == ("imagenet", 1e-4)
+    assert (training.num_epochs, training.interval) == (12, 3)
+    vit = parse_training(["--model_name", "vit"])
+    assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
     for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
-        assert options.parse_main(other).weights == "imagenet"
-    given = options.parse_main(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
-    assert (given.weights, given.learning_rate, given.save_model) == ("none", 0.5, False)
+        assert parse_training(other).network.weights == "imagenet"
+    given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
+    assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 
 
 def test_the_suggested_profiler_command_makes_the_same_table():
-    args = options.parse_main(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"])
-    args.num_classes = 10
-    suggested = options.parse_profiler(options.profiler_command(args).split()[2:])
-    for key in (
-        "model_name",
-        "input_size",
-        "batch_size",
-        "num_classes",
-        "optimizer",
-        "augment",
-        "alpha",
-        "logdir",
-        "weights",
-    ):
-        assert getattr(suggested, key) == getattr(args, key)
+    command = parse_training(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"]).with_classes(10)
+    suggested = parse_profiler(profiler_command(command.network, command.data, command.run.logdir).split()[2:])
+    assert suggested.network == command.network and suggested.logdir == command.run.logdir
+    assert suggested.data.dataset_name == command.data.dataset_name
 
 
 def test_profile_then_train_then_compare(tmp_path):

@@ -12,7 +12,7 @@ from PIL import Image
 from test_data import CLASSES, prepare_small
 
 import data
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_data
 from elastic_trainer.datasets import commands
 from elastic_trainer.datasets.show import GAP, THUMBNAIL
 from utils import UserError
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments):
-    dataset_tools_arguments = options.parse_data([*map(str, arguments)])
+    dataset_tools_arguments = parse_data([*map(str, arguments)])
     getattr(commands, dataset_tools_arguments.command)(dataset_tools_arguments)
 
 

@@ -15,7 +15,7 @@ from test_cli import command, error_line
 
 import data
 import models
-from elastic_trainer.cli import options
+from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.evaluation import predictions
 from elastic_trainer.evaluation.class_report import (
     SHOWN_CLASSES,
@@ -191,16 +191,16 @@ def test_the_options_of_the_run_are_taken_unless_others_are_given(tmp_path):
     config = {"model_name": "resnet50", "dataset_name": "image_folder", "data_dir": "photos", "input_size": 96}
     config |= {"num_classes": 200, "batch_size": 8, "augment": "none", "rho": 0.5}
     (run / "config.json").write_text(json.dumps(config))
-    args = options.parse_main(["--evaluate", str(run)])
+    args = parse_main(["--evaluate", str(run)])
     assert (args.evaluate, args.folder) == (run / "best.keras", run)
     assert (args.dataset_name, args.data_dir, args.input_size) == ("image_folder", Path("photos"), 96)
     assert (args.num_classes, args.batch_size, args.augment, args.model_name) == (200, 8, "none", None)
-    args = options.parse_main(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
+    args = parse_main(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
     assert (args.folder, args.data_dir, args.batch_size, args.input_size) == (run / "last", Path("more"), 2, 96)
-    args = options.parse_main(["--evaluate", str(run), "--dataset_name", "digits"])
+    args = parse_main(["--evaluate", str(run), "--dataset_name", "digits"])
     assert (args.dataset_name, args.data_dir, args.num_classes) == ("digits", None, None)
     (run / "config.json").unlink()
-    args = options.parse_main(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
+    args = parse_main(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
     assert (args.folder, args.dataset_name, args.input_size) == (Path("here/evaluated_best"), "digits", None)
 
 
@@ -223,13 +223,13 @@ def test_bad_options_are_named(arguments, message, tmp_path):
         path.touch()
     (tmp_path / "damaged" / "config.json").write_text("{")
     with pytest.raises(UserError) as caught:
-        options.parse_main([argument.format(tmp_path) for argument in arguments])
+        parse_main([argument.format(tmp_path) for argument in arguments])
     assert message in str(caught.value)
 
 
 def test_a_file_that_suits_is_loaded_with_its_own_size_and_without_its_softmax(photos, tmp_path):
     path = saved(tmp_path / "my.keras", last=keras.layers.Softmax())
-    args = options.parse_main(flags_for(photos, "--evaluate", str(path)))
+    args = parse_main(flags_for(photos, "--evaluate", str(path)))
     model, dataset = predictions.load(args)
     assert (dataset.input_size, dataset.class_names) == (12, ("ant", "bee", "cat"))
     images = next(iter(dataset.test()))[0]
@@ -257,10 +257,10 @@ def test_what_does_not_fit_is_refused_in_one_line(photos, tmp_path):
         ("features", [], r"returns \(None, 12, 12, 3\), not a number for each class"),
     ]
     for name, more, message in cases:
-        args = options.parse_main(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
+        args = parse_main(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
         with pytest.raises(UserError, match=message):
             predictions.load(args)
-    args = options.parse_main(flags_for(photos, "--evaluate", str(tmp_path / "more.keras"), "--num_classes", "5"))
+    args = parse_main(flags_for(photos, "--evaluate", str(tmp_path / "more.keras"), "--num_classes", "5"))
     assert predictions.load(args)[0].output_shape == (None, 5)
 
 
@@ -269,12 +269,12 @@ def test_a_network_with_layers_of_its_own_is_made_by_its_function(photos, tmp_pa
     original.save(tmp_path / "my.keras")
     words = flags_for(photos, "--evaluate", str(tmp_path / "my.keras"), "--input_size", "12")
     with pytest.raises(UserError, match="Keras cannot load it"):
-        predictions.load(options.parse_main(words))
-    model, dataset = predictions.load(options.parse_main([*words, "--model_name", f"{ZOO}:custom_layer"]))
+        predictions.load(parse_main(words))
+    model, dataset = predictions.load(parse_main([*words, "--model_name", f"{ZOO}:custom_layer"]))
     images = next(iter(dataset.test()))[0]
     np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"does not fit the network of --model_name .*:branches"):
-        predictions.load(options.parse_main([*words, "--model_name", f"{ZOO}:branches"]))
+        predictions.load(parse_main([*words, "--model_name", f"{ZOO}:branches"]))
 
 
 def test_train_export_then_evaluate_as_a_user_does(photos, tmp_path):

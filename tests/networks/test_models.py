@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import models
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
@@ -307,10 +307,10 @@ def test_a_width_without_imagenet_weights_is_refused():
 def test_the_names_are_those_of_keras_applications():
     offered = {name for name in vars(keras.applications) if name[0].isupper()}
     assert set(KERAS_NETWORKS) == offered
-    parsed = options.parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
+    parsed = parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
     assert parsed.model_name == "efficientnetb0"
     with pytest.raises(UserError, match=r"--model_name: .*did you mean 'efficientnetb0'"):
-        options.parse_profiler(["--model_name", "eficientnetb0"])
+        parse_profiler(["--model_name", "eficientnetb0"])
 
 
 MODULES = sorted({getattr(keras.applications, name).__module__: name for name in KERAS_NETWORKS}.values())

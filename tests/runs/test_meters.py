@@ -18,7 +18,6 @@ from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.training import state
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
 
@@ -209,10 +208,10 @@ def test_only_training_counts():
 def trained(folder, *, name="elastic_training"):
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    budget = [make_budget(model, data, settings, make_table(model))] if name == "elastic_training" else []
+    budget = make_budget(model, data, settings, make_table(model)) if name == "elastic_training" else None
     names = [str(k) for k in range(len(model.trainable_variables))]
     with RunLog(folder, {"train_type": name}, names) as run:
-        summary = run.finish(getattr(train, name)(model, data, settings, run, *budget))
+        summary = run.finish(train.train(name, model, data, settings, run, budget))
     with (folder / "metrics.csv").open(newline="") as file:
         return summary, [*csv.DictReader(file)]
 
@@ -336,13 +335,13 @@ def test_a_record_that_is_none_is_refused(tmp_path, text, why):
 
 
 def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
-    counted, real = [], state.count_flops
+    counted, real = [], train.count_flops
 
     def count(graph):
         counted.append(real(graph))
         return counted[-1]
 
-    monkeypatch.setattr(state, "count_flops", count)
+    monkeypatch.setattr(train, "count_flops", count)
     full, rows = trained(tmp_path / "full", name="full_training")
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]

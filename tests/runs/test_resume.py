@@ -23,9 +23,9 @@ from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.schemes import make_budget
-from elastic_trainer.selection.time_budget import PASSES, RhoBudget
+from elastic_trainer.selection.time_budget import GRADIENT_PASSES, RhoBudget
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.state import Network, _Trainee
+from elastic_trainer.training.state import TrainState
 from utils import Stopped, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,7 +222,9 @@ def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
     original = RhoBudget.allow
 
     def remembering(self, progress):
-        allowed.append((progress.step, self.correction, self._allowed, self._paces(progress), progress.slowdowns))
+        allowed.append(
+            (progress.step, self.correction, self._allowed, self._step_over_prediction(progress), progress.slowdowns)
+        )
         return original(self, progress)
 
     monkeypatch.setattr(RhoBudget, "allow", remembering)
@@ -253,8 +255,8 @@ def test_what_was_held_against_another_timing_table_is_measured_again(tmp_path, 
     old = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]["slowdowns"]
     monkeypatch.setattr(RhoBudget, "allow", remembering)
     run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
-    assert "the timing table was made anew" in capsys.readouterr().out
-    assert len(allowed[0]) == PASSES[0] and not {*allowed[0]} & {*old}
+    assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
+    assert len(allowed[0]) == GRADIENT_PASSES[0] and not {*allowed[0]} & {*old}
     assert len(allowed[1]) == 3  # from then on those among the interval's three steps
 
 
@@ -285,7 +287,7 @@ def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path):
         run(tmp_path / "cut", CuttingData(9))
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"every checkpoint in it is damaged; begin anew with --overwrite"):
+    with pytest.raises(UserError, match=r"every checkpoint in it is damaged; start again with --overwrite"):
         run(tmp_path / "cut", make_small_data())
     assert len(list((tmp_path / "cut" / "checkpoints").iterdir())) == 2
 
@@ -366,7 +368,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path):
 def test_a_run_is_not_resumed_on_other_data(tmp_path):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
-    with pytest.raises(UserError, match=r"begun with \[24, 24\] training and test images, now they are \[28, 28\]"):
+    with pytest.raises(UserError, match=r"started with \[24, 24\] training and test images, now they are \[28, 28\]"):
         run(tmp_path / "cut", make_small_data(count=28))
 
 
@@ -396,15 +398,15 @@ def test_bfloat16_comes_back_as_bfloat16(tmp_path):
         half = make_small_model()
     finally:
         keras.config.set_dtype_policy("float32")
-    network = Network(half, train.make_optimizer("sgd", 0.1, 0.0, 10))
-    network.optimizer.build(half.trainable_variables)
-    trainee = _Trainee(network, 4, lambda model: None)
+    optimizer = train.make_optimizer("sgd", 0.1, 0.0, 10)
+    optimizer.build(half.trainable_variables)
+    state = TrainState(half, optimizer, 4)
     assert half.trainable_variables[0].dtype == "bfloat16" != model.trainable_variables[0].dtype
-    Checkpoints(tmp_path).save(1, trainee.values(), {})
+    Checkpoints(tmp_path).save(1, state.values(), {})
     before = [variable.numpy().copy() for variable in half.variables]
     for variable in half.trainable_variables:
         variable.assign(variable * 2 + 1)
-    trainee.assign(latest(tmp_path).arrays)
+    state.assign(latest(tmp_path).arrays)
     for variable, old in zip(half.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
 
@@ -414,27 +416,22 @@ def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken
     folder = tmp_path / "run"
     calls = []
 
-    class StoppingLog(RunLog):
-        def __init__(self, *args):
-            super().__init__(*args)
-            check = self.stop.check
-
-            def counting():
-                calls.append(1)
-                if len(calls) == 2 * STEPS + STEPS + 2:  # in the test of the second epoch
-                    self.stop.number = signal.SIGTERM
-                check()
-
-            self.stop.check = counting  # type: ignore[method-assign]
+    class CountingSignals(StopSignals):
+        def check(self):
+            calls.append(1)
+            if len(calls) == 2 * STEPS + STEPS + 2:  # in the test of the second epoch
+                self.number = signal.SIGTERM
+            super().check()
 
     model = make_small_model()
     settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, interval=0.5, rho=0.6, correct_budget=False)
     folder.mkdir()
     with (
-        StoppingLog(folder, {"seed": 0}, tensor_names(model)) as log,
+        RunLog(folder, {"seed": 0}, tensor_names(model)) as log,
+        CountingSignals() as stop,
         pytest.raises(Stopped, match=r"stopped after step 12 of 18; go on with: python main.py --resume"),
     ):
-        train.full_training(model, data, settings, log)
+        train.full_training(model, data, settings, log, stop=stop)
     assert latest(folder / "checkpoints").state["history"]["step"] == 2 * STEPS
     weights, summary = run(folder, data)
     assert summary["epochs"] == EPOCHS
@@ -477,7 +474,9 @@ def test_a_signal_stops_with_a_checkpoint_and_tells_how_to_resume(number, status
 
     other = start(*flags, "--resume", "--learning_rate", "0.5")
     _, errors = other.communicate(timeout=120)
-    assert other.returncode == 2 and "was begun with --learning_rate 0.002, not 0.5" in errors.strip().splitlines()[-1]
+    assert (
+        other.returncode == 2 and "was started with --learning_rate 0.002, not 0.5" in errors.strip().splitlines()[-1]
+    )
 
     resumed = subprocess.run(
         [sys.executable, ROOT / "main.py", *command], capture_output=True, text=True, timeout=300, check=False

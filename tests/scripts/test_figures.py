@@ -27,7 +27,7 @@ from test_data import prepare_small
 
 import models
 import utils
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import trained_mask
@@ -112,7 +112,7 @@ def test_every_figure_has_a_script_and_asks_for_runs_that_main_understands(name)
             assert job.train[-1] == "--resume"
             if job.run.is_elastic:
                 assert job.profile is not None
-                profiled = options.parse_profiler(job.profile)
+                profiled = parse_profiler(job.profile)
                 for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "augment", "alpha"):
                     assert getattr(profiled, key) == getattr(job.args, key), key
             else:

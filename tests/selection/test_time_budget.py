@@ -10,21 +10,21 @@ from conftest import make_small_data, make_small_model, make_table
 
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.history import History, Interval
+from elastic_trainer.runs.history import History, SelectionInterval
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection import time_budget
+from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
-from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.selection.selection import Choice
+from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
+    GRADIENT_PASSES,
     LATEST_STEPS,
-    PASSES,
     DeadlineBudget,
     Progress,
     RhoBudget,
-    pass_steps,
+    gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.step import Evaluation, TrainStep
@@ -45,7 +45,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
     step_ms: list[float] = []
     for epoch in range(epochs):
         slowdowns = [device(max(epoch - 1, 0), table.gradient_pass_ms) / table.gradient_pass_ms] * 5
-        beside = {"test_seconds": seconds_beside, "selection_seconds": seconds_beside}
+        beside = {"validation_seconds": [seconds_beside], "selection_seconds": seconds_beside}
         progress = Progress(
             epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, slowdowns, overhead_ms=0.0, **beside
         )
@@ -180,13 +180,13 @@ def test_measurements_that_scatter_are_believed_less(case):
 
 @pytest.mark.parametrize(("begin", "end", "passes"), [(0, 1, 1), (3, 6, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)])
 def test_gradient_passes_take_turns_with_the_latest_steps(begin, end, passes):
-    steps = sorted(pass_steps([begin, end]))
+    steps = sorted(gradient_pass_steps([begin, end]))
     assert len(steps) == passes
     latest = min(end - begin, LATEST_STEPS)
     assert end - latest < steps[0] and steps[-1] <= end
     if latest > passes:
         assert set(np.diff(steps)) <= {latest // passes, latest // passes + 1}
-    assert pass_steps([begin, end, end + 7]) == {*steps} | {end + step for step in pass_steps([0, 7])}
+    assert gradient_pass_steps([begin, end, end + 7]) == {*steps} | {end + step for step in gradient_pass_steps([0, 7])}
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.5])
@@ -223,7 +223,9 @@ def test_a_deadline_plans_what_is_kept_for_the_last_test(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
     step_ms = [budget.adopt(head)] * 9
-    allowance = budget.allow(Progress(11, 12, 1100, 1200, 96.0, step_ms, test_seconds=2.0, selection_seconds=1.0))
+    allowance = budget.allow(
+        Progress(11, 12, 1100, 1200, 96.0, step_ms, validation_seconds=[2.0], selection_seconds=1.0)
+    )
     assert 100 * allowance.rho * table.full_step_ms / 1e3 == pytest.approx(4 * 0.98 - 1.5 * 2)
 
 
@@ -273,7 +275,7 @@ def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
         assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
     assert float(choices[0]["correction"]) == 1
     assert len({row["slowdown"] for row in choices}) == 3  # measured each time
-    slowdowns = [one for interval in intervals for one in (interval.choice.slowdown, *interval.slowdowns)]
+    slowdowns = [one for interval in intervals for one in (interval.selection.slowdown, *interval.slowdowns)]
     full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
     most = 1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)  # three first steps have no time
     assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
@@ -299,7 +301,7 @@ def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, m
             train.elastic_training(model, make_small_data(), settings, log, budget)
         weights.append([variable.numpy() for variable in model.variables])
     passes = {step for step, was_timed in timed[:24] if was_timed}
-    assert passes == pass_steps([0, 12, 24]) and len(passes) == 2 * PASSES[0]
+    assert passes == gradient_pass_steps([0, 12, 24]) and len(passes) == 2 * GRADIENT_PASSES[0]
     assert not any(was_timed for _, was_timed in timed[24:])
     for ours, plain in zip(*weights, strict=True):
         np.testing.assert_array_equal(ours, plain)
@@ -308,8 +310,8 @@ def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, m
 def test_full_training_is_judged_by_the_passes_before_and_among_the_steps():
     history = History()
     for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
-        choice = Choice(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
-        history.intervals.append(Interval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
+        choice = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
+        history.intervals.append(SelectionInterval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
     assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))
 
 
@@ -330,7 +332,12 @@ class FakeTime:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in ("train", "elastic_trainer.training.state", "elastic_trainer.runs.history"):
+        for module in (
+            "train",
+            "elastic_trainer.training.state",
+            "elastic_trainer.runs.clocks",
+            "elastic_trainer.runs.checkpoint",
+        ):
             monkeypatch.setattr(f"{module}.time", self)
         self.let_pass(monkeypatch, TrainStep, "__call__", [1.0])
 
@@ -376,20 +383,28 @@ def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
 ):
     clock = FakeTime(monkeypatch)
     clock.let_pass(monkeypatch, Evaluation, "__call__", tests)
-    clock.let_pass(monkeypatch, ElasticScheme, "choose", selections)
+    clock.let_pass(monkeypatch, ElasticScheme, "select", selections)
     summary = hurried(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
 
 
-def test_one_slow_test_does_not_count_for_all_that_are_to_come():
-    assert History(test_seconds=[9.0, 1.0, 1.1, 9.0]).progress(9, 9).test_seconds == 1.1
+def test_one_slow_test_does_not_count_for_all_that_are_to_come(case):
+    progress = History(validation_seconds=[9.0, 1.0, 1.1, 9.0]).progress(Schedule(1, 9))
+    assert progress.validation_seconds == [1.0, 1.1, 9.0]
+    table, head = case
+    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
+    plans = [
+        budget.allow(Progress(11, 12, 1100, 1200, 80.0, validation_seconds=seconds, selection_seconds=1.0)).rho
+        for seconds in (progress.validation_seconds, [1.1])
+    ]
+    assert plans[0] == plans[1] < 1
 
 
 def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
-    monkeypatch.setattr(ElasticScheme, "first_test_seconds", lambda scheme: 1.0)
+    monkeypatch.setattr(DeadlineBudget, "_first_validation_seconds", lambda budget, slowdown: 1.0 * slowdown)
     summary = hurried(tmp_path, 8.9)  # 4.5 s are kept for the test
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
@@ -400,7 +415,7 @@ def test_a_run_that_is_cut_off_when_time_is_up_is_resumed_with_the_test(tmp_path
 
     def is_up_and_stop(training):  # the signal comes as soon as time is up
         if is_up(training):
-            training._run.stop.number = signal.SIGTERM
+            training._stop.number = signal.SIGTERM
         return is_up(training)
 
     with monkeypatch.context() as patched, pytest.raises(Stopped, match="stopped after step 8 of 60"):

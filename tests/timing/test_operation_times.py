@@ -2,7 +2,6 @@
 
 import csv
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import keras
@@ -17,15 +16,17 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import models
 import profiler
-from elastic_trainer.cli import options
+from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.selection.plan import plan_lines
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.flops import contraction_flops, count_flops, needed_operations
-from elastic_trainer.timing.table import TABLE_SETTINGS, TimingTable, load_table, table_folder
+from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 from elastic_trainer.timing.trace import OperationTrace, is_operation, match_op, read_op_times, read_trace
 from utils import UserError
 
@@ -314,8 +315,8 @@ def test_loops_count_as_often_as_they_run_forward_and_back(layer):
 def test_a_table_of_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     monkeypatch.setattr(profiler, "MAX_ROUNDS", 8)
     model = make_small_model()
-    settings = {"model_name": "mobilenetv2", "batch_size": 4, "optimizer": "sgd", "input_size": 8}
-    table = profiler.profile(model, settings, tmp_path, timing="flops")
+    network = NetworkSettings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
+    table = profiler.profile(model, network, tmp_path, timing="flops")
     assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
     assert not list(tmp_path.iterdir()), "nothing was traced"
     sums = table.details["operation_ms"]
@@ -417,8 +418,8 @@ def test_a_trace_of_another_network_is_refused(small):
 def test_a_tx2_trace_becomes_a_table(name):
     trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")
-    settings = {"batch_size": 4, "optimizer": "sgd"}
-    table = profiler.table_of_trace(model, settings, trace, f"{name}.xplane.pb")
+    network = NetworkSettings(name, batch_size=4, optimizer="sgd")
+    table = profiler.table_of_trace(model, network, trace, f"{name}.xplane.pb")
     assert table.details["unmatched_time_percent"] < 2
     assert table.full_step_ms == pytest.approx(trace.total_ms)
     assert table.predict_ms(np.ones(len(table.names), bool)) == pytest.approx(table.full_step_ms)
@@ -429,20 +430,17 @@ def test_a_tx2_trace_becomes_a_table(name):
 
 
 def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model):
-    args = Namespace(
-        **{"model_name": "resnet50", "alpha": 1.0, "input_size": 8, "num_classes": 3, "batch_size": 4},
-        **{"logdir": tmp_path, "optimizer": "sgd", "augment": "none", "weights": "none", "dataset_name": "digits"},
-        **{"mixed_precision": False, "allow_stale_profile": True},
-    )
-    own = table_folder(args)
-    args.from_trace = Path("far") / "tx2.xplane.pb"
-    assert table_folder(args) == own.with_name(own.name + "_from_tx2")
+    network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, augment="none", weights="none")
+    own = table_folder(network, tmp_path)
+    folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")
+    assert folder == own.with_name(own.name + "_from_tx2")
     table = make_table(small_model)
-    table.settings.update({key: getattr(args, key) for key in TABLE_SETTINGS})
+    table.settings.update(table_settings(network))
+    table.details["trace"] = "tx2.xplane.pb"  # of another machine, and not refused for that
     unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
-    TimingTable(**{**vars(table), "fit": unknown}).save(table_folder(args))
+    TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
-    assert load_table(args, tensor_names(small_model), shapes).fit == unknown
+    assert load_table(folder, network, tensor_names(small_model), shapes, "profiler.py").fit == unknown
 
 
 def test_the_plan_keeps_to_each_rho_and_says_what_is_infeasible(small_model):
@@ -484,10 +482,10 @@ def test_a_runs_importance_is_used_where_it_is_of_this_network(tmp_path):
 )
 def test_bad_options_are_named(arguments, message):
     with pytest.raises(UserError) as caught:
-        options.parse_profiler(arguments)
+        parse_profiler(arguments)
     assert str(caught.value).startswith(message)
     with pytest.raises(UserError, match=r"is a flag of profiler\.py, not of main\.py"):
-        options.parse_main(arguments)
+        parse_main(arguments)
 
 
 def test_planning_from_a_trace_on_the_command_line(tmp_path, monkeypatch, capsys):

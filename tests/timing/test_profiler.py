@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,25 +11,27 @@ from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_tab
 
 import profiler
 from elastic_trainer import machine
+from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.machine import environment, stolen_seconds
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.settings import DataSettings, NetworkSettings
 from elastic_trainer.timing import wall_time
 from elastic_trainer.timing.attribution import attribute_times
-from elastic_trainer.timing.fit import chain_and_own, fit_wall_time
-from elastic_trainer.timing.table import TABLE_SETTINGS, load_table, stale_since, table_folder
+from elastic_trainer.timing.fit import fit_wall_time, selection_sums
+from elastic_trainer.timing.table import TABLE_SETTINGS, load_table, stale_since, table_folder, table_settings
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 from utils import UserError
 
-SETTINGS = {
-    "model_name": "mobilenetv2",
-    "alpha": 0.5,
-    "input_size": SIZE,
-    "num_classes": CLASSES,
-    "batch_size": BATCH,
-    "optimizer": "sgd",
-    "augment": "none",
-    "mixed_precision": False,
-}
+SETTINGS = NetworkSettings(
+    model_name="mobilenetv2",
+    alpha=0.5,
+    input_size=SIZE,
+    num_classes=CLASSES,
+    batch_size=BATCH,
+    optimizer="sgd",
+    augment="none",
+    weights="none",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_chain_sum_is_never_below_the_operations_a_selection_needs(attributed):
     for _ in range(300):
         selected = rng.random(len(needs)) < rng.random()
         union = set().union(*(needs[costs.positions[k]] for k in np.flatnonzero(selected)))
-        chain, own = chain_and_own(selected, costs.t_dy_ms, gradient_ms)
+        chain, own = selection_sums(selected, costs.t_dy_ms, gradient_ms)
         assert chain + own >= sum(op_ms[name] for name in union) - 1e-9
 
 
@@ -127,25 +129,26 @@ def test_profiling_a_network_end_to_end(tmp_path, small_model):
 
 @pytest.fixture
 def saved(tmp_path, small_model):
-    args = Namespace(**SETTINGS, dataset_name="digits", logdir=tmp_path, weights="none")
     table = make_table(small_model)
-    table.settings.update(SETTINGS)
+    table.settings.update(table_settings(SETTINGS))
     table.details["environment"] = environment()
-    table.save(table_folder(args))
-    return args, tensor_names(small_model), table
+    table.save(table_folder(SETTINGS, tmp_path))
+    return tmp_path, tensor_names(small_model), table
 
 
-def load(args, names, table):
+def load(logdir, names, table, network=SETTINGS, allow_stale=False):
     shapes = dict(zip(table.positions, table.shapes, strict=True))
-    return load_table(args, names, [shapes.get(k, ()) for k in range(len(names))])
+    remake = profiler_command(network, DataSettings("digits"), logdir)
+    in_order = [shapes.get(k, ()) for k in range(len(names))]
+    return load_table(table_folder(network, logdir), network, names, in_order, remake, allow_stale)
 
 
 def test_the_table_is_read_back_as_written(saved):
-    args, names, table = saved
-    assert table_folder(args).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
-    header = (table_folder(args) / "table.csv").read_text().splitlines()[0]
+    logdir, names, table = saved
+    assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
+    header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
     assert header == "name,shape,order,t_dw_ms,t_dy_ms"
-    loaded = load(args, names, table)
+    loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
@@ -153,32 +156,31 @@ def test_the_table_is_read_back_as_written(saved):
 
 
 def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
-    args, names, table = saved
-    folder = table_folder(args)
+    logdir, names, table = saved
+    folder = table_folder(SETTINGS, logdir)
     command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
-    with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it anew: {command}"):
-        load(Namespace(**{**vars(args), "optimizer": "adam"}), names, table)
+    with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it again: {command}"):
+        load(logdir, names, table, replace(SETTINGS, optimizer="adam"))
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        load(args, ["other", *names[1:]], table)
+        load(logdir, ["other", *names[1:]], table)
     with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
-        load(args, [*names, "more"], table)
-    both = Namespace(**{**vars(args), "optimizer": "adam", "augment": "flip"})
+        load(logdir, [*names, "more"], table)
     with pytest.raises(UserError, match="measured with --optimizer sgd, not adam; --augment none, not flip; make it"):
-        load(both, names, table)
+        load(logdir, names, table, replace(SETTINGS, optimizer="adam", augment="flip"))
     table.shapes[0] = (1, 2)
     with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
-        load(args, names, table)
+        load(logdir, names, table)
     record = json.loads((folder / "profile.json").read_text())
     for damaged in (json.dumps(record)[:-30], "[]", "", json.dumps({**record, "model_name": None})):
         (folder / "profile.json").write_text(damaged)
-        with pytest.raises(UserError, match=f"(not a timing table|--model_name None).*make it anew: {command}"):
-            load(args, names, table)
+        with pytest.raises(UserError, match=f"(not a timing table|--model_name None).*make it again: {command}"):
+            load(logdir, names, table)
     (folder / "profile.json").write_text(json.dumps({**record, "full_step_ms": "fast"}))
     with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        load(args, names, table)
+        load(logdir, names, table)
     (folder / "table.csv").unlink()
     with pytest.raises(UserError, match=f"no timing table in .*{command}"):
-        load(args, names, table)
+        load(logdir, names, table)
 
 
 def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
@@ -238,14 +240,16 @@ def test_without_a_drift_times_stay_as_they_are():
 
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
 def test_a_table_copied_from_other_settings_is_refused_even_if_a_stale_one_is_allowed(setting, saved):
-    args, names, table = saved
+    logdir, names, table = saved
     changed = {"model_name": "vit", "optimizer": "adam", "augment": "flip", "alpha": 0.35}.get(setting, 77)
-    other = Namespace(**{**vars(args), setting: changed, "allow_stale_profile": True})
-    folder = table_folder(args)
-    if table_folder(other) != folder:
-        folder.rename(table_folder(other))
-    with pytest.raises(UserError, match=f"measured with --{setting} {SETTINGS[setting]}, not {changed}; make it anew"):
-        load(other, names, table)
+    other = replace(SETTINGS, **{setting: changed})  # type: ignore[arg-type]
+    folder = table_folder(SETTINGS, logdir)
+    if table_folder(other, logdir) != folder:
+        folder.rename(table_folder(other, logdir))
+    with pytest.raises(
+        UserError, match=f"measured with --{setting} {getattr(SETTINGS, setting)}, not {changed}; make it again"
+    ):
+        load(logdir, names, table, other, allow_stale=True)
 
 
 ELSEWHERE = {
@@ -259,8 +263,8 @@ ELSEWHERE = {
 }
 
 
-def change_environment(args, **changed):
-    path = table_folder(args) / "profile.json"
+def change_environment(logdir, **changed):
+    path = table_folder(SETTINGS, logdir) / "profile.json"
     record = json.loads(path.read_text())
     record["environment"].update(changed)
     path.write_text(json.dumps(record))
@@ -268,34 +272,33 @@ def change_environment(args, **changed):
 
 @pytest.mark.parametrize("what", ELSEWHERE)
 def test_a_table_made_elsewhere_is_refused_or_with_a_warning_allowed(what, saved, capsys):
-    args, names, table = saved
+    logdir, names, table = saved
     key, value, words = ELSEWHERE[what]
-    change_environment(args, **{key: value})
+    change_environment(logdir, **{key: value})
     with pytest.raises(
-        UserError, match=f"made elsewhere: {words}; make it anew: python profiler.* with --allow_stale_profile$"
+        UserError, match=f"made elsewhere: {words}; make it again: python profiler.* with --allow_stale_profile$"
     ):
-        load(args, names, table)
-    allowed = Namespace(**vars(args), allow_stale_profile=True)
-    assert load(allowed, names, table).names == table.names
+        load(logdir, names, table)
+    assert load(logdir, names, table, allow_stale=True).names == table.names
     assert re.match(rf"warning: .*made elsewhere: {words}; used all the same \(", capsys.readouterr().out)
 
 
 def test_everything_that_differs_is_named_and_what_was_not_recorded_is_not_compared(saved):
-    args, names, table = saved
-    change_environment(args, machine="pdp11", system="Multics", cores=None, python="1.5.2")
+    logdir, names, table = saved
+    change_environment(logdir, machine="pdp11", system="Multics", cores=None, python="1.5.2")
     with pytest.raises(UserError, match=r"made elsewhere: machine pdp11, here \w+; system Multics, here \w+; make it"):
-        load(args, names, table)
+        load(logdir, names, table)
 
 
 def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
-    args, names, table = saved
-    path = table_folder(args) / "profile.json"
+    logdir, names, table = saved
+    path = table_folder(SETTINGS, logdir) / "profile.json"
     record = json.loads(path.read_text())
     del record["environment"]
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine; make it anew"):
-        load(args, names, table)
-    load(Namespace(**vars(args), allow_stale_profile=True), names, table)
+    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine; make it again"):
+        load(logdir, names, table)
+    load(logdir, names, table, allow_stale=True)
     assert "warning: " in capsys.readouterr().out
 
 

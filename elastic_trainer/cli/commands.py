@@ -1,0 +1,220 @@
+"""The commands as typed settings: what each command line asks for, complete and checked (no TensorFlow here)."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from elastic_trainer.cli.flags import data_parser, profiler_parser
+from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_own_model
+from elastic_trainer.settings import DataSettings, NetworkSettings, RunSettings, Settings, defaults_of
+from utils import UserError
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """One run: `main.py`.
+
+    Attributes:
+        options: every option by name, as config.json keeps them.
+    """
+
+    train_type: str
+    network: NetworkSettings
+    data: DataSettings
+    training: Settings
+    run: RunSettings
+    options: dict[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What config.json keeps of the options."""
+        return {**self.options, "num_classes": self.network.num_classes}
+
+    def with_classes(self, count: int) -> TrainCommand:
+        """The same for `count` classes, if the number was left open."""
+        return replace(self, network=self.network.with_classes(count))
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """One evaluation: `main.py --evaluate`.
+
+    Attributes:
+        model: the .keras file.
+        folder: where results are written.
+        model_name: the user's function that builds the network, or None to take the network from the file.
+        input_size, num_classes: None if neither the command line nor the run says so.
+        export: format to export the model to, or None.
+    """
+
+    model: Path
+    folder: Path
+    data: DataSettings
+    model_name: str | None
+    input_size: int | None
+    num_classes: int | None
+    batch_size: int
+    augment: str
+    seed: int
+    export: str | None
+
+
+@dataclass(frozen=True)
+class ProfileCommand:
+    """One profile: `profiler.py`.
+
+    Attributes:
+        timing: source of the operation times, one of `settings.TIMINGS`.
+        seconds: time for measuring steps, or None for the default.
+        from_trace: a trace of another board, or None to measure here.
+    """
+
+    network: NetworkSettings
+    data: DataSettings
+    logdir: Path
+    timing: str
+    seconds: float | None
+    from_trace: Path | None
+
+
+@dataclass(frozen=True)
+class DataCommand:
+    """One of `data.py show|prepare|pack|unpack`; what a command does not take is None.
+
+    Attributes:
+        name: of the command.
+        output: file or stem to write to.
+        archive: to unpack.
+    """
+
+    name: str
+    dataset_name: str | None
+    data_dir: Path | None
+    test_fraction: float | None
+    output: Path | None
+    archive: Path | None
+
+
+def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
+    """The command line of profiler.py. Raises `UserError` for a value out of range."""
+    args = profiler_parser().parse_args(arguments)
+    if args.from_trace is not None:
+        if args.timing != "trace":
+            raise UserError(f"--timing {args.timing}: --from_trace takes the times of its file; leave one of them out")
+        if not args.from_trace.is_file():
+            raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb that tf.profiler wrote")
+        args.weights = args.weights or "none"  # times do not depend on them
+    use_glyph_weights(args)
+    fill_in_defaults(args)
+    return ProfileCommand(
+        network_settings(args), data_settings(args), args.logdir, args.timing, args.seconds, args.from_trace
+    )
+
+
+def parse_data(arguments: Sequence[str] | None = None) -> DataCommand:
+    """The command line of data.py. Raises `UserError` for a value out of range."""
+    args = data_parser().parse_args(arguments)
+    if args.command == "show":
+        check_data_dir(args)
+        check_folder_options(args)
+        args.output = args.output or Path("figures") / args.dataset_name
+    fields = ("dataset_name", "data_dir", "test_fraction", "output", "archive")
+    return DataCommand(args.command, *(getattr(args, name, None) for name in fields))
+
+
+def network_settings(args: argparse.Namespace) -> NetworkSettings:
+    """The network that complete options ask for."""
+    return NetworkSettings(
+        model_name=args.model_name,
+        input_size=args.input_size,
+        num_classes=args.num_classes,
+        batch_size=args.batch_size,
+        weights=args.weights,
+        alpha=args.alpha,
+        augment=args.augment,
+        optimizer=args.optimizer,
+        mixed_precision=args.mixed_precision,
+        seed=args.seed,
+    )
+
+
+def data_settings(args: argparse.Namespace) -> DataSettings:
+    """The images that the options of any command ask for."""
+    return DataSettings(
+        dataset_name=args.dataset_name,
+        data_dir=args.data_dir,
+        test_fraction=getattr(args, "test_fraction", None),
+        skip_broken=getattr(args, "skip_broken", False),
+        image_memory=getattr(args, "image_memory", None),
+        cache_dir=args.logdir / "images",
+    )
+
+
+# --- what several commands share --------------------------------------------------------------------------------------
+
+
+def fill_in_defaults(args: argparse.Namespace) -> None:
+    """Every option that was not given takes its data set's default. Raises `UserError` for options that do not fit."""
+    alpha_given = args.alpha is not None
+    check_data_dir(args)
+    if is_own_model(args.model_name):
+        if args.weights is None:
+            args.weights = "none"
+        elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
+            raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
+    if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
+        raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
+    for name, value in defaults_of(args.dataset_name).items():
+        if getattr(args, name, 0) is None:
+            setattr(args, name, value)
+    if args.model_name not in WIDTHS:
+        if alpha_given:
+            raise UserError(f"--alpha: {args.model_name} has one width only; leave it out")
+        args.alpha = 1.0
+    if args.optimizer is None:
+        args.optimizer = "adam" if args.model_name == "vit" else "sgd"
+
+
+def use_glyph_weights(args: argparse.Namespace) -> None:
+    """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
+    fits = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
+    if args.weights is None and fits:
+        args.weights = str(GLYPH_WEIGHTS)
+
+
+def check_data_dir(args: argparse.Namespace) -> None:
+    """Raise `UserError` for a folder that the data set has no use for."""
+    if args.data_dir is not None and args.dataset_name == "digits":
+        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
+
+
+def check_folder_options(args: argparse.Namespace) -> None:
+    """Raise `UserError` for options of image_folder given for another data set."""
+    for name in ("skip_broken", "test_fraction"):
+        if getattr(args, name, None) and args.dataset_name != "image_folder":
+            raise UserError(f"--{name}: goes with --dataset_name image_folder only")
+
+
+def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path) -> str:
+    """The command that makes the timing table of these settings."""
+    return shlex.join(["python", "profiler.py", *profiler_flags(network, data, logdir)])
+
+
+def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
+    """What profiler.py must be given to make the timing table of these settings."""
+    parts = ["--model_name", network.model_name, "--dataset_name", data.dataset_name]
+    if network.model_name in WIDTHS:
+        parts += ["--alpha", f"{network.alpha:g}"]
+    for name in ("input_size", "num_classes", "batch_size", "optimizer", "augment"):
+        parts += [f"--{name}", str(getattr(network, name))]
+    if network.mixed_precision:
+        parts.append("--mixed_precision")
+    for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):
+        if str(value) not in ("None", "logs"):
+            parts += [f"--{name}", str(value)]
+    return parts

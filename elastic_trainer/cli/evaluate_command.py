@@ -1,0 +1,84 @@
+"""The command line of `main.py --evaluate`: options that are not given come from the run that the model is from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_trainer.cli.commands import EvaluateCommand, data_settings
+from elastic_trainer.cli.flags import main_parser
+from elastic_trainer.runs.reader import config_of_model
+from elastic_trainer.settings import defaults_of
+from utils import UserError
+
+# Options that come from the run's config.json if they are not given.
+_FROM_RUN = (
+    "dataset_name",
+    "data_dir",
+    "input_size",
+    "num_classes",
+    "batch_size",
+    "augment",
+    "model_name",
+    "skip_broken",
+    "test_fraction",
+)
+_WITH_EVALUATE = (*_FROM_RUN, "logdir", "image_memory", "export", "evaluate")
+
+
+def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
+    """A command line of main.py with `--evaluate`. Raises `UserError` for options that do not go with it."""
+    parser = main_parser()
+    given = parser.given(arguments)
+    unfit = next((name for name in given if name not in _WITH_EVALUATE), None)
+    if unfit:
+        raise UserError(f"--{unfit}: does not go with --evaluate, which trains nothing; leave it out")
+    args = parser.parse_args(arguments)
+    model = _model_file(args.evaluate)
+    config = config_of_model(model.parent)
+    taken: dict[str, Any] = {name: config.get(name) for name in _FROM_RUN}
+    if "dataset_name" in given and args.dataset_name != taken["dataset_name"]:
+        taken["data_dir"] = taken["num_classes"] = None  # they belong to the run's data set
+    own_code = ".py:" in (args.model_name if "model_name" in given else taken["model_name"] or "")
+    if "model_name" in given and not own_code:
+        raise UserError(
+            f"--model_name {args.model_name}: --evaluate takes the network from its file; leave it out "
+            "(FILE.py:FUNCTION may be given, for a network with custom layers)"
+        )
+    if not own_code:
+        taken["model_name"] = None
+    parser.set_defaults(**{name: value for name, value in taken.items() if value is not None})
+    args = parser.parse_args(arguments)
+    defaults = defaults_of(args.dataset_name)
+    return EvaluateCommand(
+        model=model,
+        folder=_result_folder(model, args.logdir, is_of_run=bool(config)),
+        data=data_settings(args),
+        model_name=args.model_name,
+        input_size=args.input_size,
+        num_classes=args.num_classes,
+        batch_size=args.batch_size or defaults["batch_size"],
+        augment=args.augment or defaults["augment"],
+        seed=args.seed,
+        export=args.export,
+    )
+
+
+def _result_folder(model: Path, logdir: Path, is_of_run: bool) -> Path:
+    if not is_of_run:
+        return logdir / f"evaluated_{model.stem}"
+    return model.parent if model.stem == "best" else model.parent / model.stem
+
+
+def _model_file(path: Path) -> Path:
+    """The .keras file that `--evaluate` means."""
+    if path.is_dir():
+        if not (path / "best.keras").is_file():
+            raise UserError(f"--evaluate {path}: holds no best.keras; a run keeps it with --save_model or --export")
+        return path / "best.keras"
+    if path.suffix != ".keras":
+        raise UserError(f"--evaluate {path}: must be the folder of a run or a file that ends in .keras")
+    if not path.is_file():
+        raise UserError(f"--evaluate {path}: there is no such file")
+    return path

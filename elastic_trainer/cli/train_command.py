@@ -1,0 +1,152 @@
+"""The command line of main.py: a new run, a run to continue, or an evaluation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_trainer.cli.commands import (
+    EvaluateCommand,
+    TrainCommand,
+    check_folder_options,
+    data_settings,
+    fill_in_defaults,
+    network_settings,
+    use_glyph_weights,
+)
+from elastic_trainer.cli.evaluate_command import parse_evaluation
+from elastic_trainer.cli.flags import main_parser
+from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.networks.names import model_label
+from elastic_trainer.runs.reader import started_with
+from elastic_trainer.settings import RunSettings, Settings, is_elastic
+from utils import UserError
+
+
+def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
+    """The command line of main.py. Raises `UserError` for a value out of range."""
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    parser = main_parser()
+    if parser.parse_args(given).evaluate is not None:
+        return parse_evaluation(given)
+    return parse_training(given)
+
+
+def parse_training(given: Sequence[str]) -> TrainCommand:
+    """A command line of main.py that trains. Raises `UserError` for a value out of range."""
+    parser = main_parser()
+    args = parser.parse_args(given)
+    args.command = [*given]
+    if isinstance(args.resume, Path):
+        args = _as_started(parser, args.resume, given)
+    args.resume = args.resume is not None
+    _check_combinations(args)
+    _keep_model_to_export(parser, args, given)
+    check_folder_options(args)
+    if args.correct_budget is None:
+        args.correct_budget = not args.deterministic
+    use_glyph_weights(args)
+    fill_in_defaults(args)
+    args.run_name = _run_name(args)
+    return TrainCommand(
+        args.train_type,
+        network_settings(args),
+        data_settings(args),
+        _training_settings(args),
+        _run_settings(args),
+        _plain_options(args),
+    )
+
+
+def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> argparse.Namespace:
+    """The options that the run in `folder` was started with, those `given` now added."""
+    command = started_with(folder)
+    args = parser.parse_args([*command, *given])
+    args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
+    args.command = command
+    return args
+
+
+def _check_combinations(args: argparse.Namespace) -> None:
+    """Raise `UserError` for flags that exclude each other."""
+    if args.resume and args.overwrite:
+        raise UserError("--resume: does not go with --overwrite; leave one of the two out")
+    elastic = is_elastic(args.train_type)
+    if args.deadline is not None and (args.rho is not None or not elastic):
+        other = "--rho; give one of the two" if elastic else f"--train_type {args.train_type}, which has no time budget"
+        raise UserError(f"--deadline: does not go with {other}")
+    if args.deterministic and (args.correct_budget or args.deadline is not None):
+        other = "--deadline" if args.deadline is not None else "--correct_budget True"
+        raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
+    if args.mixed_precision and args.train_type == "prunetrain":
+        raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
+
+
+def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:
+    """`--export` needs the best model, so it is kept. Raises `UserError` if the command line forbids that."""
+    if args.export and not args.save_model:
+        if "save_model" in parser.given([*args.command, *given]):
+            raise UserError(f"--export {args.export}: needs the best model; leave out --save_model False")
+        args.save_model = True
+
+
+def _run_name(args: argparse.Namespace) -> str:
+    """The run's name: as given, else made from the settings. Raises `UserError` for one that no folder can have."""
+    if args.run_name is None:
+        budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
+        label = model_label(args.model_name, args.alpha)
+        return f"{label}_{args.dataset_name}_{args.train_type}{budget if is_elastic(args.train_type) else ''}"
+    plain = args.run_name.isprintable() and Path(args.run_name).name == args.run_name
+    if args.run_name in ("", ".", "..") or not plain:
+        raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
+    if args.run_name in ("profiles", "images"):
+        raise UserError(f"--run_name must not be '{args.run_name}': that folder is for what several runs share")
+    return args.run_name
+
+
+def _training_settings(args: argparse.Namespace) -> Settings:
+    return Settings(
+        optimizer=args.optimizer,
+        learning_rate=args.learning_rate,
+        weight_decay=args.weight_decay,
+        num_epochs=args.num_epochs,
+        max_steps=args.max_steps,
+        interval=args.interval,
+        importance_batches=args.importance_batches,
+        rho=args.rho,
+        trained_layers=args.trained_layers,
+        deadline=args.deadline,
+        correct_budget=args.correct_budget,
+        time_resolution=args.time_resolution,
+        save_model=args.save_model,
+        prune_interval=args.prune_interval,
+        prune_ratio=args.prune_ratio,
+        prune_threshold=args.prune_threshold,
+        checkpoint_steps=args.checkpoint_steps,
+        checkpoint_minutes=args.checkpoint_minutes,
+    )
+
+
+def _run_settings(args: argparse.Namespace) -> RunSettings:
+    return RunSettings(
+        logdir=args.logdir,
+        run_name=args.run_name,
+        resume=args.resume,
+        overwrite=args.overwrite,
+        deterministic=args.deterministic,
+        allow_stale_profile=args.allow_stale_profile,
+        save_txt=args.save_txt,
+        export=args.export,
+        power_csv=args.power_csv,
+    )
+
+
+def _plain_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Every option in JSON's types; rho is None where no share of a full step was asked for."""
+    plain = (int, float, list, type(None))
+    options = {name: value if isinstance(value, plain) else str(value) for name, value in vars(args).items()}
+    has_rho = is_elastic(args.train_type) and args.deadline is None
+    return {**options, "rho": args.rho if has_rho else None}

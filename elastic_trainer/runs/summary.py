@@ -1,0 +1,77 @@
+"""The results of a run as summary.json keeps them, and as one line says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastic_trainer.runs.energy import EnergyMeter
+from elastic_trainer.runs.history import History
+
+
+def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) -> dict[str, Any]:
+    """What summary.json holds of a finished run.
+
+    Args:
+        history: of the run.
+        planned_steps: that the run was to have; a deadline may have ended it earlier.
+        meter: of energy, or why there is none.
+
+    Returns:
+        Accuracies in 0…1, times in seconds, memory in MB, energy in J (or null, and why), FLOPs (two for each
+        multiply-accumulate).
+    """
+    step_ms, full_ms = history.step_ms, history.full_training_ms()
+    training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
+    return {
+        "epochs": len(history.epochs),
+        "steps": history.step,
+        "planned_steps": planned_steps,
+        "best_accuracy": history.best_accuracy,
+        "final_accuracy": history.epochs[-1]["test_accuracy"],
+        "train_seconds": training,
+        "validation_seconds": history.clocks.seconds("validation"),
+        "selection_seconds": selection,
+        "selection_percent": 100 * selection / training,
+        "elapsed_seconds": history.clocks.elapsed(),
+        "median_step_ms": float(np.median(step_ms)) if step_ms else None,
+        "rho_measured": sum(step_ms) / full_ms if full_ms else None,
+        # All of training time, selecting included, over that of full training as it would have run.
+        "time_over_full": 1e3 * training / (full_ms / len(step_ms) * history.step) if full_ms else None,
+        "train_flops": history.flops(),
+        "peak_memory_mb": history.peak("peak_memory_mb"),
+        "gpu_peak_memory_mb": history.peak("gpu_peak_memory_mb"),
+        **_energy(history, meter),
+        "training_spans": history.clocks.spans,
+    }
+
+
+def _energy(history: History, meter: EnergyMeter | str) -> dict[str, Any]:
+    joules, missing = history.clocks.joules, None
+    if joules is None:
+        here = meter if isinstance(meter, str) else meter.failure
+        missing = here or "a part of the run was trained without an energy meter"
+    name = None if isinstance(meter, str) else meter.name
+    return {"energy_joules": joules, "energy_meter": name, "energy_missing": missing}
+
+
+def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
+    """What a person wants to know of a finished run; `deadline` in seconds, or None."""
+    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary["rho_measured"]
+    step = f", median step {step_ms:.1f} ms" if step_ms else ""
+    if rho:
+        asked = f"{summary['rho']:g}" if deadline is None else "what the deadline allows"
+        step += (
+            f"; {summary['time_over_full']:.2f} of full training's time as it would have run, its steps {rho:.2f} "
+            f"(asked: {asked})"
+        )
+    if deadline is not None:
+        step += f", {summary['elapsed_seconds']:.0f} s of the {deadline:.0f} s given"
+        if summary["steps"] < summary["planned_steps"]:
+            step += f", stopped at the deadline after step {summary['steps']} of {summary['planned_steps']}"
+    return (
+        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
+        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"
+        f"{step}"
+    )

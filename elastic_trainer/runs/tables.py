@@ -1,0 +1,40 @@
+"""The tables of a run: metrics.csv, a row an epoch, and selections.csv, a row for each tensor of each selection."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from elastic_trainer.runs.history import History
+from elastic_trainer.runs.reader import METRICS, SELECTIONS
+from utils import write_csv
+
+SELECTION_COLUMNS = (
+    *("epoch", "step", "name", "importance", "chosen"),
+    *("predicted_step_ms", "budget_step_ms", "measured_step_ms", "rho", "slowdown", "correction"),
+)
+
+
+def write_tables(folder: Path, history: History, tensor_names: Sequence[str]) -> None:
+    """Write both tables completely; metrics.csv once an epoch is complete.
+
+    Args:
+        folder: of the run.
+        tensor_names: of `model.trainable_variables`, in their order.
+    """
+    if history.epochs:
+        write_csv(folder / METRICS, list(history.epochs[0]), (list(row.values()) for row in history.epochs))
+    write_csv(folder / SELECTIONS, SELECTION_COLUMNS, _selection_rows(history, tensor_names))
+
+
+def _selection_rows(history: History, tensor_names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    for interval in history.intervals:
+        selection = interval.selection
+        measured = statistics.median(interval.step_ms) if interval.step_ms else None
+        budget = (selection.predicted_step_ms, selection.budget_step_ms, measured)
+        correction = (selection.rho, selection.slowdown, selection.correction)
+        epoch = f"{selection.epoch:.6g}"
+        for index, name in enumerate(tensor_names):
+            importance = None if selection.importance is None else float(selection.importance[index])
+            yield (epoch, interval.step, name, importance, int(selection.mask[index]), *budget, *correction)

@@ -1,0 +1,53 @@
+"""The length of a run in steps, and the steps before which a selection is due."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+from elastic_trainer.settings import Settings
+from utils import UserError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is.
+
+    Attributes:
+        steps_per_epoch: of the data set.
+        total_steps: of the run.
+    """
+
+    steps_per_epoch: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, settings: Settings, steps_per_epoch: int) -> Schedule:
+        """The schedule that `settings` ask for on a data set of `steps_per_epoch`."""
+        return cls(steps_per_epoch, min(settings.num_epochs * steps_per_epoch, settings.max_steps or sys.maxsize))
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run; the last may be incomplete."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    def steps_of(self, epoch: int) -> tuple[int, int]:
+        """The first step of an epoch, counted from 0, and the step after its last."""
+        start, end = (min(count * self.steps_per_epoch, self.total_steps) for count in (epoch, epoch + 1))
+        return start, end
+
+    def selection_steps(self, interval: float) -> list[int]:
+        """Steps, counted from 0, before which a selection is due: every `interval` epochs.
+
+        Raises:
+            UserError: less than a step lies between two of them.
+        """
+        steps = interval * self.steps_per_epoch
+        if steps < 1:
+            raise UserError(
+                f"--interval {interval:g}: is less than a step; an epoch has {self.steps_per_epoch} steps, so "
+                f"give at least {math.ceil(1e4 / self.steps_per_epoch) / 1e4:g}"
+            )
+        due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(self.total_steps / steps))]
+        return [step for step in due if step < self.total_steps]
