@@ -88,7 +88,7 @@ def elastic_training_grad_magnitude(
 
 def prunetrain(model: keras.Model, data: ImageData, settings: Settings, run: RunLog) -> dict[str, Any]:
     """Train every tensor, and remove channels that matter little as it goes on (see `prunetrain.py`)."""
-    from elastic_trainer.pruning.prunetrain import PruneTrainScheme
+    from elastic_trainer.pruning.scheme import PruneTrainScheme
 
     return run_training(model, data, PruneTrainScheme(model, data, settings), settings, run)
 

@@ -40,7 +40,7 @@ class Measured:
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: tuple[Any, Any]) -> None:
         import tensorflow as tf
 
-        from elastic_trainer.pruning import prunetrain
+        from elastic_trainer.pruning import scheme as prunetrain
         from elastic_trainer.training.step import TrainStep
 
         self.parameters = model.count_params()
@@ -63,7 +63,7 @@ class Measured:
 
 def weaken(model: keras.Model, share: float) -> None:
     """Zero what reads the `share` of each group's channels that its readers weigh least."""
-    from elastic_trainer.pruning import prunetrain
+    from elastic_trainer.pruning import scheme as prunetrain
 
     network = prunetrain._Network(model)
     for group in network.prunable().values():
@@ -91,7 +91,7 @@ def new_network(args: Any) -> tuple[keras.Model, keras.optimizers.Optimizer]:
 
 def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[Measured, tuple[int, int]]:
     """The network without the weakest `share` of its channels, and how many of how many channels are left."""
-    from elastic_trainer.pruning import prunetrain
+    from elastic_trainer.pruning import scheme as prunetrain
 
     model, optimizer = new_network(args)
     data, settings = (

@@ -14,8 +14,8 @@ from conftest import BATCH, CLASSES, make_small_model
 import models
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
-from elastic_trainer.pruning import prunetrain
-from elastic_trainer.pruning.prunetrain import _Network
+from elastic_trainer.pruning import scheme as prunetrain
+from elastic_trainer.pruning.scheme import _Network
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.optimizers import make_optimizer
