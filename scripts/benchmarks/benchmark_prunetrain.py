@@ -40,7 +40,7 @@ class Measured:
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: tuple[Any, Any]) -> None:
         import tensorflow as tf
 
-        from elastic_trainer.pruning import scheme as prunetrain
+        from elastic_trainer.pruning.group_lasso import group_lasso
         from elastic_trainer.training.step import TrainStep
 
         self.parameters = model.count_params()
@@ -51,7 +51,7 @@ class Measured:
         @tf.function
         def lasso() -> tuple[tf.Tensor, list[tf.Tensor]]:
             with tf.GradientTape() as tape:
-                penalty = prunetrain.group_lasso(model)
+                penalty = group_lasso(model)
             return penalty, [gradient for gradient in tape.gradient(penalty, variables) if gradient is not None]
 
         self.step = lambda: step(*batch)
@@ -63,12 +63,13 @@ class Measured:
 
 def weaken(model: keras.Model, share: float) -> None:
     """Zero what reads the `share` of each group's channels that its readers weigh least."""
-    from elastic_trainer.pruning import scheme as prunetrain
+    from elastic_trainer.pruning.channel_groups import ChannelGroups
+    from elastic_trainer.pruning.dead_channels import reading_norms
 
-    network = prunetrain._Network(model)
+    network = ChannelGroups(model)
     for group in network.prunable().values():
         readers = network.readers(group).values()
-        norms = [network.gather(prunetrain._reading_norms(kernel), kernel.source, group) for kernel in readers]
+        norms = [network.gather(reading_norms(kernel), kernel.source, group) for kernel in readers]
         total = np.sum([norm.sum(axis=0) / max(float(norm.sum()), 1e-30) for norm in norms], axis=0)
         weakest = np.argsort(total, kind="stable")[: int(share * len(total))]
         for kernel in readers:
@@ -91,14 +92,14 @@ def new_network(args: Any) -> tuple[keras.Model, keras.optimizers.Optimizer]:
 
 def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[Measured, tuple[int, int]]:
     """The network without the weakest `share` of its channels, and how many of how many channels are left."""
-    from elastic_trainer.pruning import scheme as prunetrain
+    from elastic_trainer.pruning.scheme import PROBE_IMAGES, PruneTrainScheme
 
     model, optimizer = new_network(args)
     data, settings = (
-        SimpleNamespace(probe=lambda index: [batch], batch_size=prunetrain.PROBE_IMAGES),
+        SimpleNamespace(probe=lambda index: [batch], batch_size=PROBE_IMAGES),
         SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
     )
-    scheme = prunetrain.PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
+    scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)
     model, optimizer = scheme.reconfigure(model, optimizer) or (model, optimizer)
     return Measured(model, optimizer, batch), scheme.channels()

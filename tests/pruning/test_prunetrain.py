@@ -14,8 +14,10 @@ from conftest import BATCH, CLASSES, make_small_model
 import models
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
-from elastic_trainer.pruning import scheme as prunetrain
-from elastic_trainer.pruning.scheme import _Network
+from elastic_trainer.pruning.channel_groups import ChannelGroups
+from elastic_trainer.pruning.group_lasso import group_lasso
+from elastic_trainer.pruning.rebuild import take_kept
+from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.optimizers import make_optimizer
@@ -65,7 +67,7 @@ def build(name, dropout=1e-9, augment="none"):
 
 
 def scheme_of(model, settings=EXACT):
-    return prunetrain.PruneTrainScheme(model, Batches(model), settings, multiple=1)  # type: ignore[arg-type]
+    return PruneTrainScheme(model, Batches(model), settings, multiple=1)  # type: ignore[arg-type]
 
 
 def built_optimizer(model, name="sgd", rate=1e-2):
@@ -82,7 +84,7 @@ def zero(variable, axis, channels):
 
 def kill_readers(model, share=SHARE, seed=0):
     """Zero what reads a share of the channels of every group; returns {group's name: indices of these channels}."""
-    network, rng, killed = _Network(model), np.random.default_rng(seed), {}
+    network, rng, killed = ChannelGroups(model), np.random.default_rng(seed), {}
     for name, group in network.prunable().items():
         count = network.size(group)
         killed[name] = np.sort(rng.choice(count, int(share * count), replace=False))
@@ -96,7 +98,7 @@ def kill_readers(model, share=SHARE, seed=0):
 
 def kill_writers(model, depthwise, share=SHARE):
     """Zero what writes the first channels of every group, in its convolutions or in its depthwise ones."""
-    network = _Network(model)
+    network = ChannelGroups(model)
     for group in network.prunable().values():
         for kernel in network.kernels.values():
             if kernel.depthwise == depthwise and network._roots(kernel.target) == (group,):
@@ -112,7 +114,7 @@ def assert_survivors_equal(new, old, network, kept, rtol=1e-4, skip=()):
     """Each variable of `new` is the slice of its forerunner in `old` that `kept` says; `skip`: names not compared."""
     for after, before in zip(new.variables, old.variables, strict=True):
         if before.name not in skip:
-            expected = prunetrain._cut(before.numpy(), before, network, kept)
+            expected = take_kept(before.numpy(), before, network, kept)
             scale = np.abs(expected).max() if expected.size else 0.0
             np.testing.assert_allclose(after.numpy(), expected, atol=rtol * scale, err_msg=before.path)
 
@@ -133,7 +135,7 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     scheme = scheme_of(model)
     killed = kill_readers(model)
     step = TrainStep(model, optimizer, BATCH)
-    network = _Network(model)
+    network = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
 
     for group, indices in killed.items():  # others may be silent on these few images
@@ -246,7 +248,7 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
     for _ in range(2):
         TrainStep(model, optimizer, BATCH, mask)(*data.batch)
     kill_readers(model, share=0.5, seed=1)
-    network = _Network(model)
+    network = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
     kept = kept_of(scheme, network)
     assert any(indices[-1] >= len(indices) for indices in kept.values()), "what stays must not just be the beginning"
@@ -258,7 +260,7 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
         for k, (new, old) in enumerate(zip(getattr(carried, attribute), getattr(optimizer, attribute), strict=True)):
             variable, expected = model.trainable_variables[k], old.numpy()
             if expected.ndim:
-                expected = prunetrain._cut(expected, variable, network, kept)
+                expected = take_kept(expected, variable, network, kept)
             np.testing.assert_array_equal(new.numpy(), expected)
             assert np.abs(old.numpy()).max() > 0
     if name == "adam":
@@ -307,7 +309,7 @@ def test_a_pruned_network_is_saved_and_loaded(tmp_path):
 
 def test_a_channel_of_an_addition_goes_only_when_every_reader_can_do_without_it():
     model = build("resnet50")
-    network = _Network(model)
+    network = ChannelGroups(model)
     name = "conv2_block1_0_conv/kernel"  # its channels are those of all additions of the first stage
     if name not in network.prunable():
         name = next(other for other in network.prunable() if other.startswith("conv2_block1") and "3_conv" in other)
@@ -321,7 +323,7 @@ def test_a_channel_of_an_addition_goes_only_when_every_reader_can_do_without_it(
     zero(readers[0].layer.kernel, 2, [3])
     smaller, _ = scheme.reconfigure(model, built_optimizer(model))
     np.testing.assert_array_equal(scheme._kept[name], np.setdiff1d(np.arange(256), [3]))
-    assert [kernel.layer.kernel.shape[-1] for kernel in _Network(smaller).kernels.values()].count(255) == 4
+    assert [kernel.layer.kernel.shape[-1] for kernel in ChannelGroups(smaller).kernels.values()].count(255) == 4
 
 
 def test_one_channel_of_a_group_stays_though_all_are_dead():
@@ -361,7 +363,7 @@ def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
 
 def test_channels_go_by_eights_the_least_first():
     model = build("mobilenetv2")
-    scheme = prunetrain.PruneTrainScheme(model, Batches(model), EXACT)  # type: ignore[arg-type]
+    scheme = PruneTrainScheme(model, Batches(model), EXACT)  # type: ignore[arg-type]
     killed = kill_readers(model)
     scheme.reconfigure(model, built_optimizer(model))
     for name, indices in killed.items():
@@ -415,7 +417,7 @@ def test_the_lasso_and_its_gradient_are_those_of_the_definition():
     kernels = {name: model.get_layer(name).kernel for name in ("stem", "left", "right", "head")}
     slices = {"stem": [3], "left": [2, 3], "right": [2], "head": [0]}  # image and logits have no groups
     with tf.GradientTape() as tape:
-        value = prunetrain.group_lasso(model)
+        value = group_lasso(model)
     gradients = dict(zip(kernels, tape.gradient(value, [k.value for k in kernels.values()]), strict=True))
     total = 0.0
     for name, kernel in kernels.items():
