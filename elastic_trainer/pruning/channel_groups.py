@@ -1,29 +1,33 @@
-"""Which axes of which weights hold the same channels."""
+"""Which axes of which weights hold the same channels, so that a channel is removed from all of them at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
+from elastic_trainer.pruning.disjoint_groups import DisjointGroups, Groups
 from elastic_trainer.pruning.layer_graph import ACTIVATIONS, channel_role, functional_graph, is_graph, walk
 
-Groups = tuple[int, ...]  # of an axis that holds the channels of these groups, one group's after the other's
+# Indices of the channels that stay, by group. A group that is missing keeps all its channels.
+KeptChannels = dict[int, np.ndarray]
 
 
 @dataclass(eq=False)
 class Kernel:
-    """A layer that maps channels to channels.
+    """A layer that computes its output channels from its input channels with a kernel.
 
     Attributes:
-        layer: Conv2D, Dense or DepthwiseConv2D (that one reads and makes the same channels).
-        source, target: groups of its input's and its output's channels.
-        padded: whether zeros that are no channel's value get into its sums.
-        calls: how often the network applies it.
-        norm: the batch norm that alone reads what it makes.
+        layer: Conv2D, Dense or DepthwiseConv2D.
+        source: groups of the layer's input channels.
+        target: groups of the layer's output channels; the same as `source` for a depthwise convolution.
+        depthwise: whether the layer is a DepthwiseConv2D.
+        padded: whether padding adds zeros to the sums that the layer computes.
+        calls: number of times the network applies the layer.
+        norm: the batch norm that reads the layer's output, if nothing else reads it; otherwise None.
     """
 
     layer: Any
@@ -35,116 +39,153 @@ class Kernel:
     norm: Any = None
 
 
-@dataclass(eq=False)
-class _Signal:
-    """A tensor of the graph: the groups of its last axis, what linear layer made it, and how many layers read it."""
-
-    groups: Groups
-    maker: Kernel | None = None
-    readers: int = 0
-
-
 class ChannelGroups:
-    """The groups of channels of a network, and the axes of its weights that they index.
+    """The groups of channels of a network, and the axes of its weights that these groups index.
 
-    Two axes are of one group when the data flow forces them to have the same channels: through batch norm, activations,
-    pooling, depthwise convolutions and additions. A convolution or dense layer begins a new group. Those of the images,
-    of the logits, and of what a layer that is not understood reads and makes, are fixed. Concatenated tensors hold one
-    group's channels after the other's; a flattened one holds them again for each place.
+    To remove a channel of a group, its index is removed from every axis that belongs to the group. Two axes belong to
+    the same group if the data flow forces them to have the same channels: through batch norm, activations, pooling,
+    depthwise convolutions and additions. Each convolution and each dense layer starts a new group. A concatenated
+    tensor holds the channels of several groups one after the other. A flattened tensor repeats its groups for each
+    place of the image.
+
+    The groups of the images and of the logits are fixed: all their channels stay. So are the groups that an unknown
+    layer reads or makes.
+
+    Args:
+        model: any Keras model. One that is not a functional or sequential model has no groups.
 
     Attributes:
-        kernels: by the layer's id, in the order of the data flow.
+        kernels: the layers with kernels in the order of the data flow, by `id(layer)`.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.kernels: dict[int, Kernel] = {}
-        self._parents: list[int] = []
-        self._sizes: list[int] = []
-        self._fixed: set[int] = set()
-        self._axes: dict[int, dict[int, Groups]] = {}  # by id of the variable: axis -> groups
-        self._inputs: dict[int, Groups] = {}  # by id of an inner model's input tensor
-        self._normed: list[tuple[_Signal, Any]] = []
-        self._norm_calls: dict[int, int] = {}
-        if is_graph(model):
-            outputs = walk(model, [self._opaque(tensor.shape) for tensor in model.inputs], self._visit)
-            for signal in outputs:
-                self._fix(signal.groups)
-                signal.readers += 1
-        for signal, norm in self._normed:
-            maker = signal.maker
-            if maker is not None and signal.readers == maker.calls == self._norm_calls[id(norm)] == 1:
-                maker.norm = norm
+        flow = _ChannelFlow(model)
+        self.kernels = flow.kernels
+        self._groups, self._axes, self._inputs = flow.groups, flow.axes, flow.inputs
 
     def prunable(self) -> dict[str, int]:
         """The groups whose channels may be removed, by the path of the first kernel that makes them."""
         found: dict[int, str] = {}
         for name, kernel in self.readers().items():
-            group = self._root(kernel.target[0])
-            if group not in self._fixed and group not in found and self.readers(group):
+            group = self._groups.root(kernel.target[0])
+            if not self._groups.is_fixed(group) and group not in found and self.readers(group):
                 found[group] = name
         return {name: group for group, name in found.items()}
 
     def readers(self, group: int | None = None) -> dict[str, Kernel]:
-        """Layers that read the channels of `group` and make others, by their kernels' paths; of any group if None."""
+        """The convolutions and dense layers that read channels of `group`, by the path of their kernel.
+
+        Depthwise convolutions do not count: their output has the same channels. None means any group.
+        """
         found: dict[str, Kernel] = {}
         seen: dict[str, int] = {}
         for kernel in self.kernels.values():
             if not kernel.depthwise:
                 path = kernel.layer.kernel.path
                 seen[path] = seen.get(path, 0) + 1
-                if group is None or self._root(group) in self._roots(kernel.source):
+                if group is None or self._groups.root(group) in self.roots(kernel.source):
                     found[path if seen[path] == 1 else f"{path}#{seen[path]}"] = kernel
         return found
 
-    def is_fixed(self, group: int) -> bool:
-        """Whether all channels of `group` must stay."""
-        return self._root(group) in self._fixed
+    def roots(self, groups: Groups) -> Groups:
+        """The groups of an axis as `prunable` and `KeptChannels` number them: joined groups have one number."""
+        return self._groups.roots(groups)
 
     def size(self, group: int) -> int:
         """Number of channels of a group."""
-        return self._sizes[self._root(group)]
+        return self._groups.size(group)
 
     def axes(self, variable: keras.Variable) -> dict[int, Groups]:
-        """The groups of a variable's axes that index channels, by axis."""
-        return {axis: self._roots(groups) for axis, groups in self._axes.get(id(variable), {}).items()}
+        """The axes of a variable that index channels: {axis: its groups}."""
+        return {axis: self.roots(groups) for axis, groups in self._axes.get(id(variable), {}).items()}
 
     def input_groups(self, tensor: keras.KerasTensor) -> Groups:
-        """The groups of an inner model's input; none for any other tensor."""
-        return self._roots(self._inputs.get(id(tensor), ()))
+        """The groups of an inner model's input tensor; empty for any other tensor."""
+        return self.roots(self._inputs.get(id(tensor), ()))
 
-    def spread(self, groups: Groups, values: Callable[[int], np.ndarray]) -> np.ndarray:
-        """What `values` gives for each group of an axis, one after the other."""
-        return np.concatenate([values(group) for group in self._roots(groups)])
+    def not_fixed(self, groups: Groups) -> np.ndarray:
+        """Bool [channels of the axis]: False for the channels of fixed groups."""
+        return np.concatenate([np.full(self.size(group), not self._groups.is_fixed(group)) for group in groups])
 
     def gather(self, values: np.ndarray, groups: Groups, group: int) -> np.ndarray:
-        """The parts [times the group occurs, its channels] of `values`, one for each channel of an axis."""
-        ends = np.cumsum([self.size(other) for other in groups])[:-1]
-        parts = zip(np.split(values, ends), self._roots(groups), strict=True)
-        return np.stack([part for part, other in parts if other == self._root(group)])
+        """The values that belong to one group.
 
-    def places(self, groups: Groups, kept: dict[int, np.ndarray]) -> np.ndarray:
-        """Indices along an axis of the channels that are kept; a group that `kept` does not name keeps all."""
-        starts = np.cumsum([0, *(self.size(group) for group in groups)])
-        everything = [kept.get(group, np.arange(self.size(group))) for group in self._roots(groups)]
-        return np.concatenate([start + indices for start, indices in zip(starts, everything, strict=False)])
+        Args:
+            values: one value for each channel of an axis.
+            groups: the groups of that axis.
+            group: one of them.
+
+        Returns:
+            [number of times that `group` occurs in `groups`, channels of `group`]
+        """
+        ends = np.cumsum([self.size(other) for other in groups])[:-1]
+        parts = zip(np.split(values, ends), self.roots(groups), strict=True)
+        return np.stack([part for part, other in parts if other == self._groups.root(group)])
+
+    def kept_indices(self, groups: Groups, kept: KeptChannels) -> np.ndarray:
+        """Indices of the kept channels along an axis with these groups."""
+        starts = np.cumsum([0, *(self.size(group) for group in groups)])[:-1]
+        indices = [kept.get(group, np.arange(self.size(group))) for group in self.roots(groups)]
+        return np.concatenate([start + inside for start, inside in zip(starts, indices, strict=True)])
+
+
+@dataclass(eq=False)
+class _Signal:
+    """A tensor of the graph.
+
+    Attributes:
+        groups: the groups of its last axis.
+        maker: the linear layer whose output it is; None for any other tensor.
+        readers: number of layers that read it.
+    """
+
+    groups: Groups
+    maker: Kernel | None = None
+    readers: int = 0
+
+
+class _ChannelFlow:
+    """Follows the channels from a model's inputs to its outputs. Attributes as in `ChannelGroups`, and:
+
+    groups: all groups of channels.
+    axes: {id of a variable: {axis: its groups}}.
+    inputs: {id of an inner model's input tensor: its groups}.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.kernels: dict[int, Kernel] = {}
+        self.groups = DisjointGroups()
+        self.axes: dict[int, dict[int, Groups]] = {}
+        self.inputs: dict[int, Groups] = {}
+        self._norm_inputs: list[tuple[_Signal, Any]] = []
+        self._norm_calls: dict[int, int] = {}
+        if is_graph(model):
+            outputs = walk(model, [self._fixed_signal(tensor.shape) for tensor in model.inputs], self._visit)
+            for signal in outputs:
+                self.groups.fix(signal.groups)
+                signal.readers += 1
+        for signal, norm in self._norm_inputs:
+            maker = signal.maker
+            if maker is not None and signal.readers == maker.calls == self._norm_calls[id(norm)] == 1:
+                maker.norm = norm
 
     def _visit(self, node: Any, arguments: list[_Signal]) -> list[_Signal]:
         layer = node.operation
         if is_graph(layer):
             for tensor, signal in zip(functional_graph(layer).inputs, arguments, strict=True):
-                self._inputs[id(tensor)] = self._union(signal.groups, self._inputs.get(id(tensor), signal.groups))
+                self.inputs[id(tensor)] = self.groups.join(signal.groups, self.inputs.get(id(tensor), signal.groups))
             return walk(layer, arguments, self._visit)
         for signal in arguments:
             signal.readers += 1
         role = channel_role(node)
         if role == "opaque":
             for signal in arguments:
-                self._fix(signal.groups)
-            return [self._opaque(tensor.shape) for tensor in node.outputs]
+                self.groups.fix(signal.groups)
+            return [self._fixed_signal(tensor.shape) for tensor in node.outputs]
         groups = arguments[0].groups
         if role == "merge":
             for signal in arguments[1:]:
-                groups = self._union(groups, signal.groups)
+                groups = self.groups.join(groups, signal.groups)
         elif role == "concatenation":
             groups = tuple(group for signal in arguments for group in signal.groups)
         elif role == "flattening":
@@ -153,59 +194,37 @@ class ChannelGroups:
             for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
                 self._bind(variable, 0, groups)
             self._norm_calls[id(layer)] = self._norm_calls.get(id(layer), 0) + 1
-            self._normed.append((arguments[0], layer))
+            self._norm_inputs.append((arguments[0], layer))
         elif role in ("kernel", "depthwise"):
             return [self._apply_kernel(layer, groups, node.outputs[0].shape[-1], role == "depthwise")]
         return [_Signal(groups)]
 
-    def _apply_kernel(self, layer: Any, source: Groups, made: int, depthwise: bool) -> _Signal:
+    def _apply_kernel(self, layer: Any, source: Groups, outputs: int, depthwise: bool) -> _Signal:
         rank = len(layer.kernel.shape)
         source = self._bind(layer.kernel, rank - 2, source)
-        target = source if depthwise else self._bind(layer.kernel, rank - 1, self._new_group(made))
+        target = source if depthwise else self._bind(layer.kernel, rank - 1, self.groups.new(outputs))
         self._bind(getattr(layer, "bias", None), 0, target)
         padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
         kernel = self.kernels.setdefault(id(layer), Kernel(layer, source, target, depthwise, padded))
         kernel.calls += 1
-        if layer.activation not in ACTIVATIONS:  # such as softmax, which no channel may leave
-            self._fix(target)
+        if layer.activation not in ACTIVATIONS:  # for example softmax, where every channel depends on all others
+            self.groups.fix(target)
         return _Signal(target, kernel if layer.activation is keras.activations.linear else None)
 
     def _bind(self, variable: keras.Variable | None, axis: int, groups: Groups) -> Groups:
+        """Let an axis of a variable index the channels of `groups`; a shared variable joins them with its earlier ones.
+
+        Returns:
+            the groups of the axis
+        """
         if variable is None:
             return groups
-        axes = self._axes.setdefault(id(variable), {})
-        axes[axis] = self._union(groups, axes.get(axis, groups))
+        axes = self.axes.setdefault(id(variable), {})
+        axes[axis] = self.groups.join(groups, axes.get(axis, groups))
         return axes[axis]
 
-    def _new_group(self, size: int) -> Groups:
-        self._parents.append(len(self._parents))
-        self._sizes.append(size)
-        return (self._parents[-1],)
-
-    def _opaque(self, shape: Sequence[int | None]) -> _Signal:
-        groups = self._new_group((shape[-1] if len(shape) > 1 else None) or 0)
-        self._fix(groups)
+    def _fixed_signal(self, shape: Sequence[int | None]) -> _Signal:
+        """A tensor [batch, ..., channels] of one new group that is fixed."""
+        groups = self.groups.new((shape[-1] if len(shape) > 1 else None) or 0)
+        self.groups.fix(groups)
         return _Signal(groups)
-
-    def _root(self, group: int) -> int:
-        while self._parents[group] != group:
-            group = self._parents[group]
-        return group
-
-    def _roots(self, groups: Groups) -> Groups:
-        return tuple(map(self._root, groups))
-
-    def _fix(self, groups: Groups) -> None:
-        self._fixed.update(self._roots(groups))
-
-    def _union(self, some: Groups, others: Groups) -> Groups:
-        """Make two axes' groups the same; where they are cut differently, all of their channels are fixed instead."""
-        if [self.size(group) for group in some] != [self.size(group) for group in others]:
-            self._fix((*some, *others))
-            return some
-        for one, other in zip(self._roots(some), self._roots(others), strict=True):
-            one, other = self._root(one), self._root(other)  # noqa: PLW2901 - joined meanwhile
-            self._parents[other] = one
-            if other in self._fixed:
-                self._fixed.add(one)
-        return some

@@ -1,4 +1,4 @@
-"""The graph of a Keras model's layers, and what each layer does to channels."""
+"""The graph of layers in a Keras model, and what each layer does to channels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,18 @@ ACTIVATIONS = tuple(
 
 
 def channel_role(node: Any) -> str:
-    """What a layer does to channels; "opaque" where that is not understood."""
+    """What the layer of a graph node does to channels.
+
+    Returns:
+        "merge": adds, multiplies or compares its inputs channel by channel.
+        "concatenation": joins the channels of its inputs.
+        "norm": batch norm over the channels.
+        "flattening": turns every place of an image into channels.
+        "channelwise": computes each output channel from the same input channel.
+        "kernel": a dense layer or an ungrouped convolution.
+        "depthwise": a depthwise convolution with one output for each input channel.
+        "opaque": any other layer. Its channels must not change.
+    """
     layer, inputs, kind = node.operation, node.input_tensors, type(node.operation)
     if kind in _MERGES:
         return "merge" if len({tensor.shape[-1] for tensor in inputs}) == 1 else "opaque"
@@ -67,22 +78,26 @@ def channel_role(node: Any) -> str:
 
 
 def functional_graph(model: Any) -> Any:
-    """The graph of a functional or sequential model."""
+    """The object that holds the nodes of a functional or sequential model."""
     return getattr(model, "_functional", None) or model
 
 
 def is_graph(layer: Any) -> bool:
-    """Whether `layer` is a model of Keras' own kinds, made of the layers in its graph and nothing else."""
-    own = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
-    return own and bool(getattr(functional_graph(layer), "_nodes_by_depth", None))
+    """Whether `layer` is a functional or sequential Keras model. Its graph then describes all that it computes."""
+    is_keras_model = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
+    return is_keras_model and bool(getattr(functional_graph(layer), "_nodes_by_depth", None))
 
 
 def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """Carry one value for each tensor through a model's graph, in the order Keras runs it; returns the outputs'.
+    """Propagate one value per tensor through a model's graph, in the order in which Keras runs the layers.
 
     Args:
-        inputs: the values of the model's inputs.
-        visit: maps a node of the graph and the values of its input tensors to those of its output tensors.
+        model: a functional or sequential model (see `is_graph`).
+        inputs: one value for each input of the model.
+        visit: maps a graph node and the values of its input tensors to the values of its output tensors.
+
+    Returns:
+        One value for each output of the model.
     """
     graph = functional_graph(model)
     values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}

@@ -1,41 +1,42 @@
-"""PruneTrain: channels that training has made unimportant are removed while it goes on, and the network gets smaller.
+"""PruneTrain: removes unimportant channels during training, so that the network gets smaller and faster.
 
 After Lym et al., "PruneTrain: Fast Neural Network Training by Dynamic Sparse Model Reconfiguration" (SC '19,
-arXiv 1901.09290). A group lasso over channels is part of the loss; every few epochs the channels whose weights are
-small are cut out of the network, which is then built anew, smaller, with its weights, batch-norm statistics, random
-state, momentum and step count.
+arXiv 1901.09290). The loss contains a group lasso over channels. Every few epochs the channels with small weights are
+removed. The network is then rebuilt with fewer channels. It keeps its weights, batch-norm statistics, random state,
+momentum and step count.
 
 As in the paper:
-    - One group for each input channel and one for each output channel of every convolution (and dense layer), all with
-      one coefficient lambda: the sum of ‖W[..., c, :]‖ and of ‖W[..., k]‖. What the image and the logits fix belongs
-      to no group.
-    - lambda is set once, by the first batch: penalty = ratio * (loss + penalty).
-    - Residual additions: channel union. A channel of the sum goes only when all that write into the addition and all
-      that read from it can do without it, so no gather or scatter is ever needed.
+    - Each input channel and each output channel of every convolution and dense layer has one term in the lasso. The
+      lasso is the sum of ‖W[..., c, :]‖ over input channels c and of ‖W[..., k]‖ over output channels k, with one
+      coefficient lambda. The channels of the image and of the logits have no term.
+    - lambda is set once, from the first batch: penalty = ratio * (loss + penalty).
+    - Residual additions use channel union. A channel of the sum is removed only if all layers that write into the
+      addition and all layers that read from it can do without the channel. No gather or scatter is needed.
 
-Other than in the paper:
-    - The threshold is relative. A channel is dead when none of its readers gets much from it: the norm of the reader's
-      slice times the channel's spread over 64 training images is below `threshold` times the median over that
-      reader's channels at the first removal. That covers both sides: nothing reads it, or nothing writes it. The
-      paper trains from scratch and waits until the lasso has pulled weights under 1e-4; it can move a norm by at most
-      2 * lambda * (sum of the learning rates) / (1 - momentum). That is much at a rate of 0.1, but fine-tuning at the
-      paper's ratio is over long before: 24 epochs of digits at 2e-3 lowered the sum of all norms by 0.05 %, and 1e-4
-      would have removed nothing. So the weights that training starts from decide most of what is removed, most goes at
-      the first removal, and the training that follows heals the cut. By the norms of slices alone (those that read or
-      those that write) the cut went deeper: from 92 % right to 12 % at 0.69 of the FLOPs; so, from 89 to 69 % at 0.67.
-    - Norms are those of the kernel times the scale of the batch norm behind it, whose statistics are frozen here.
-    - What is left of a removed channel, its mean, goes into the batch norm's mean or the bias behind the reader. That
-      is exact for a constant channel. Where it cannot be done, as where padding lets zeros into a larger kernel, the
-      channel's spread is taken about 0, not about its mean.
-    - Channels go by eights, the least first: for other numbers TensorFlow's CPU kernels are slow (MobileNetV2 0.35 with
-      13 % fewer channels took 1.26 of the full network's step before this rule).
-    - No layer disappears: at least one channel of each group stays, so there are as many tensors as before.
-    - The batch size stays (the paper fills the memory that becomes free).
+Different from the paper:
+    - The threshold is relative. A layer gets from a channel the norm of its slice of the kernel times the channel's
+      standard deviation over 64 training images. A channel is dead if every layer that reads it gets less than
+      `threshold` times the median over that layer's channels at the first removal. This covers channels that nothing
+      reads and channels that nothing writes. A channel that is zero on all 64 images is dead whatever its weights are.
+      Why: the paper trains from scratch and removes channels when the lasso has reduced their weights to less than
+      1e-4. The lasso can change a norm by at most 2 * lambda * (sum of the learning rates) / (1 - momentum). This is
+      much at a learning rate of 0.1, but little in fine-tuning: 24 epochs of digits at 2e-3 with the paper's ratio
+      reduced the sum of all norms by 0.05 %, and 1e-4 would have removed nothing. The initial weights therefore decide
+      most of what is removed. Most channels are removed at the first removal, and the training after it recovers the
+      accuracy. With the norms of the slices alone, of those that read or of those that write, accuracy fell more: from
+      92 % to 12 % at 0.69 of the FLOPs. With our threshold it fell from 89 % to 69 % at 0.67 of the FLOPs.
+    - A norm is that of the kernel times the scale of the batch norm behind it, whose statistics are frozen here.
+    - The mean of a removed channel is folded into the mean of the batch norm or into the bias behind the layer that
+      reads it. This is exact for a constant channel. It is impossible where padding adds zeros to the sums of a larger
+      kernel, for example. The root mean square then takes the place of the standard deviation.
+    - The number of channels that stay is rounded up to a multiple of 8; those that contribute least are removed first.
+      TensorFlow's CPU kernels are slow for other numbers: without this rule, a step of MobileNetV2 0.35 with 13 % fewer
+      channels took 1.26 times as long as a step of the full network.
+    - No layer disappears. At least one channel stays everywhere, and the number of tensors stays the same.
+    - The batch size stays the same. The paper increases it to fill the free memory.
 
-A channel that is silent on all 64 images counts as dead whatever its weights are.
-
-Which axes of which weights belong together follows from the data flow alone (`ChannelGroups`); a layer that is not
-understood keeps the channels it reads and those it makes.
+`channel_groups.py` finds the weights that belong to one channel from the data flow alone. A layer that it does not know
+keeps all channels that it reads and makes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.dead_channels import ChannelContributions, median_contribution
 from elastic_trainer.pruning.group_lasso import group_lasso
-from elastic_trainer.pruning.rebuild import is_custom, rebuild_model, rebuild_network
+from elastic_trainer.pruning.rebuild import check_rebuildable, rebuild_network
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import Progress
@@ -61,37 +62,40 @@ from elastic_trainer.training.state import Network
 from elastic_trainer.training.step import classification_loss
 from utils import UserError
 
-PROBE_IMAGES = 64  # over which the spread of a channel is measured
+SPREAD_IMAGES = 64  # training images over which the standard deviation of each channel is measured
 
 
 class PruneTrainScheme(Scheme):
-    """All tensors train; their channels become fewer. The scheme object of `--train_type prunetrain`.
+    """All tensors train, and the network loses channels. The scheme of `--train_type prunetrain`.
 
     Args:
-        model: the full network, with the weights that training starts from.
-        data: gives the batches that set lambda, and the constants that removed channels leave behind.
-        settings: `prune_interval`, `prune_ratio` and `prune_threshold` count.
-        multiple: channels are removed by so many; TensorFlow's kernels for CPUs are fast for multiples of 8.
+        model: the full network with the weights that training starts from.
+        data: its batches set lambda and measure what each channel contributes.
+        settings: only `prune_interval`, `prune_ratio` and `prune_threshold` are used.
+        multiple: the number of channels that stay in a group is rounded up to a multiple of this.
+
+    Attributes:
+        full_counts: {name of a group as in `ChannelGroups.prunable`: number of its channels in the full network}.
+        kept: {name of a group: indices in the full network of the channels that are left}.
 
     Raises:
-        UserError: the network has no channels that could be removed.
+        UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
     """
 
     def __init__(self, model: keras.Model, data: ImageData, settings: Settings, multiple: int = 8) -> None:
-        network = ChannelGroups(model)
-        if not network.prunable():
+        channels = ChannelGroups(model)
+        if not channels.prunable():
             raise UserError(
                 f"--train_type prunetrain: {model.name} has no convolution or dense layer whose channels could be "
                 "removed; choose another --train_type"
             )
-        if any(type(layer) is keras.layers.Lambda or is_custom(layer) for layer in model._flatten_layers()):
-            rebuild_model(model, network, {})  # what cannot be built anew is refused now, not after some epochs
+        check_rebuildable(model, channels)  # fails now, not after some epochs
         self._data, self._settings, self._multiple = data, settings, multiple
-        self._tensors = len(model.trainable_variables)
-        self._probes = 1
-        self._typical: dict[str, float] = {}
-        self._channels = {name: network.size(group) for name, group in network.prunable().items()}
-        self._kept = {name: np.arange(count) for name, count in self._channels.items()}
+        self._tensor_count = len(model.trainable_variables)
+        self._batches_drawn = 1
+        self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
+        self.full_counts = {name: channels.size(group) for name, group in channels.prunable().items()}
+        self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         [(images, labels)] = data.probe(0)
         loss = float(classification_loss(labels, model(images, training=False)))
         self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
@@ -101,7 +105,7 @@ class PruneTrainScheme(Scheme):
 
     def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
         """All tensors."""
-        return Choice(np.ones(self._tensors, bool), epoch=progress.step / self._data.steps_per_epoch)
+        return Choice(np.ones(self._tensor_count, bool), epoch=progress.step / self._data.steps_per_epoch)
 
     def reconfigured(self, progress: Progress, network: Network) -> Network | None:
         smaller = self.reconfigure(*network) if progress.step else None
@@ -115,66 +119,72 @@ class PruneTrainScheme(Scheme):
         return Network(*self.restore(state, *network))
 
     def penalty(self, model: keras.Model) -> tf.Tensor:
-        """What the lasso adds to the loss: lambda * `group_lasso(model)`; to be called inside the traced step."""
+        """The penalty that the lasso adds to the loss: lambda * `group_lasso(model)`. Called inside the traced step."""
         return self._lambda * group_lasso(model)
 
     def reconfigure(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> tuple[keras.Model, keras.optimizers.Optimizer] | None:
-        """A smaller network that computes nearly the same, and its optimizer; None where no channel is dead.
+        """Remove the dead channels. `model` and `optimizer` do not change.
 
-        Weights, batch-norm statistics and random state, the optimizer's slots, step counts and schedule go on. Neither
-        `model` nor `optimizer` changes. There are as many trainable variables as before, in the same order.
+        Returns:
+            A smaller model that computes nearly the same, and its optimizer; None if no channel is dead. The model has
+            the same trainable variables in the same order, with the kept slices of their values. Batch-norm statistics,
+            random state, slots, step counts and the learning rate's schedule are kept too.
         """
-        network = ChannelGroups(model)
-        batches = math.ceil(PROBE_IMAGES / self._data.batch_size)
-        probe = ChannelContributions(network, model, [self._data.probe(self._probes + k)[0][0] for k in range(batches)])
-        self._probes += batches
-        if not self._typical:
-            self._typical = {name: median_contribution(values) for name, values in probe.contributions.items()}
-        smallest = {name: self._settings.prune_threshold * typical for name, typical in self._typical.items()}
-        kept = {name: probe.kept(group, smallest, self._multiple) for name, group in network.prunable().items()}
-        if all(len(indices) == len(self._kept[name]) for name, indices in kept.items()):
+        channels = ChannelGroups(model)
+        batches = math.ceil(SPREAD_IMAGES / self._data.batch_size)
+        images = [self._data.probe(self._batches_drawn + k)[0][0] for k in range(batches)]
+        contributions = ChannelContributions(channels, model, images)
+        self._batches_drawn += batches
+        if not self._medians:
+            self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
+        thresholds = {name: self._settings.prune_threshold * median for name, median in self._medians.items()}
+        prunable = channels.prunable()
+        kept = {name: contributions.kept(group, thresholds, self._multiple) for name, group in prunable.items()}
+        if all(len(indices) == len(self.kept[name]) for name, indices in kept.items()):
             return None
-        self._kept = {name: self._kept[name][kept[name]] if name in kept else old for name, old in self._kept.items()}
-        groups = {network.prunable()[name]: indices for name, indices in kept.items()}
-        return rebuild_network(model, optimizer, network, groups, probe.folded(groups))
+        self.kept = {name: old[kept[name]] if name in kept else old for name, old in self.kept.items()}
+        kept_by_group = {prunable[name]: indices for name, indices in kept.items()}
+        return rebuild_network(model, optimizer, channels, kept_by_group, contributions.folded_means(kept_by_group))
 
     def channels(self) -> tuple[int, int]:
-        """How many of the channels that could be removed are left, and how many there were."""
-        return sum(map(len, self._kept.values())), sum(self._channels.values())
+        """Number of channels left in all groups, and in the full network."""
+        return sum(map(len, self.kept.values())), sum(self.full_counts.values())
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, fit for JSON: lambda, batches drawn, medians, and the channels kept by kernel."""
+        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each group."""
         kept = {
-            name: {"of": self._channels[name], "kept": indices.tolist()}
-            for name, indices in self._kept.items()
-            if len(indices) < self._channels[name]
+            name: {"of": self.full_counts[name], "kept": indices.tolist()}
+            for name, indices in self.kept.items()
+            if len(indices) < self.full_counts[name]
         }
-        return {"lambda": self._lambda, "probes": self._probes, "typical": self._typical, "channels": kept}
+        return {"lambda": self._lambda, "probes": self._batches_drawn, "typical": self._medians, "channels": kept}
 
     def restore(
         self, state: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-        """Take up `state()`: the full `model` and `optimizer`, freshly built, cut down to the structure they had then.
+        """Continue from `state()`: cut the full `model` and its `optimizer` down to the kept channels.
 
-        Weights and slots are slices of those given; what they held then is to be loaded afterwards.
+        Returns:
+            A model and an optimizer of the saved shapes. Their values are slices of the given ones; the caller loads
+            the saved values afterwards.
 
         Raises:
-            UserError: the state is of another network.
+            UserError: the state belongs to another network.
         """
         for name, record in state["channels"].items():
-            if self._channels.get(name) != record["of"]:
+            if self.full_counts.get(name) != record["of"]:
                 raise UserError(
                     f"--train_type prunetrain: the saved run had {record['of']} channels at {name}, this network has "
-                    f"{self._channels.get(name, 'no such layer')}; resume with the same --model_name and its options"
+                    f"{self.full_counts.get(name, 'no such layer')}; resume with the same --model_name and its options"
                 )
-        self._lambda, self._probes = float(state["lambda"]), int(state["probes"])
-        self._typical = dict(state["typical"])
-        self._kept = {name: np.arange(count) for name, count in self._channels.items()}
-        self._kept |= {name: np.array(record["kept"], np.int64) for name, record in state["channels"].items()}
+        self._lambda, self._batches_drawn = float(state["lambda"]), int(state["probes"])
+        self._medians = dict(state["typical"])
+        self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
+        self.kept |= {name: np.array(record["kept"], np.int64) for name, record in state["channels"].items()}
         if not state["channels"]:
             return model, optimizer
-        network = ChannelGroups(model)
-        groups = {network.prunable()[name]: indices for name, indices in self._kept.items()}
-        return rebuild_network(model, optimizer, network, groups, {})
+        channels = ChannelGroups(model)
+        kept_by_group = {channels.prunable()[name]: indices for name, indices in self.kept.items()}
+        return rebuild_network(model, optimizer, channels, kept_by_group, {})

@@ -90,9 +90,9 @@ def kill_readers(model, share=SHARE, seed=0):
         killed[name] = np.sort(rng.choice(count, int(share * count), replace=False))
         for kernel in network.readers(group).values():
             only = {group: killed[name]} | {
-                other: np.arange(0) for other in network._roots(kernel.source) if other != group
+                other: np.arange(0) for other in network.roots(kernel.source) if other != group
             }
-            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, network.places(kernel.source, only))
+            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, network.kept_indices(kernel.source, only))
     return killed
 
 
@@ -101,13 +101,13 @@ def kill_writers(model, depthwise, share=SHARE):
     network = ChannelGroups(model)
     for group in network.prunable().values():
         for kernel in network.kernels.values():
-            if kernel.depthwise == depthwise and network._roots(kernel.target) == (group,):
+            if kernel.depthwise == depthwise and network.roots(kernel.target) == (group,):
                 axis = len(kernel.layer.kernel.shape) - 1 - kernel.depthwise
                 zero(kernel.layer.kernel, axis, np.arange(int(share * network.size(group))))
 
 
 def kept_of(scheme, network):
-    return {group: scheme._kept[name] for name, group in network.prunable().items()}
+    return {group: scheme.kept[name] for name, group in network.prunable().items()}
 
 
 def assert_survivors_equal(new, old, network, kept, rtol=1e-4, skip=()):
@@ -139,7 +139,7 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     smaller, carried = scheme.reconfigure(model, optimizer)
 
     for group, indices in killed.items():  # others may be silent on these few images
-        assert not np.isin(indices, scheme._kept[group]).any()
+        assert not np.isin(indices, scheme.kept[group]).any()
     assert [v.path for v in smaller.trainable_variables] == [v.path for v in model.trainable_variables]
     assert smaller.count_params() < 0.8 * model.count_params()
     assert_same_logits(model, smaller, data.batch[0])
@@ -166,8 +166,8 @@ def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, de
     assert left < 0.95 * all_channels
     assert_same_logits(model, smaller, data.batch[0])
     if depthwise:  # 1×1 convolutions with batch norm read them all: nothing is in the way
-        count = scheme._channels["block_3_expand/kernel"]
-        assert scheme._kept["block_3_expand/kernel"].min() >= int(SHARE * count)
+        count = scheme.full_counts["block_3_expand/kernel"]
+        assert scheme.kept["block_3_expand/kernel"].min() >= int(SHARE * count)
 
 
 def two_convolutions(reader_size, beta):
@@ -315,14 +315,14 @@ def test_a_channel_of_an_addition_goes_only_when_every_reader_can_do_without_it(
         name = next(other for other in network.prunable() if other.startswith("conv2_block1") and "3_conv" in other)
     group = network.prunable()[name]
     readers = list(network.readers(group).values())
-    writers = [kernel for kernel in network.kernels.values() if network._roots(kernel.target) == (group,)]
+    writers = [kernel for kernel in network.kernels.values() if network.roots(kernel.target) == (group,)]
     assert (len(readers), len(writers), network.size(group)) == (4, 4, 256)
     scheme = scheme_of(model)
     for kernel in readers[1:]:
         zero(kernel.layer.kernel, 2, [3, 7])
     zero(readers[0].layer.kernel, 2, [3])
     smaller, _ = scheme.reconfigure(model, built_optimizer(model))
-    np.testing.assert_array_equal(scheme._kept[name], np.setdiff1d(np.arange(256), [3]))
+    np.testing.assert_array_equal(scheme.kept[name], np.setdiff1d(np.arange(256), [3]))
     assert [kernel.layer.kernel.shape[-1] for kernel in ChannelGroups(smaller).kernels.values()].count(255) == 4
 
 
@@ -367,7 +367,7 @@ def test_channels_go_by_eights_the_least_first():
     killed = kill_readers(model)
     scheme.reconfigure(model, built_optimizer(model))
     for name, indices in killed.items():
-        count, kept = scheme._channels[name], scheme._kept[name]
+        count, kept = scheme.full_counts[name], scheme.kept[name]
         assert len(kept) % 8 == 0 and len(kept) <= math.ceil((count - len(indices)) / 8) * 8
         assert np.isin(indices, kept).sum() <= 7
 
@@ -404,7 +404,7 @@ def test_a_network_that_keras_cannot_build_anew_is_refused_at_once():
     x = keras.layers.Conv2D(4, 3, name="second")(keras.layers.Conv2D(4, 3, name="first")(inputs))
     x = keras.layers.GlobalAveragePooling2D()(NoConfig(tf.nn.relu)(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
-    with pytest.raises(UserError, match="--train_type prunetrain: Keras cannot build"):
+    with pytest.raises(UserError, match="--train_type prunetrain: Keras cannot rebuild"):
         scheme_of(model)
 
 
