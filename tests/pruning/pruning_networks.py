@@ -1,4 +1,4 @@
-"""What the tests of pruning share: networks, batches, and ways to make channels dead."""
+"""Networks and batches for the tests of pruning, and functions that make channels dead."""
 
 from types import SimpleNamespace
 
@@ -15,13 +15,13 @@ from elastic_trainer.pruning.rebuild import take_kept
 from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.training.optimizers import make_optimizer
 
-EXACT = SimpleNamespace(prune_ratio=0.25, prune_threshold=1e-6)  # only channels that are zero count as dead
-SHARE = 0.3
+EXACT = SimpleNamespace(prune_ratio=0.25, prune_threshold=1e-6)  # only channels that contribute nothing are dead
+SHARE = 0.3  # of the channels of each group, made dead
 NETWORKS = ("small", "mobilenetv2", "resnet50", "vgg16")
 
 
 class Batches:
-    """Random images of the size that a model takes, for `probe`."""
+    """Stands in for `ImageData`: one batch of random images of the model's size."""
 
     batch_size, steps_per_epoch = BATCH, 5
 
@@ -35,9 +35,10 @@ class Batches:
 
 
 def build(name, dropout=1e-9, augment="none"):
-    """A network whose batch-norm parameters and biases are not all 0 or 1, with dropout that never happens.
+    """A network whose batch-norm parameters and biases are not all 0 or 1, and whose dropout almost never drops.
 
-    MobileNetV2 has weights that come with the project: made up ones do not let an image's signal through its 52 layers.
+    MobileNetV2 gets the pretrained weights of this project. With random weights, its logits would not depend on the
+    image.
     """
     keras.utils.set_random_seed(0)
     weights = str(GLYPH_WEIGHTS) if name == "mobilenetv2" else "none"
@@ -58,7 +59,7 @@ def build(name, dropout=1e-9, augment="none"):
 
 
 def two_convolutions(reader_size, beta):
-    """Convolution, batch norm, ReLU, then a convolution that reads it, with a batch norm of its own."""
+    """Convolution, batch norm, ReLU, then a second convolution with its batch norm, and a head."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(6, 3, padding="same", use_bias=False, name="first")(inputs)
@@ -72,6 +73,7 @@ def two_convolutions(reader_size, beta):
 
 
 def scheme_of(model, settings=EXACT):
+    """A scheme that removes single channels."""
     return PruneTrainScheme(model, Batches(model), settings, multiple=1)  # type: ignore[arg-type]
 
 
@@ -81,50 +83,52 @@ def built_optimizer(model, name="sgd", rate=1e-2):
     return optimizer
 
 
-def zero(variable, axis, channels):
+def zero(variable, axis, indices):
+    """Set the slices of a variable at `indices` of an axis to 0."""
     values = variable.numpy()
-    values[(slice(None),) * axis + (channels,)] = 0.0
+    values[(slice(None),) * axis + (indices,)] = 0.0
     variable.assign(values)
 
 
 def kill_readers(model, share=SHARE, seed=0):
-    """Zero what reads a share of the channels of every group; returns {group's name: indices of these channels}."""
-    network, rng, killed = ChannelGroups(model), np.random.default_rng(seed), {}
-    for name, group in network.prunable().items():
-        count = network.size(group)
+    """Zero the kernel slices that read a share of each group's channels; returns {group's name: their indices}."""
+    channels, rng, killed = ChannelGroups(model), np.random.default_rng(seed), {}
+    for name, group in channels.prunable().items():
+        count = channels.size(group)
         killed[name] = np.sort(rng.choice(count, int(share * count), replace=False))
-        for kernel in network.readers(group).values():
+        for kernel in channels.readers(group).values():
             only = {group: killed[name]} | {
-                other: np.arange(0) for other in network.roots(kernel.source) if other != group
+                other: np.arange(0) for other in channels.roots(kernel.source) if other != group
             }
-            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, network.kept_indices(kernel.source, only))
+            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, channels.kept_indices(kernel.source, only))
     return killed
 
 
 def kill_writers(model, depthwise, share=SHARE):
-    """Zero what writes the first channels of every group, in its convolutions or in its depthwise ones."""
-    network = ChannelGroups(model)
-    for group in network.prunable().values():
-        for kernel in network.kernels.values():
-            if kernel.depthwise == depthwise and network.roots(kernel.target) == (group,):
+    """Zero the slices that write each group's first channels, in the depthwise or in all other kernels."""
+    channels = ChannelGroups(model)
+    for group in channels.prunable().values():
+        for kernel in channels.kernels.values():
+            if kernel.depthwise == depthwise and channels.roots(kernel.target) == (group,):
                 axis = len(kernel.layer.kernel.shape) - 1 - kernel.depthwise
-                zero(kernel.layer.kernel, axis, np.arange(int(share * network.size(group))))
+                zero(kernel.layer.kernel, axis, np.arange(int(share * channels.size(group))))
 
 
-def kept_of(scheme, network):
-    return {group: scheme.kept[name] for name, group in network.prunable().items()}
+def kept_of(scheme, channels):
+    """The kept channels by group, after the first removal."""
+    return {group: scheme.kept[name] for name, group in channels.prunable().items()}
 
 
-def assert_survivors_equal(new, old, network, kept, rtol=1e-4, skip=()):
-    """Each variable of `new` is the slice of its forerunner in `old` that `kept` says; `skip`: names not compared."""
+def assert_survivors_equal(new, old, channels, kept, rtol=1e-4, skip=()):
+    """Check that each variable of `new` equals the kept slice of that in `old`, except variables named in `skip`."""
     for after, before in zip(new.variables, old.variables, strict=True):
         if before.name not in skip:
-            expected = take_kept(before.numpy(), before, network, kept)
+            expected = take_kept(before.numpy(), before, channels, kept)
             scale = np.abs(expected).max() if expected.size else 0.0
             np.testing.assert_allclose(after.numpy(), expected, atol=rtol * scale, err_msg=before.path)
 
 
 def assert_same_logits(one, other, images):
     expected = one(images, training=False).numpy()
-    assert np.ptp(expected, axis=0).max() > 1e-3 * np.abs(expected).max(), "logits that depend on nothing prove nothing"
+    assert np.ptp(expected, axis=0).max() > 1e-3 * np.abs(expected).max(), "the logits must depend on the image"
     np.testing.assert_allclose(other(images, training=False).numpy(), expected, atol=1e-5 * np.abs(expected).max())

@@ -25,7 +25,7 @@ from elastic_trainer.pruning.scheme import PruneTrainScheme
 @pytest.mark.parametrize(
     ("name", "depthwise"), [("mobilenetv2", True), ("mobilenetv2", False), ("resnet50", False), ("vgg16", False)]
 )
-def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, depthwise):
+def test_unwritten_channels_are_folded_without_changing_the_logits(name, depthwise):
     model = build(name)
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
@@ -34,7 +34,7 @@ def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, de
     left, all_channels = scheme.channels()
     assert left < 0.95 * all_channels
     assert_same_logits(model, smaller, data.batch[0])
-    if depthwise:  # 1×1 convolutions with batch norm read them all: nothing is in the way
+    if depthwise:  # only 1×1 convolutions with batch norm read these channels
         count = scheme.full_counts["block_3_expand/kernel"]
         assert scheme.kept["block_3_expand/kernel"].min() >= int(SHARE * count)
 
@@ -42,11 +42,11 @@ def test_what_is_left_of_channels_that_nothing_writes_is_folded_exactly(name, de
 @pytest.mark.parametrize(
     ("reader_size", "beta", "removed"), [(1, 0.7, True), (3, 0.7, False), (3, -0.7, True), (3, 0.0, True)]
 )
-def test_a_constant_is_folded_only_where_no_padding_mixes_with_it(reader_size, beta, removed):
+def test_constant_channel_is_removed_unless_padding_mixes_zeros_with_it(reader_size, beta, removed):
     model = two_convolutions(reader_size, beta)
     zero(model.get_layer("first").kernel, 3, [1, 4])
     data, optimizer = Batches(model), built_optimizer(model)
-    if beta < 0:  # else every channel of this network would be dead
+    if beta < 0:  # otherwise every channel of this network would be dead
         model.get_layer("norm").beta.assign(np.where(np.isin(np.arange(6), [1, 4]), beta, 0.5))
     result = scheme_of(model).reconfigure(model, optimizer)
     assert (result is not None) == removed
@@ -55,7 +55,7 @@ def test_a_constant_is_folded_only_where_no_padding_mixes_with_it(reader_size, b
         assert_same_logits(model, result[0], data.batch[0])
 
 
-def test_one_channel_of_a_group_stays_though_all_are_dead():
+def test_group_of_dead_channels_keeps_one_channel():
     model = build("small")
     zero(model.get_layer("left").kernel, 2, slice(None))
     zero(model.get_layer("right").kernel, 2, slice(None))
@@ -66,11 +66,11 @@ def test_one_channel_of_a_group_stays_though_all_are_dead():
     np.testing.assert_allclose(smaller(images), model(images), atol=1e-5)
 
 
-def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
+def test_threshold_is_relative_to_the_median_contribution_at_the_first_removal():
     model = two_convolutions(reader_size=1, beta=0.5)
     optimizer = built_optimizer(model)
     writer, norm, reader = (model.get_layer(name) for name in ("first", "norm", "second"))
-    writer.kernel.assign(np.ones(writer.kernel.shape))  # all channels alike, and proportional to their scale
+    writer.kernel.assign(np.ones(writer.kernel.shape))  # all channels are equal except for their scale
     norm.beta.assign(np.zeros(6))
     norm.gamma.assign([1.0, 1.0, 0.3, 1.0, 1.0, 1.0])
     reader.kernel.assign(np.ones(reader.kernel.shape) * [[1.0], [0.3], [2.0], [1.1], [1.0], [1.0]])
@@ -85,12 +85,12 @@ def test_small_is_relative_to_the_first_median_of_what_a_reader_gets():
     model, optimizer = scheme.reconfigure(model, optimizer)
     model.get_layer("second").kernel.assign(model.get_layer("second").kernel * 3.0)
     assert scheme.reconfigure(model, optimizer) is None
-    model.get_layer("norm").gamma.assign([0.1, 0.3, 1.0, 1.0, 1.0])  # 0.3 in all, as the one that went before
+    model.get_layer("norm").gamma.assign([0.1, 0.3, 1.0, 1.0, 1.0])  # 0.1 · 3 = 0.3, like the channel removed first
     smaller, _ = scheme.reconfigure(model, optimizer)
     assert smaller.get_layer("first").filters == 4
 
 
-def test_channels_go_by_eights_the_least_first():
+def test_kept_counts_are_multiples_of_eight_and_contribute_most():
     model = build("mobilenetv2")
     scheme = PruneTrainScheme(model, Batches(model), EXACT)  # type: ignore[arg-type]
     killed = kill_readers(model)
@@ -101,9 +101,9 @@ def test_channels_go_by_eights_the_least_first():
         assert np.isin(indices, kept).sum() <= 7
 
 
-def test_nothing_is_rebuilt_while_nothing_is_dead():
+def test_network_without_dead_channels_is_not_rebuilt():
     model = two_convolutions(reader_size=1, beta=0.5)
-    for name in ("first", "second"):  # no channel is silent
+    for name in ("first", "second"):  # no channel is zero everywhere
         model.get_layer(name).kernel.assign(np.abs(model.get_layer(name).kernel.numpy()))
     scheme = scheme_of(model)
     assert scheme.reconfigure(model, built_optimizer(model)) is None

@@ -8,7 +8,7 @@ from pruning_networks import build, zero
 from elastic_trainer.pruning.group_lasso import group_lasso
 
 
-def test_the_lasso_and_its_gradient_are_those_of_the_definition():
+def test_group_lasso_and_its_gradient_match_the_definition():
     model = build("small")
     zero(model.get_layer("left").kernel, 2, [1])  # a slice of zeros: gradient 0, not NaN
     kernels = {name: model.get_layer(name).kernel for name in ("stem", "left", "right", "head")}

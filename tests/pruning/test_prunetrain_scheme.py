@@ -23,7 +23,7 @@ from elastic_trainer.training.step import TrainStep, classification_loss
 from utils import UserError
 
 
-def test_lambda_makes_the_penalty_the_given_share_of_the_first_loss():
+def test_penalty_is_the_given_share_of_the_first_loss():
     model = build("small")
     data = Batches(model)
     scheme = scheme_of(model, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0))
@@ -34,18 +34,18 @@ def test_lambda_makes_the_penalty_the_given_share_of_the_first_loss():
 
 
 @pytest.mark.parametrize("name", ["vit", f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
-def test_a_network_without_channels_to_remove_is_refused(name):
+def test_network_without_removable_channels_is_refused(name):
     model = models.build_model(name, 32, CLASSES, augment="none")
     with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
         scheme_of(model)
 
 
-def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike():
+def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
     model = two_convolutions(reader_size=3, beta=0.5)
     data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
     scheme = scheme_of(model)
     assert scheme.choose(Progress(), optimizer).mask.sum() == len(model.trainable_variables)
-    for seed in (0, 1):  # the second cut is one of an already smaller network
+    for seed in (0, 1):  # the second removal starts from a smaller network
         kill_readers(model, share=0.5, seed=seed)
         model, optimizer = scheme.reconfigure(model, optimizer)
         TrainStep(model, optimizer, BATCH)(*data.batch)
@@ -56,7 +56,7 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
     resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh, rate=1e-6))
     assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
     assert other.state() == scheme.state()
-    # The same channels of the first network: a step at this rate leaves them where they were, nearly.
+    # The same channels of the full network: steps at this learning rate hardly change them.
     for name in ("first", "second"):
         np.testing.assert_allclose(resumed.get_layer(name).kernel, model.get_layer(name).kernel, atol=0.03)
     for variables, saved in ((resumed.variables, model.variables), (resumed_optimizer.variables, optimizer.variables)):
@@ -71,11 +71,16 @@ def test_the_structure_is_restored_on_a_full_network_and_training_goes_on_alike(
     assert_same_logits(further, again, data.batch[0])
 
 
-def test_an_unpruned_state_restores_to_the_network_itself_and_a_foreign_one_is_refused():
+def test_restoring_an_unpruned_state_returns_the_given_network():
     model = build("small")
     scheme = scheme_of(model)
     optimizer = built_optimizer(model)
     assert scheme.restore(scheme.state(), model, optimizer) == (model, optimizer)
+
+
+def test_state_of_another_network_is_refused():
+    model = build("small")
+    scheme = scheme_of(model)
     foreign = {**scheme.state(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
     with pytest.raises(UserError, match="9 channels at stem/kernel, this network has 4"):
-        scheme.restore(foreign, model, optimizer)
+        scheme.restore(foreign, model, built_optimizer(model))

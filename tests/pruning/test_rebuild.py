@@ -27,16 +27,16 @@ from utils import UserError
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_next_step(name):
+def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
     model = build(name)
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
     killed = kill_readers(model)
     step = TrainStep(model, optimizer, BATCH)
-    network = ChannelGroups(model)
+    channels = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
 
-    for group, indices in killed.items():  # others may be silent on these few images
+    for group, indices in killed.items():  # other channels may be zero on these few images
         assert not np.isin(indices, scheme.kept[group]).any()
     assert [v.path for v in smaller.trainable_variables] == [v.path for v in model.trainable_variables]
     assert smaller.count_params() < 0.8 * model.count_params()
@@ -46,13 +46,13 @@ def test_removing_channels_that_nothing_reads_changes_neither_logits_nor_the_nex
     flops, fewer = (sum(count_flops(s.graph).values()) for s in (step, smaller_step))
     assert fewer < 0.8 * flops
     assert step(*data.batch)[0] == pytest.approx(smaller_step(*data.batch)[0], rel=1e-5)
-    # Real weights and deep networks have channels that are constant on these images: they are folded into these two.
+    # Pretrained and deep networks have channels that are constant on these images. They are folded into these two.
     folded = () if name in ("small", "vgg16") else ("moving_mean", "bias")
-    assert_survivors_equal(smaller, model, network, kept_of(scheme, network), skip=folded)
+    assert_survivors_equal(smaller, model, channels, kept_of(scheme, channels), skip=folded)
 
 
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
-def test_own_networks_keep_their_logits_or_are_refused(function):
+def test_custom_networks_keep_their_logits_or_are_refused(function):
     keras.utils.set_random_seed(0)
     model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES, augment="flip")
     data, optimizer = Batches(model), built_optimizer(model)
@@ -70,7 +70,7 @@ def test_own_networks_keep_their_logits_or_are_refused(function):
 
 
 @pytest.mark.parametrize("sequential", [True, False])
-def test_inner_models_and_layers_of_ones_own_are_built_anew_with_fewer_channels(sequential):
+def test_inner_models_and_custom_layers_are_rebuilt_with_fewer_channels(sequential):
     keras.utils.set_random_seed(0)
     inner = keras.Sequential([keras.Input((8, 8, 6)), keras.layers.ReLU(), keras.layers.Conv2D(5, 3, name="inside")])
     if not sequential:
@@ -89,20 +89,20 @@ def test_inner_models_and_layers_of_ones_own_are_built_anew_with_fewer_channels(
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_slots_step_counts_and_schedule_are_carried_over(name):
+def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
     model = build("small")
     data, optimizer = Batches(model), built_optimizer(model, name)
     scheme = scheme_of(model)
     mask = np.ones(len(model.trainable_variables), bool)
     TrainStep(model, optimizer, BATCH, mask)(*data.batch)
-    mask[1] = False  # from now on, tensors have taken unequal numbers of steps
+    mask[1] = False  # the tensors take different numbers of steps
     for _ in range(2):
         TrainStep(model, optimizer, BATCH, mask)(*data.batch)
     kill_readers(model, share=0.5, seed=1)
-    network = ChannelGroups(model)
+    channels = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
-    kept = kept_of(scheme, network)
-    assert any(indices[-1] >= len(indices) for indices in kept.values()), "what stays must not just be the beginning"
+    kept = kept_of(scheme, channels)
+    assert any(indices[-1] >= len(indices) for indices in kept.values()), "the kept channels must not be the first ones"
     assert int(carried.iterations) == 3
     assert float(carried.learning_rate) == pytest.approx(float(optimizer.learning_rate))
     assert type(carried.get_config()["learning_rate"]) is type(optimizer.get_config()["learning_rate"])
@@ -111,24 +111,24 @@ def test_slots_step_counts_and_schedule_are_carried_over(name):
         for k, (new, old) in enumerate(zip(getattr(carried, attribute), getattr(optimizer, attribute), strict=True)):
             variable, expected = model.trainable_variables[k], old.numpy()
             if expected.ndim:
-                expected = take_kept(expected, variable, network, kept)
+                expected = take_kept(expected, variable, channels, kept)
             np.testing.assert_array_equal(new.numpy(), expected)
             assert np.abs(old.numpy()).max() > 0
     if name == "adam":
         assert [int(steps) for steps in carried._steps][:3] == [3, 1, 3]
     TrainStep(model, optimizer, BATCH)(*data.batch)
     TrainStep(smaller, carried, BATCH)(*data.batch)
-    assert_survivors_equal(smaller, model, network, kept)
+    assert_survivors_equal(smaller, model, channels, kept)
 
 
-def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
+def test_rebuild_keeps_random_state_and_frozen_layers_and_does_not_change_the_model():
     model = build("mobilenetv2", dropout=0.2, augment="flip")
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
     for _ in range(3):
-        model(data.batch[0], training=True)  # moves the random state on
+        model(data.batch[0], training=True)  # advances the random state
     kill_readers(model)
     before = [v.numpy() for v in [*model.variables, *optimizer.variables]]
     seeds = [v.numpy() for v in model.variables if "seed" in v.path]
@@ -143,7 +143,7 @@ def test_random_state_frozen_layers_and_the_model_itself_stay_as_they_are():
     assert all(type(layer) is not keras.layers.BatchNormalization for layer in smaller._flatten_layers())
 
 
-def test_a_pruned_network_is_saved_and_loaded(tmp_path):
+def test_saved_and_loaded_pruned_network_keeps_its_logits(tmp_path):
     model = build("mobilenetv2")
     data = Batches(model)
     scheme = scheme_of(model)
@@ -166,7 +166,7 @@ class NoConfig(keras.layers.Layer):
         return self.function(inputs)
 
 
-def test_a_network_that_keras_cannot_build_anew_is_refused_at_once():
+def test_layer_without_config_is_refused_before_training():
     inputs = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(4, 3, name="second")(keras.layers.Conv2D(4, 3, name="first")(inputs))
     x = keras.layers.GlobalAveragePooling2D()(NoConfig(tf.nn.relu)(x))
