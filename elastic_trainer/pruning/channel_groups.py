@@ -145,11 +145,13 @@ class _Signal:
 
 
 class _ChannelFlow:
-    """Follows the channels from a model's inputs to its outputs. Attributes as in `ChannelGroups`, and:
+    """Follows the channels from a model's inputs to its outputs, and collects the groups.
 
-    groups: all groups of channels.
-    axes: {id of a variable: {axis: its groups}}.
-    inputs: {id of an inner model's input tensor: its groups}.
+    Attributes:
+        kernels: see `ChannelGroups`.
+        groups: all groups of channels.
+        axes: {id of a variable: {axis: its groups}}.
+        inputs: {id of an inner model's input tensor: its groups}.
     """
 
     def __init__(self, model: keras.Model) -> None:
