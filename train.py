@@ -29,7 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.pruning.prunetrain import PruneTrainScheme
+from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.runs.checkpoint import Checkpoint, CheckpointClock
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
 from elastic_trainer.runs.history import History

@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""Is a pruned network's step shorter? Step time and FLOPs of full training before and after channels are removed.
+"""Is a pruned network's step shorter? Step time and FLOPs of full training, before and after channels are removed.
 
-The channels that are read least of every group (prunetrain.py) are really removed, share by share, by the very code
-that prunes while training; then steps of the full and of the smaller network take turns in this process. Medians; a
-band goes from the first to the third quartile. FLOPs are counted in both traced steps. `lasso_ms` is what the group
-lasso and its gradient take by themselves. Draws a figure and prints one JSON object as its last line.
+For several shares, the script zeroes the kernel slices that read the weakest channels of each group. Then the scheme of
+`--train_type prunetrain` removes these channels. Steps of the full and of the smaller network alternate in this
+process. Times are medians; the band in the figure is the range from the first to the third quartile. FLOPs are counted
+in both traced steps. `lasso_ms` is the time of the group lasso and its gradient alone. The script draws a figure and
+prints one JSON object as its last line.
 
-    python scripts/benchmark_prunetrain.py --model_name resnet50 --input_size 224 --batch_size 4
+    python scripts/benchmarks/benchmark_prunetrain.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ QUICK_SHARES = (0.0, 0.5)
 
 
 class Measured:
-    """A network with its optimizer, and compiled calls of what is timed."""
+    """A network with its optimizer, and the two compiled functions that are timed: the step and the lasso."""
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, batch: tuple[Any, Any]) -> None:
         import tensorflow as tf
 
-        from elastic_trainer.pruning import prunetrain
+        from elastic_trainer.pruning.group_lasso import group_lasso
         from elastic_trainer.training.step import TrainStep
 
         self.parameters = model.count_params()
@@ -51,31 +52,35 @@ class Measured:
         @tf.function
         def lasso() -> tuple[tf.Tensor, list[tf.Tensor]]:
             with tf.GradientTape() as tape:
-                penalty = prunetrain.group_lasso(model)
+                penalty = group_lasso(model)
             return penalty, [gradient for gradient in tape.gradient(penalty, variables) if gradient is not None]
 
         self.step = lambda: step(*batch)
         self.lasso = lambda: float(lasso()[0])
-        for _ in range(3):  # TensorFlow optimises a graph at its first calls
+        for _ in range(3):  # TensorFlow optimises a graph during its first calls
             self.step()
             self.lasso()
 
 
 def weaken(model: keras.Model, share: float) -> None:
-    """Zero what reads the `share` of each group's channels that its readers weigh least."""
-    from elastic_trainer.pruning import prunetrain
+    """Zero the kernel slices that read the weakest `share` of each group's channels.
 
-    network = prunetrain._Network(model)
-    for group in network.prunable().values():
-        readers = network.readers(group).values()
-        norms = [network.gather(prunetrain._reading_norms(kernel), kernel.source, group) for kernel in readers]
+    The weakest channels have the smallest norms of the slices that read them, as a share of each layer's sum.
+    """
+    from elastic_trainer.pruning.channel_groups import ChannelGroups
+    from elastic_trainer.pruning.dead_channels import reading_norms
+
+    channels = ChannelGroups(model)
+    for group in channels.prunable().values():
+        readers = channels.readers(group).values()
+        norms = [channels.gather(reading_norms(kernel), kernel.source, group) for kernel in readers]
         total = np.sum([norm.sum(axis=0) / max(float(norm.sum()), 1e-30) for norm in norms], axis=0)
         weakest = np.argsort(total, kind="stable")[: int(share * len(total))]
         for kernel in readers:
-            # Which places along the axis these are: keep only them of this group, and nothing of any other.
-            only = {other: np.arange(0) for other in network._roots(kernel.source)} | {group: weakest}
+            # Along the kernel's axis, only these channels of this group, and none of any other group.
+            only = {other: np.arange(0) for other in channels.roots(kernel.source)} | {group: weakest}
             weights = kernel.layer.kernel.numpy()
-            weights[..., network.places(kernel.source, only), :] = 0.0
+            weights[..., channels.kept_indices(kernel.source, only), :] = 0.0
             kernel.layer.kernel.assign(weights)
 
 
@@ -90,27 +95,55 @@ def new_network(args: Any) -> tuple[keras.Model, keras.optimizers.Optimizer]:
 
 
 def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[Measured, tuple[int, int]]:
-    """The network without the weakest `share` of its channels, and how many of how many channels are left."""
-    from elastic_trainer.pruning import prunetrain
+    """The network without the weakest `share` of its channels, the number of channels left and that of the full one."""
+    from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
     model, optimizer = new_network(args)
     data, settings = (
-        SimpleNamespace(probe=lambda index: [batch], batch_size=prunetrain.PROBE_IMAGES),
+        SimpleNamespace(probe=lambda index: [batch], batch_size=SPREAD_IMAGES),
         SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
     )
-    scheme = prunetrain.PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
+    scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)
     model, optimizer = scheme.reconfigure(model, optimizer) or (model, optimizer)
     return Measured(model, optimizer, batch), scheme.channels()
 
 
+def measure_share(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor], full: Measured) -> dict[str, Any]:
+    """Compare the `full` network with one that lost the weakest `share` of its channels; prints one line."""
+    smaller, (left, full_count) = pruned_network(args, share, batch)
+    full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
+    ratios = step_ms / full_ms  # of neighbouring steps
+    row = {
+        "asked_share": share,
+        "removed_share": 1 - left / full_count,
+        "channels": left,
+        "step_ms": float(np.median(step_ms)),
+        "full_step_ms": float(np.median(full_ms)),
+        "step_ratio": float(np.median(ratios)),
+        "step_ratio_quartiles": [float(q) for q in np.quantile(ratios, (0.25, 0.75))],
+        "flops": smaller.flops,
+        "flops_ratio": smaller.flops / full.flops,
+        "parameters": smaller.parameters,
+        "parameters_ratio": smaller.parameters / full.parameters,
+        "lasso_ms": float(np.median(lasso_ms)),
+    }
+    print(
+        f"{row['removed_share']:.0%} of the channels removed: step {row['step_ms']:.1f} ms, "
+        f"{row['step_ratio']:.2f} of the full network's; FLOPs {row['flops_ratio']:.2f}, parameters "
+        f"{row['parameters_ratio']:.2f}; the lasso takes {row['lasso_ms']:.1f} ms",
+        flush=True,
+    )
+    return row
+
+
 def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
-    """Step time and FLOPs over the full network's, by the share of channels removed."""
+    """Draw step time, FLOPs and parameters relative to the full network, by the share of channels removed."""
     from matplotlib.figure import Figure
 
     removed = [100 * row["removed_share"] for row in rows]
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
-    axes = figure.add_subplot(xlabel="channels removed (%)", ylabel="over the full network's", title=title)
+    axes = figure.add_subplot(xlabel="channels removed (%)", ylabel="relative to the full network", title=title)
     axes.fill_between(
         removed,
         [row["step_ratio_quartiles"][0] for row in rows],
@@ -150,38 +183,13 @@ def main() -> None:
     full = Measured(*new_network(args), batch)
     rows = []
     for share in QUICK_SHARES if args.quick else SHARES:
-        smaller, (left, of) = pruned_network(args, share, batch)
-        full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
-        ratios = step_ms / full_ms  # of neighbouring steps
-        rows.append(
-            {
-                "asked_share": share,
-                "removed_share": 1 - left / of,
-                "channels": left,
-                "step_ms": float(np.median(step_ms)),
-                "full_step_ms": float(np.median(full_ms)),
-                "step_ratio": float(np.median(ratios)),
-                "step_ratio_quartiles": [float(q) for q in np.quantile(ratios, (0.25, 0.75))],
-                "flops": smaller.flops,
-                "flops_ratio": smaller.flops / full.flops,
-                "parameters": smaller.parameters,
-                "parameters_ratio": smaller.parameters / full.parameters,
-                "lasso_ms": float(np.median(lasso_ms)),
-            }
-        )
-        print(
-            f"{rows[-1]['removed_share']:.0%} of the channels removed: step {rows[-1]['step_ms']:.1f} ms, "
-            f"{rows[-1]['step_ratio']:.2f} of the full network's; FLOPs {rows[-1]['flops_ratio']:.2f}, parameters "
-            f"{rows[-1]['parameters_ratio']:.2f}; the lasso takes {rows[-1]['lasso_ms']:.1f} ms",
-            flush=True,
-        )
-        del smaller
+        rows.append(measure_share(args, share, batch, full))
         gc.collect()
 
-    title, stem, network = common.measured_network(args, "prunetrain")
+    title, stem, options = common.measured_network(args, "prunetrain")
     draw(title, rows, stem)
     record = {
-        **network,
+        **options,
         "rounds": args.rounds,
         "full_flops": full.flops,
         "full_parameters": full.parameters,

@@ -1,0 +1,86 @@
+"""The PruneTrain scheme: lambda, refusals and its saved state."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import zoo
+from conftest import BATCH, CLASSES
+from pruning_networks import (
+    Batches,
+    assert_same_logits,
+    build,
+    built_optimizer,
+    kill_readers,
+    scheme_of,
+    two_convolutions,
+)
+
+import models
+from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.training.step import TrainStep, classification_loss
+from utils import UserError
+
+
+def test_penalty_is_the_given_share_of_the_first_loss():
+    model = build("small")
+    data = Batches(model)
+    scheme = scheme_of(model, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0))
+    penalty = float(scheme.penalty(model))
+    images, labels = data.batch
+    loss = float(classification_loss(labels, model(images, training=False)))
+    assert penalty / (penalty + loss) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["vit", f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
+def test_network_without_removable_channels_is_refused(name):
+    model = models.build_model(name, 32, CLASSES, augment="none")
+    with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
+        scheme_of(model)
+
+
+def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
+    model = two_convolutions(reader_size=3, beta=0.5)
+    data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
+    scheme = scheme_of(model)
+    assert scheme.choose(Progress(), optimizer).mask.sum() == len(model.trainable_variables)
+    for seed in (0, 1):  # the second removal starts from a smaller network
+        kill_readers(model, share=0.5, seed=seed)
+        model, optimizer = scheme.reconfigure(model, optimizer)
+        TrainStep(model, optimizer, BATCH)(*data.batch)
+    state = json.loads(json.dumps(scheme.state()))
+
+    fresh = two_convolutions(reader_size=3, beta=0.5)
+    other = scheme_of(fresh)
+    resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh, rate=1e-6))
+    assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
+    assert other.state() == scheme.state()
+    # The same channels of the full network: steps at this learning rate hardly change them.
+    for name in ("first", "second"):
+        np.testing.assert_allclose(resumed.get_layer(name).kernel, model.get_layer(name).kernel, atol=0.03)
+    for variables, saved in ((resumed.variables, model.variables), (resumed_optimizer.variables, optimizer.variables)):
+        for variable, old in zip(variables, saved, strict=True):
+            variable.assign(old.numpy())
+    assert_same_logits(model, resumed, data.batch[0])
+    assert float(other.penalty(resumed)) == pytest.approx(float(scheme.penalty(model)))
+    for one in (model, resumed):
+        kill_readers(one, share=0.5, seed=2)
+    further, again = scheme.reconfigure(model, optimizer)[0], other.reconfigure(resumed, resumed_optimizer)[0]
+    assert scheme.state() == other.state()
+    assert_same_logits(further, again, data.batch[0])
+
+
+def test_restoring_an_unpruned_state_returns_the_given_network():
+    model = build("small")
+    scheme = scheme_of(model)
+    optimizer = built_optimizer(model)
+    assert scheme.restore(scheme.state(), model, optimizer) == (model, optimizer)
+
+
+def test_state_of_another_network_is_refused():
+    model = build("small")
+    scheme = scheme_of(model)
+    foreign = {**scheme.state(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
+    with pytest.raises(UserError, match="9 channels at stem/kernel, this network has 4"):
+        scheme.restore(foreign, model, built_optimizer(model))
