@@ -55,10 +55,10 @@ from elastic_trainer.pruning.dead_channels import ChannelContributions, median_c
 from elastic_trainer.pruning.group_lasso import group_lasso
 from elastic_trainer.pruning.rebuild import check_rebuildable, rebuild_network
 from elastic_trainer.selection.schemes import Scheme
-from elastic_trainer.selection.selection import Choice
+from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.state import Network
+from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import classification_loss
 from utils import UserError
 
@@ -100,23 +100,22 @@ class PruneTrainScheme(Scheme):
         loss = float(classification_loss(labels, model(images, training=False)))
         self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
+        """See `Scheme.is_due`."""
         return step % (self._settings.prune_interval * self._data.steps_per_epoch) == 0
 
-    def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        """All tensors."""
-        return Choice(np.ones(self._tensor_count, bool), epoch=progress.step / self._data.steps_per_epoch)
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """All tensors, after the first time of a network without its dead channels."""
+        smaller = self.reconfigure(state.model, state.optimizer) if progress.step else None
+        if smaller is not None:
+            left, all_channels = self.channels()
+            tqdm.write(f"step {progress.step}: {left} of {all_channels} channels left")
+            state.replace(*smaller)
+        return Selection(np.ones(self._tensor_count, bool), epoch=progress.step / self._data.steps_per_epoch)
 
-    def reconfigured(self, progress: Progress, network: Network) -> Network | None:
-        smaller = self.reconfigure(*network) if progress.step else None
-        if smaller is None:
-            return None
-        left, all_channels = self.channels()
-        tqdm.write(f"step {progress.step}: {left} of {all_channels} channels left")
-        return Network(*smaller)
-
-    def resume(self, state: dict[str, Any], choice: Choice, network: Network) -> Network:
-        return Network(*self.restore(state, *network))
+    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+        """See `Scheme.resume`."""
+        state.replace(*self.restore(record, state.model, state.optimizer))
 
     def penalty(self, model: keras.Model) -> tf.Tensor:
         """The penalty that the lasso adds to the loss: lambda * `group_lasso(model)`. Called inside the traced step."""
@@ -152,7 +151,7 @@ class PruneTrainScheme(Scheme):
         """Number of channels left in all groups, and in the full network."""
         return sum(map(len, self.kept.values())), sum(self.full_counts.values())
 
-    def state(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each group."""
         kept = {
             name: {"of": self.full_counts[name], "kept": indices.tolist()}
@@ -162,28 +161,28 @@ class PruneTrainScheme(Scheme):
         return {"lambda": self._lambda, "probes": self._batches_drawn, "typical": self._medians, "channels": kept}
 
     def restore(
-        self, state: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
+        self, record: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-        """Continue from `state()`: cut the full `model` and its `optimizer` down to the kept channels.
+        """Continue from `to_record()`: cut the full `model` and its `optimizer` down to the kept channels.
 
         Returns:
             A model and an optimizer of the saved shapes. Their values are slices of the given ones; the caller loads
             the saved values afterwards.
 
         Raises:
-            UserError: the state belongs to another network.
+            UserError: the record belongs to another network.
         """
-        for name, record in state["channels"].items():
-            if self.full_counts.get(name) != record["of"]:
+        for name, kept in record["channels"].items():
+            if self.full_counts.get(name) != kept["of"]:
                 raise UserError(
-                    f"--train_type prunetrain: the saved run had {record['of']} channels at {name}, this network has "
+                    f"--train_type prunetrain: the saved run had {kept['of']} channels at {name}, this network has "
                     f"{self.full_counts.get(name, 'no such layer')}; resume with the same --model_name and its options"
                 )
-        self._lambda, self._batches_drawn = float(state["lambda"]), int(state["probes"])
-        self._medians = dict(state["typical"])
+        self._lambda, self._batches_drawn = float(record["lambda"]), int(record["probes"])
+        self._medians = dict(record["typical"])
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
-        self.kept |= {name: np.array(record["kept"], np.int64) for name, record in state["channels"].items()}
-        if not state["channels"]:
+        self.kept |= {name: np.array(kept["kept"], np.int64) for name, kept in record["channels"].items()}
+        if not record["channels"]:
             return model, optimizer
         channels = ChannelGroups(model)
         kept_by_group = {channels.prunable()[name]: indices for name, indices in self.kept.items()}

@@ -102,7 +102,7 @@ def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Pa
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_input.py",
         __doc__,
         rounds={"type": int, "default": 5, "help": "turns of each way (default: %(default)s)"},
@@ -117,13 +117,12 @@ def main() -> None:
     import models
     from elastic_trainer.datasets.sources import find
     from elastic_trainer.timing.measuring import compile_steps
-    from elastic_trainer.timing.table import table_settings
 
     with tempfile.TemporaryDirectory() as folder:
         place = args.data_dir or Path(folder) / "photos"
         if args.data_dir is None:
             make_photos(place, args.photos)
-        size, batch_size, cache = args.input_size, args.batch_size, Path(folder) / "cache"
+        size, batch_size, cache = network.input_size, network.batch_size, Path(folder) / "cache"
         begin = time.perf_counter()
         in_memory = data.load("image_folder", size, batch_size, data_dir=place)
         reading_seconds = time.perf_counter() - begin
@@ -134,9 +133,9 @@ def main() -> None:
             "read once, in a file": lambda: in_file.train(0),
             "decoded in every epoch": lambda: decoding_every_time(source, size, batch_size),
         }
-        args.num_classes = in_memory.num_classes
-        model = models.build_from_options(args)
-        [(step, _)] = compile_steps(model, table_settings(args), [None])
+        network.num_classes = in_memory.num_classes
+        model = models.build(network)
+        [(step, _)] = compile_steps(model, network, [None])
         speeds: dict[str, list[float]] = {name: [] for name in ways}
         waits: dict[str, list[float]] = {name: [] for name in ways}
         steps: dict[str, list[float]] = {name: [] for name in ways}
@@ -150,10 +149,10 @@ def main() -> None:
 
     median_speeds = {name: float(np.median(values)) for name, values in speeds.items()}
     median_waits = {name: float(np.median(values)) for name, values in waits.items()}
-    title, stem, network = common.measured_network(args, "input")
+    title, stem, measured = common.measured_network(network, "input", args.output)
     draw(title, median_speeds, median_waits, stem)
     record = {
-        **network,
+        **measured,
         "photos": "given" if args.data_dir else f"{args.photos} of {PHOTO_SIZE[0]}×{PHOTO_SIZE[1]}, made up",
         "images": images,
         "rounds": args.rounds,

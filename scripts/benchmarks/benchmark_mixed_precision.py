@@ -26,32 +26,31 @@ from elastic_trainer.timing.table import table_settings
 WHAT = ("full step", "step of the head", "forward pass")
 
 
-def runs_of(args: Any) -> list[Any]:
+def runs_of(network: NetworkSettings) -> list[Any]:
     """Compiled full step, step of the head, and forward pass of a network in the precision of `args`, on one batch."""
     import models
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.timing.measuring import compile_steps
     from elastic_trainer.training.step import forward_pass
 
-    model = models.build_from_options(args)
-    settings = table_settings(args)
-    head = head_mask(model)
-    steps = [run for _, run in compile_steps(model, settings, [None, head])]
-    return [*steps, partial(forward_pass(model, args.batch_size), *steps[0].args)]
+    model = models.build(network)
+        head = head_mask(model)
+    steps = [run for _, run in compile_steps(model, network, [None, head])]
+    return [*steps, partial(forward_pass(model, network.batch_size), *steps[0].args)]
 
 
-def losses(args: Any, steps: int) -> list[float]:
+def losses(network: NetworkSettings, steps: int) -> list[float]:
     """Training losses of full training on digits, one a step."""
     import data
     import models
     from elastic_trainer.training.optimizers import make_optimizer
     from elastic_trainer.training.step import TrainStep
 
-    model = models.build_from_options(args)
-    optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
+    model = models.build(network)
+    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, optimizer, args.batch_size)
-    digits = data.load("digits", args.input_size, args.batch_size, args.seed)
+    step = TrainStep(model, optimizer, network.batch_size)
+    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
     return [step(*batch)[0] for batch in digits.train(0).take(steps)]
 
 
@@ -69,7 +68,7 @@ def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_mixed_precision.py",
         __doc__,
         seconds={"type": float, "default": 60, "help": "time for measuring (default: %(default)s)"},
@@ -82,19 +81,18 @@ def main() -> None:
 
     if args.quick:
         args.seconds, args.steps = 3, 3
-    args.num_classes = args.num_classes or 10
     policy = models.mixed_precision_policy()
     runs, curves = [], []
-    for args.mixed_precision in (False, True):
-        runs += runs_of(args)
-        curves.append(losses(args, args.steps))
+    for network.mixed_precision in (False, True):
+        runs += runs_of(network)
+        curves.append(losses(network, args.steps))
     times = measure_steps(runs, args.seconds)
     single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(WHAT))
-    title, stem, network = common.measured_network(args, "mixed_precision")
+    title, stem, measured = common.measured_network(network, "mixed_precision", args.output)
     draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
     names = [what.replace(" ", "_") for what in WHAT]
     record = {
-        **network,
+        **measured,
         "policy": policy,
         "rounds": len(times),
         "float32_ms": dict(zip(names, single_ms.tolist(), strict=True)),

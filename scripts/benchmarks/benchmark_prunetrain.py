@@ -84,21 +84,23 @@ def weaken(model: keras.Model, share: float) -> None:
             kernel.layer.kernel.assign(weights)
 
 
-def new_network(args: Any) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+def new_network(network: NetworkSettings) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     import models
     from elastic_trainer.training.optimizers import make_optimizer
 
-    model = models.build_from_options(args)
-    optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
+    model = models.build(network)
+    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
     optimizer.build(model.trainable_variables)
     return model, optimizer
 
 
-def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[Measured, tuple[int, int]]:
+def pruned_network(
+    network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor]
+) -> tuple[Measured, tuple[int, int]]:
     """The network without the weakest `share` of its channels, the number of channels left and that of the full one."""
     from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
-    model, optimizer = new_network(args)
+    model, optimizer = new_network(network)
     data, settings = (
         SimpleNamespace(probe=lambda index: [batch], batch_size=SPREAD_IMAGES),
         SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
@@ -109,9 +111,11 @@ def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) 
     return Measured(model, optimizer, batch), scheme.channels()
 
 
-def measure_share(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor], full: Measured) -> dict[str, Any]:
+def measure_share(
+    network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor], full: Measured
+) -> dict[str, Any]:
     """Compare the `full` network with one that lost the weakest `share` of its channels; prints one line."""
-    smaller, (left, full_count) = pruned_network(args, share, batch)
+    smaller, (left, full_count) = pruned_network(network, share, batch)
     full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
     ratios = step_ms / full_ms  # of neighbouring steps
     row = {
@@ -164,7 +168,7 @@ def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_prunetrain.py",
         __doc__,
         rounds={"type": int, "default": 40, "help": "measured steps of each network (default: %(default)s)"},
@@ -175,18 +179,17 @@ def main() -> None:
 
     if args.quick:
         args.rounds = min(args.rounds, 5)
-    args.num_classes = args.num_classes or 10
-    rng = np.random.default_rng(args.seed)
-    images = rng.uniform(0, 255, (args.batch_size, args.input_size, args.input_size, 3)).astype(np.float32)
-    batch = tf.constant(images), tf.constant(rng.integers(0, args.num_classes, args.batch_size), tf.int32)
+    rng = np.random.default_rng(network.seed)
+    images = rng.uniform(0, 255, (network.batch_size, network.input_size, network.input_size, 3)).astype(np.float32)
+    batch = tf.constant(images), tf.constant(rng.integers(0, network.num_classes, network.batch_size), tf.int32)
 
-    full = Measured(*new_network(args), batch)
+    full = Measured(*new_network(network), batch)
     rows = []
     for share in QUICK_SHARES if args.quick else SHARES:
         rows.append(measure_share(args, share, batch, full))
         gc.collect()
 
-    title, stem, options = common.measured_network(args, "prunetrain")
+    title, stem, options = common.measured_network(network, "prunetrain", args.output)
     draw(title, rows, stem)
     record = {
         **options,

@@ -31,7 +31,7 @@ from elastic_trainer.networks.names import is_own_model
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.time_budget import LATEST_STEPS
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.table import TimingTable, table_settings
+from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
@@ -52,16 +52,16 @@ class Alternating:
         quiet: whether that step and the one trained on the batch were left undisturbed.
     """
 
-    def __init__(self, args: Any, steps: int, full: Callable[[Any, Any], object]) -> None:
+    def __init__(self, network: NetworkSettings, steps: int, full: Callable[[Any, Any], object]) -> None:
         import data
         from elastic_trainer.datasets.image_data import ImageData
 
-        whole = data.load("digits", args.input_size, args.batch_size, args.seed)
+        whole = data.load("digits", network.input_size, network.batch_size, network.seed)
         train, test = (
             split._replace(images=split.images[:count], labels=split.labels[:count])
-            for split, count in ((whole._train, steps * args.batch_size), (whole._test, args.batch_size))
+            for split, count in ((whole._train, steps * network.batch_size), (whole._test, network.batch_size))
         )
-        self._data = ImageData("digits", whole.class_names, train, test, args.batch_size, args.seed)
+        self._data = ImageData("digits", whole.class_names, train, test, network.batch_size, network.seed)
         self._full = full
         self.full_ms: list[float] = []
         self.quiet: list[bool] = []
@@ -91,16 +91,16 @@ class StepsLog(RunLog):
         super().record_step()
 
 
-def second_network(args: Any) -> TrainStep:
+def second_network(network: NetworkSettings) -> TrainStep:
     """A step of full training of a network of its own."""
     import models
     from elastic_trainer.training.optimizers import make_optimizer
     from elastic_trainer.training.step import TrainStep
 
-    other = models.build_from_options(args)
-    optimizer = make_optimizer(args.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
+    other = models.build(network)
+    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
     optimizer.build(other.trainable_variables)
-    return TrainStep(other, optimizer, args.batch_size)
+    return TrainStep(other, optimizer, network.batch_size)
 
 
 def standardize(model: keras.Model, images: Any) -> None:
@@ -198,7 +198,7 @@ def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_rho.py",
         __doc__,
         rounds={"type": int, "default": 2, "help": "runs for each rho (default: %(default)s)"},
@@ -218,13 +218,12 @@ def main() -> None:
 
     if args.quick:
         args.rounds, args.steps, args.intervals = 1, 10, 2
-    args.num_classes = 10
-    model = models.build_from_options(args)
+    model = models.build(network)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, table_settings(args), Path(folder))
-    dataset = Alternating(args, args.steps, second_network(args))
-    if args.weights == "none" and not is_own_model(args.model_name):
-        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // args.batch_size or 1)]))
+        table = profiler.profile(model, network, Path(folder))
+    dataset = Alternating(network, args.steps, second_network(network))
+    if network.weights == "none" and not is_own_model(network.model_name):
+        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // network.batch_size or 1)]))
 
     rhos = feasible_rhos(model, table)
     results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}
@@ -233,7 +232,7 @@ def main() -> None:
             settings = Settings(
                 num_epochs=args.intervals,
                 interval=1,
-                optimizer=args.optimizer,
+                optimizer=network.optimizer,
                 importance_batches=args.importance_batches,
                 rho=rho,
             )
@@ -244,10 +243,10 @@ def main() -> None:
         {rho: float(np.median([one[key] for one in runs])) for rho, runs in results.items()}
         for key in ("measured", "whole_run")
     )
-    title, stem, network = common.measured_network(args, "rho")
+    title, stem, measured = common.measured_network(network, "rho", args.output)
     draw(title, medians, sums, stem)
     record = {
-        **network,
+        **measured,
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
         "steps_between_selections": args.steps,

@@ -27,7 +27,7 @@ from benchmark_rho import Alternating, second_network
 import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.timing.table import TimingTable, table_settings
+from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
     import keras
@@ -94,7 +94,7 @@ def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_throttle.py",
         __doc__,
         rho={"type": float, "default": 0.6, "help": "default: %(default)s"},
@@ -110,14 +110,13 @@ def main() -> None:
 
     if args.quick:
         args.num_epochs = 4
-    args.num_classes = 10
-    model = models.build_from_options(args)
-    dataset = data.load("digits", args.input_size, args.batch_size, args.seed)
+    model = models.build(network)
+    dataset = data.load("digits", network.input_size, network.batch_size, network.seed)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, table_settings(args), Path(folder))
+        table = profiler.profile(model, network, Path(folder))
 
     settings = Settings(
-        optimizer=args.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho
+        optimizer=network.optimizer, num_epochs=args.num_epochs, interval=max(args.num_epochs // 8, 1), rho=args.rho
     )
     runs = {"rho, undisturbed": run(model, dataset, settings, table, 0)}
     deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
@@ -125,7 +124,7 @@ def main() -> None:
     runs["deadline, undisturbed"] = run(model, dataset, hurried, table, 0)
     runs["deadline, disturbed"] = run(model, dataset, hurried, table, args.busy)
 
-    alternating = Alternating(args, dataset.steps_per_epoch, second_network(args))
+    alternating = Alternating(network, dataset.steps_per_epoch, second_network(network))
     runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)  # type: ignore[arg-type]
     elastic_ms = [float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]]
     full_ms = np.median(np.reshape(alternating.full_ms, (args.num_epochs, -1)), axis=1)
@@ -135,10 +134,10 @@ def main() -> None:
     stem = args.output or Path("figures") / "throttle"
     draw(runs, stem)
     record = {
-        "model_name": args.model_name,
-        "alpha": args.alpha,
-        "input_size": args.input_size,
-        "batch_size": args.batch_size,
+        "model_name": network.model_name,
+        "alpha": network.alpha,
+        "input_size": network.input_size,
+        "batch_size": network.batch_size,
         "rho": args.rho,
         "busy_processes": args.busy,
         "deadline_seconds": deadline,

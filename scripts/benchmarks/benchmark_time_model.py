@@ -98,7 +98,7 @@ def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarr
 
 
 def main() -> None:
-    args = common.parse_benchmark(
+    network, args = common.parse_benchmark(
         "benchmark_time_model.py",
         __doc__,
         selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
@@ -111,14 +111,12 @@ def main() -> None:
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.timing.measuring import compile_steps, measure, measure_steps
 
-    args.num_classes = args.num_classes or 10
-    count = args.selections or (12 if args.model_name == "vit" else 32)
+    count = args.selections or (12 if network.model_name == "vit" else 32)
     if args.quick:
         count, args.seconds = 8, 5
-    model = models.build_from_options(args)
+    model = models.build(network)
     head = head_mask(model)
-    settings = table_settings(args)
-    with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         measurement = measure(model, settings)
         table = profiler.make_table(measurement, Path(folder))
@@ -128,18 +126,18 @@ def main() -> None:
     kinds, masks = zip(*test_selections(table, head, count), strict=True)
     again = slice(None, None, -REFERENCE_STRIDE)  # the full step among them
     # Compiled anew: those that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
-    steps = compile_steps(model, settings, [*masks, *measurement.masks[again]])
+    steps = compile_steps(model, network, [*masks, *measurement.masks[again]])
     times = measure_steps([run for _, run in steps], args.seconds)
     median_ms = np.median(times, axis=0)
     measured, references = np.split(median_ms, [len(masks)])
     slowdown = float(np.median(references / np.median(measurement.step_ms, axis=0)[again]))
     unscaled, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
     predicted = slowdown * unscaled
-    title, stem, network = common.measured_network(args, "time_model")
+    title, stem, measured = common.measured_network(network, "time_model", args.output)
     draw(title, list(kinds), predicted, measured, stem)
     result = {
-        **network,
-        "optimizer": args.optimizer,
+        **measured,
+        "optimizer": network.optimizer,
         "selections": len(masks),
         "rounds": len(times),
         **errors(predicted, measured),

@@ -12,37 +12,46 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_trainer.cli.options import _add_network_options, _filled_in, _OneLineParser, model_label
+from elastic_trainer.cli.commands import fill_in_defaults, network_settings
+from elastic_trainer.cli.flags import add_network_flags
+from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.networks.names import model_label
+from elastic_trainer.settings import NetworkSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def parse_benchmark(prog: str, description: str | None, **more: dict[str, Any]) -> argparse.Namespace:
-    """The options of a script that measures a network: those of profiler.py, `--quick`, `--output`, and `more`.
+def parse_benchmark(
+    prog: str, description: str | None, num_classes: int = 10, **more: dict[str, Any]
+) -> tuple[NetworkSettings, argparse.Namespace]:
+    """The network to measure, and all flags: those of the network, `--quick`, `--output`, and `more`.
 
     Args:
         prog, description: for the help.
+        num_classes: of the network, if the flag is not given.
         more: further flags by name, with what `add_argument` takes.
     """
-    parser = _OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_network_options(parser)
+    parser = OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_network_flags(parser)
     parser.add_argument("--quick", action="store_true", help="a short try on fewer measurements")
     parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
     args = parser.parse_args()
     args.weights = args.weights or "none"  # time does not depend on them
-    return _filled_in(args)
+    fill_in_defaults(args)
+    return network_settings(args).with_classes(num_classes), args
 
 
-def measured_network(args: argparse.Namespace, kind: str) -> tuple[str, Path, dict[str, Any]]:
-    """What a measuring script says of its network: figure's title, figure without its ending, first keys of its JSON.
+def measured_network(network: NetworkSettings, kind: str, output: Path | None) -> tuple[str, Path, dict[str, Any]]:
+    """What a benchmark says of its network: the figure's title, its path without ending, and first keys of the JSON.
 
     Args:
-        args: of `parse_benchmark`.
-        kind: what is measured; the figure's name begins with it.
+        network: that was measured.
+        kind: what is measured; the figure's name starts with it.
+        output: the figure's path if the user named one.
     """
-    label = model_label(args)
-    title = f"{label}, {args.input_size}×{args.input_size}, batch {args.batch_size}"
-    stem = args.output or Path("figures") / f"{kind}_{label}_{args.input_size}_{args.batch_size}"
-    return title, stem, {key: getattr(args, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+    label = model_label(network.model_name, network.alpha)
+    title = f"{label}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
+    stem = output or Path("figures") / f"{kind}_{label}_{network.input_size}_{network.batch_size}"
+    return title, stem, {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}

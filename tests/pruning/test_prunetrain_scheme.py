@@ -19,6 +19,7 @@ from pruning_networks import (
 
 import models
 from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep, classification_loss
 from utils import UserError
 
@@ -44,18 +45,19 @@ def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
     model = two_convolutions(reader_size=3, beta=0.5)
     data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
     scheme = scheme_of(model)
-    assert scheme.choose(Progress(), optimizer).mask.sum() == len(model.trainable_variables)
+    state = TrainState(model, optimizer, data.batch_size)
+    assert scheme.select(Progress(), state).mask.sum() == len(model.trainable_variables)
     for seed in (0, 1):  # the second removal starts from a smaller network
         kill_readers(model, share=0.5, seed=seed)
         model, optimizer = scheme.reconfigure(model, optimizer)
         TrainStep(model, optimizer, BATCH)(*data.batch)
-    state = json.loads(json.dumps(scheme.state()))
+    record = json.loads(json.dumps(scheme.to_record()))
 
     fresh = two_convolutions(reader_size=3, beta=0.5)
     other = scheme_of(fresh)
-    resumed, resumed_optimizer = other.restore(state, fresh, built_optimizer(fresh, rate=1e-6))
+    resumed, resumed_optimizer = other.restore(record, fresh, built_optimizer(fresh, rate=1e-6))
     assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
-    assert other.state() == scheme.state()
+    assert other.to_record() == scheme.to_record()
     # The same channels of the full network: steps at this learning rate hardly change them.
     for name in ("first", "second"):
         np.testing.assert_allclose(resumed.get_layer(name).kernel, model.get_layer(name).kernel, atol=0.03)
@@ -67,7 +69,7 @@ def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
     for one in (model, resumed):
         kill_readers(one, share=0.5, seed=2)
     further, again = scheme.reconfigure(model, optimizer)[0], other.reconfigure(resumed, resumed_optimizer)[0]
-    assert scheme.state() == other.state()
+    assert scheme.to_record() == other.to_record()
     assert_same_logits(further, again, data.batch[0])
 
 
@@ -75,12 +77,12 @@ def test_restoring_an_unpruned_state_returns_the_given_network():
     model = build("small")
     scheme = scheme_of(model)
     optimizer = built_optimizer(model)
-    assert scheme.restore(scheme.state(), model, optimizer) == (model, optimizer)
+    assert scheme.restore(scheme.to_record(), model, optimizer) == (model, optimizer)
 
 
 def test_state_of_another_network_is_refused():
     model = build("small")
     scheme = scheme_of(model)
-    foreign = {**scheme.state(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
+    foreign = {**scheme.to_record(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
     with pytest.raises(UserError, match="9 channels at stem/kernel, this network has 4"):
         scheme.restore(foreign, model, built_optimizer(model))
