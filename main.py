@@ -31,9 +31,9 @@ def main() -> None:
             return
     utils.load_tensorflow()
     if args.evaluate is not None:
-        from elastic_trainer.evaluation import predictions
+        from elastic_trainer.evaluation import evaluate
 
-        model, dataset = predictions.from_options(args)
+        model, dataset = evaluate.from_options(args)
         if args.export:
             from elastic_trainer.evaluation import export
 

@@ -24,7 +24,7 @@ PAPER: dict[str, Any] = {
     "interval": 3,
     "rho": 0.5,
 }
-EMBEDDED: dict[str, Any] = {
+DIGITS: dict[str, Any] = {
     **PAPER,
     "model_name": "mobilenetv2",
     "input_size": 64,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import Pixels
+from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.timing.fit import Fit
@@ -41,7 +41,7 @@ def make_small_data(count=24, seed=0):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
-    pixels = Pixels(images, labels, {})
+    pixels = DecodedImages(images, labels, {})
     return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
 
 

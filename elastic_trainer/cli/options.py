@@ -1,6 +1,6 @@
 """Every command-line option, declared once, with its range and its default (no TensorFlow here: mistakes answer fast).
 
-Two sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `EMBEDDED` holds those of the
+Two sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `DIGITS` holds those of the
 `digits` data set, which needs no download and trains in a minute on two cores. An option that is not given takes the
 value of its data set's row.
 """
@@ -26,7 +26,7 @@ from elastic_trainer.networks.names import (
     WIDTHS,
     is_own_model,
 )
-from elastic_trainer.settings import ELASTIC_TYPES, EMBEDDED, EXPORTS, OPTIMIZERS, PAPER, TIMINGS, TRAIN_TYPES
+from elastic_trainer.settings import DIGITS, ELASTIC_TYPES, EXPORTS, OPTIMIZERS, PAPER, TIMINGS, TRAIN_TYPES
 from utils import UserError
 
 # Options that may change when a run goes on.
@@ -382,7 +382,7 @@ def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
             raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
     if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
         raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
-    defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
+    defaults = DIGITS if args.dataset_name == "digits" else PAPER
     for name, value in defaults.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
@@ -513,7 +513,7 @@ def _for_evaluation(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
         taken["model_name"] = None
     parser.set_defaults(**{name: value for name, value in taken.items() if value is not None})
     args = parser.parse_args(arguments)
-    defaults = EMBEDDED if args.dataset_name == "digits" else PAPER
+    defaults = DIGITS if args.dataset_name == "digits" else PAPER
     args.batch_size = args.batch_size or defaults["batch_size"]
     args.augment = args.augment or defaults["augment"]
     args.evaluate = model

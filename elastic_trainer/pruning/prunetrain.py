@@ -127,7 +127,7 @@ class PruneTrainScheme(Scheme):
         self._typical: dict[str, float] = {}
         self._channels = {name: network.size(group) for name, group in network.prunable().items()}
         self._kept = {name: np.arange(count) for name, count in self._channels.items()}
-        [(images, labels)] = data.probe(0)
+        [(images, labels)] = data.importance_batches(0)
         loss = float(classification_loss(labels, model(images, training=False)))
         self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
 
@@ -163,7 +163,7 @@ class PruneTrainScheme(Scheme):
         """
         network = _Network(model)
         batches = math.ceil(PROBE_IMAGES / self._data.batch_size)
-        probe = _Probe(network, model, [self._data.probe(self._probes + k)[0][0] for k in range(batches)])
+        probe = _Probe(network, model, [self._data.importance_batches(self._probes + k)[0][0] for k in range(batches)])
         self._probes += batches
         if not self._typical:
             self._typical = {name: _typical(values) for name, values in probe.contributions.items()}

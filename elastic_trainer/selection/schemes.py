@@ -92,7 +92,7 @@ class ElasticScheme(Scheme):
         return step in self._steps
 
     def choose(self, progress: Progress, optimizer: keras.optimizers.Optimizer) -> Choice:
-        batches = self._data.probe(self._steps[progress.step], self._settings.importance_batches)
+        batches = self._data.importance_batches(self._steps[progress.step], self._settings.importance_batches)
         importance = self._evaluator(optimizer, batches)
         if not self._settings.correct_budget:
             progress = progress._replace(step_ms=())

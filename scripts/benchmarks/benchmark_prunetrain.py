@@ -95,7 +95,7 @@ def pruned_network(args: Any, share: float, batch: tuple[tf.Tensor, tf.Tensor]) 
 
     model, optimizer = new_network(args)
     data, settings = (
-        SimpleNamespace(probe=lambda index: [batch], batch_size=prunetrain.PROBE_IMAGES),
+        SimpleNamespace(importance_batches=lambda index: [batch], batch_size=prunetrain.PROBE_IMAGES),
         SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
     )
     scheme = prunetrain.PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]

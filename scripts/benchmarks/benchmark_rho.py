@@ -224,7 +224,8 @@ def main() -> None:
         table = profiler.profile(model, table_settings(args), Path(folder))
     dataset = Alternating(args, args.steps, second_network(args))
     if args.weights == "none" and not is_own_model(args.model_name):
-        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // args.batch_size or 1)]))
+        batches = dataset.importance_batches(0, 32 // args.batch_size or 1)
+        standardize(model, np.concatenate([images for images, _ in batches]))
 
     rhos = feasible_rhos(model, table)
     results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}

@@ -28,7 +28,7 @@ NETWORKS = ("small", "mobilenetv2", "resnet50", "vgg16")
 
 
 class Batches:
-    """Random images of the size that a model takes, for `probe`."""
+    """Random images of the size that a model takes, for `importance_batches`."""
 
     batch_size, steps_per_epoch = BATCH, 5
 
@@ -37,7 +37,7 @@ class Batches:
         images = rng.uniform(0, 255, (BATCH, *model.input_shape[1:])).astype(np.float32)
         self.batch = tf.constant(images), tf.constant(np.arange(BATCH, dtype=np.int32) % CLASSES)
 
-    def probe(self, index):
+    def importance_batches(self, index):
         return [self.batch]
 
 
