@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, make_small_data, make_small_model, make_table
+from small_runs import run
 
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from elastic_trainer.selection.schemes import Scheme, make_budget, selection_steps
+from elastic_trainer.selection.schemes import Scheme, selection_steps
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.selection.selection import Choice
 from elastic_trainer.selection.time_budget import CARRIED, RhoBudget
@@ -240,14 +240,6 @@ def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
 def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def run(tmp_path, scheme, settings, model=None, table=None):
-    model = model or make_small_model()
-    more = {"budget": make_budget(model, make_small_data(), settings, table)} if table else {}
-    log = RunLog(tmp_path, {"model_name": "small", "rho": settings.rho, "seed": 0}, tensor_names(model))
-    with log:
-        return model, log.finish(scheme(model, make_small_data(), settings, log, **more))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_table, naive_needs
+from small_runs import SETTINGS
 
 import profiler
 from elastic_trainer import machine
@@ -19,17 +20,6 @@ from elastic_trainer.timing.fit import chain_and_own, fit_wall_time
 from elastic_trainer.timing.table import TABLE_SETTINGS, load_table, stale_since, table_folder
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 from utils import UserError
-
-SETTINGS = {
-    "model_name": "mobilenetv2",
-    "alpha": 0.5,
-    "input_size": SIZE,
-    "num_classes": CLASSES,
-    "batch_size": BATCH,
-    "optimizer": "sgd",
-    "augment": "none",
-    "mixed_precision": False,
-}
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_fused_adam_is_keras_adam():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
+def test_a_tensor_selected_later_gets_the_same_updates(name):
     early, late = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
     optimizer = FusedAdam(1e-2) if name == "adam" else SGDW(1e-2)
     optimizer.build([early, late])
@@ -64,7 +64,7 @@ def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_optimizers_survive_serialisation(name):
+def test_optimizers_make_the_same_steps_after_serialisation(name):
     optimizer = make_optimizer(name, 1e-2, 0.1, 10)
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))

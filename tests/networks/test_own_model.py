@@ -46,7 +46,7 @@ def traced(request, tmp_path_factory):
     return model, step, op_ms, unmatched, attribute_times(step, model.trainable_variables, op_ms)
 
 
-def test_the_table_covers_every_tensor_and_sums_agree_with_the_trace(traced):
+def test_attribution_covers_every_tensor_and_sums_to_the_trace(traced):
     model, step, op_ms, unmatched, costs = traced
     assert sorted(costs.positions) == list(range(len(model.trainable_variables)))
     counted = costs.forward_ms + costs.other_ms + costs.t_dw_ms.sum() + costs.t_dy_ms.sum()
@@ -72,7 +72,7 @@ def test_the_chain_never_costs_less_than_the_operations_a_selection_needs(traced
         assert chain + own >= sum(op_ms.get(name, 0.0) for name in union) - 1e-9
 
 
-def test_exactly_the_selected_variables_move_and_no_statistics(traced):
+def test_a_step_changes_only_selected_variables_and_no_statistics(traced):
     model = traced[0]
     variables = model.trainable_variables
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
@@ -96,7 +96,7 @@ def test_exactly_the_selected_variables_move_and_no_statistics(traced):
             np.testing.assert_array_equal(old, variable.numpy())
 
 
-def test_every_batch_norm_is_reached_and_the_head_found(traced):
+def test_every_batch_norm_is_frozen_and_the_head_is_found(traced):
     model = traced[0]
     assert not any(type(layer) is keras.layers.BatchNormalization for layer in model._flatten_layers())
     head = head_mask(model)
@@ -147,13 +147,13 @@ def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
     original = save_softmax_model(tmp_path / "my.keras", 7)
     model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
     assert model.output_shape == (None, CLASSES)
-    assert "last layer last has 7 outputs; a new one for 3 takes its place" in capsys.readouterr().out
+    assert "last layer last has 7 outputs; replaced by a new one for 3" in capsys.readouterr().out
     convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")
     np.testing.assert_array_equal(convolution, original.get_layer("conv").kernel)
     assert head_mask(model).sum() == 2
 
 
-def test_mistakes_in_own_models_are_answered_in_one_line(tmp_path):
+def test_errors_in_own_models_are_one_line(tmp_path):
     save_softmax_model(tmp_path / "my.keras", CLASSES)
     (tmp_path / "junk.keras").write_text("no model")
     (tmp_path / "bad.py").write_text(
