@@ -1,4 +1,4 @@
-"""What the tests share: a small network with a head, a small data set, and a timing table made up for it."""
+"""What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
 import utils
 
@@ -58,7 +58,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         t_dy_ms=np.full(count, t_dy_ms),
         forward_ms=constant_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
-        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # no selection's time
+        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # differs from the time of every selection
         fit=Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},

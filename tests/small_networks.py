@@ -3,8 +3,8 @@
 import numpy as np
 
 
-def unsettled(model, seed=0):
-    """`model` with batch-norm statistics and weights as far from their start as training would take them."""
+def as_if_trained(model, seed=0):
+    """`model` with random batch-norm statistics, scales and biases instead of the initial 0 and 1."""
     rng = np.random.default_rng(seed)
     for variable in model.variables:
         if variable.name in ("moving_mean", "beta", "bias"):
@@ -15,4 +15,5 @@ def unsettled(model, seed=0):
 
 
 def some_images(size, count=4, seed=0):
+    """Random images float32 [count, size, size, 3] in 0…255."""
     return np.random.default_rng(seed).uniform(0, 255, (count, size, size, 3)).astype(np.float32)

@@ -5,11 +5,12 @@ import io
 import numpy as np
 from PIL import Image
 
+# Number of classes of each data set.
 TFDS_CLASSES = {"caltech_birds2011": 200, "oxford_iiit_pet": 37, "stanford_dogs": 120}
 
 
 def annotations(k):
-    """What these data sets tell of image `k` beside its label: it must not be in training's way."""
+    """The annotations of image `k` beside its label, by data set. Training ignores them."""
     import tensorflow_datasets as tfds
 
     box = tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
@@ -31,7 +32,10 @@ def annotations(k):
 
 
 def prepare_small(name, folder, monkeypatch, train=8, test=5):
-    """Have TFDS' own builder write a few images of one shade each, in the true features, where it would write all."""
+    """Prepare a data set with TFDS' builder and its real features, but with a few grey images; returns the builder.
+
+    Image `i` has label `i` and brightness 30 `i`.
+    """
     import tensorflow_datasets as tfds
 
     builder = tfds.builder(name, data_dir=folder)
@@ -48,7 +52,7 @@ def prepare_small(name, folder, monkeypatch, train=8, test=5):
         patch.setattr(
             type(builder), "_split_generators", lambda self, _: {"train": examples(train), "test": examples(test)}
         )
-        if name == "stanford_dogs":  # whose own generator learns the names from what it downloads
+        if name == "stanford_dogs":  # its generator reads the names from the downloaded files
             builder.info.features["label"].names = [f"dog {k}" for k in range(120)]
         builder.download_and_prepare()
     return builder

@@ -48,13 +48,14 @@ def test_pack_unpack_copies_photos_byte_for_byte(photos, tmp_path, capsys):
     assert files == {path.relative_to(copied): path.read_bytes() for path in copied.rglob("*") if path.is_file()}
 
 
-def damaged(path, how):
-    whole = path.read_bytes()
-    if how == "cut off":
-        path.write_bytes(whole[: len(whole) // 2])
+def damage(path, how):
+    """Damage the archive `path` in place."""
+    content = path.read_bytes()
+    if how == "incomplete":
+        path.write_bytes(content[: len(content) // 2])
     elif how == "changed":
-        at = whole.index(b"IDAT") + 8
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        at = content.index(b"IDAT") + 8
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     elif how == "no archive":
         path.write_bytes(b"anything")
     elif how == "foreign":
@@ -65,7 +66,7 @@ def damaged(path, how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut off", r"is not a tar archive, or damaged or incomplete \(.+\); copy it again"),
+        ("incomplete", r"is not a tar archive, or damaged or incomplete \(.+\); copy it again"),
         ("changed", r"/0\.png in it does not match its checksum; copy it again"),
         ("no archive", r"is not a tar archive, or damaged or incomplete \(.+\); copy it again"),
         ("foreign", "contains '../README.md', which no data set has"),
@@ -73,7 +74,7 @@ def damaged(path, how):
 )
 def test_unpacking_a_damaged_archive_leaves_no_files(how, message, photos, tmp_path):
     run_data("pack", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "p.tar")
-    damaged(tmp_path / "p.tar", how)
+    damage(tmp_path / "p.tar", how)
     with pytest.raises(UserError, match=message):
         run_data("unpack", tmp_path / "p.tar", "--data_dir", tmp_path / "there")
     assert not [*(tmp_path / "there").iterdir()]

@@ -11,13 +11,14 @@ RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
 
 def halves(mode="RGB"):
-    """Red above blue, 60 wide and 40 high."""
+    """An image 60 wide and 40 high: red above blue."""
     image = Image.new("RGB", (60, 40), RED)
     image.paste(BLUE, (0, 20, 60, 40))
     return image.convert(mode)
 
 
 def close(pixels, colour, tolerance=6):
+    """Whether all pixels have nearly this colour."""
     return np.abs(pixels.astype(int) - np.array(colour)).max() <= tolerance
 
 
@@ -44,9 +45,9 @@ def test_exif_orientation_is_applied():
 def test_a_large_jpeg_decodes_to_nearly_the_same_pixels():
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((1600, 1200))
-    whole = np.asarray(smooth.resize((32, 32), Image.Resampling.BILINEAR))
+    expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BILINEAR))
     pixels = decoding.decode(encoded(smooth, "JPEG", quality=95), 32)
-    assert np.abs(pixels.astype(int) - whole).mean() < 2
+    assert np.abs(pixels.astype(int) - expected).mean() < 2
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "LA", "PA"])

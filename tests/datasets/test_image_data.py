@@ -57,10 +57,10 @@ def test_importance_batches_differ_by_index_and_from_the_epochs():
 
 def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    whole = [batch.numpy() for batch, _ in images.train(3)]
+    complete = [batch.numpy() for batch, _ in images.train(3)]
     rest = [batch.numpy() for batch, _ in images.train(3, skip=2)]
-    assert len(rest) == len(whole) - 2
-    np.testing.assert_array_equal(rest, whole[2:])
+    assert len(rest) == len(complete) - 2
+    np.testing.assert_array_equal(rest, complete[2:])
 
 
 def test_batches_need_no_files_after_loading(folder):

@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def loose(tmp_path):
-    """Class folders alone: 20 blue, 10 red, 3 green, 1 white; each image of its own shade."""
+    """Class folders without train/ and test/: 20 blue, 10 red, 3 green, 1 white, each of another shade."""
     colours = {"blue": ((0, 0, 1), 20), "green": ((0, 1, 0), 3), "red": ((1, 0, 0), 10), "white": ((1, 1, 1), 1)}
     for name, (colour, count) in colours.items():
         (tmp_path / name).mkdir()
@@ -84,8 +84,8 @@ def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, insi
         for name in ("blue", "green", "red", "white"):
             (loose / name).rename(loose / "train" / name)
     assert count_classes("image_folder", loose) == 4
-    whole = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
-    train, test = shades(whole.train(0)), shades(whole.test())
+    split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
+    train, test = shades(split.train(0)), shades(split.test())
     assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
     assert {label: len(values) for label, values in train.items()} == {0: 16, 1: 2, 2: 8, 3: 1}
     for label in test:
@@ -104,7 +104,7 @@ def test_a_class_without_training_images_is_refused_and_one_without_test_images_
     assert re.search(r"warning: .* has no test images of class: 'red'; the accuracy", capsys.readouterr().out)
     (folder / "train" / "red" / "more").mkdir()
     for path in (folder / "train" / "red").glob("*.*"):
-        path.rename(folder / "train" / "red" / "more" / path.name)  # too deep to be found
+        path.rename(folder / "train" / "red" / "more" / path.name)  # subfolders of a class are ignored
     with pytest.raises(UserError, match=r"has no training images of class: 'red'; add some or remove the folder"):
         data.load("image_folder", 16, 2, data_dir=folder)
     for path in folder.glob("train/blue/*.*"):
@@ -127,14 +127,14 @@ def test_a_split_without_images_is_refused(folder):
         data.load("image_folder", 16, 2, data_dir=folder)
 
 
-@pytest.mark.parametrize("ask", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
-def test_one_class_or_none_is_refused(ask, folder):
+@pytest.mark.parametrize("read", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
+def test_one_class_or_none_is_refused(read, folder):
     (folder / "train" / "red").rename(folder / "red")
     with pytest.raises(UserError, match=r"/train: has only one class, 'blue'; at least two"):
-        ask("image_folder", folder)
+        read("image_folder", folder)
     (folder / "train" / "blue").rename(folder / "train" / ".blue")
     with pytest.raises(UserError, match=r"/train: contains no folders"):
-        ask("image_folder", folder)
+        read("image_folder", folder)
 
 
 def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
@@ -162,7 +162,7 @@ def test_file_names_that_are_not_utf8_are_read(folder):
 
 
 def truncated(path):
-    """A real image of `path`'s ending, the last third of its bytes missing."""
+    """Write an image in the format of `path`'s extension without the last third of its bytes."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     encoded = (tf.io.encode_png(pixels) if path.suffix == ".png" else tf.io.encode_jpeg(pixels)).numpy()
     path.write_bytes(encoded[: len(encoded) * 2 // 3])
@@ -225,8 +225,8 @@ def test_an_image_that_cannot_be_decoded_is_named_before_training(name, split, f
 
 
 def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsys):
-    whole = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
-    assert whole.skipped_images == 0 and whole.steps_per_epoch == 5
+    intact = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    assert intact.skipped_images == 0 and intact.steps_per_epoch == 5
     capsys.readouterr()
     for name, make in BROKEN_INSIDE.items():
         make(folder / "train" / "red" / name)
@@ -237,14 +237,14 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     assert (images.train_count, images.test_count, images.skipped_images) == (9, 4, 6)
     assert images.steps_per_epoch == 4
     assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
-    said = capsys.readouterr().out
-    assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", said)
+    printed = capsys.readouterr().out
+    assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed)
     again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
     np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
 
 
 def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folder):
-    """What is broken leaves no mark: the same epoch as if the files had never been there."""
+    """All batches of an epoch, compared with those of a folder from which the file was removed."""
     for i, path in enumerate(sorted(folder.glob("train/*/*"))):
         tf.io.write_file(str(path), tf.io.encode_png(np.full((16, 16, 3), 20 * i, np.uint8)))
     removed = folder / "train" / "blue" / "2.jpg"
@@ -270,7 +270,7 @@ def test_skip_broken_does_not_leave_a_class_or_a_batch_empty(folder):
 
 
 def test_main_names_a_broken_image_in_the_last_line_of_stderr(folder):
-    """The whole way: also the last line of what C libraries and progress bars write to stderr is ours."""
+    """As a process: C libraries and progress bars write to stderr too, but the error is the last line."""
     truncated(folder / "train" / "red" / "1.png")
     root = Path(__file__).resolve().parents[2]
     flags = ["--train_type", "traditional_tl_training", "--model_name", f"{root}/tests/zoo.py:branches"]

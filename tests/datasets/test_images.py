@@ -78,7 +78,7 @@ def test_the_file_is_used_again_until_an_image_changes(split, tmp_path, monkeypa
     assert not decoded and "images at 6×6 from" in capsys.readouterr().out
     np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0, 0], colours)
     images.read(parts, 5, "photos", cache, 0)
-    assert len(decoded) == 15, "another size"
+    assert len(decoded) == 15, "images of another size are decoded again"
     Image.new("RGB", (30, 30), (1, 2, 3)).save(parts[0].files[4])
     train, _ = images.read(parts, 6, "photos", cache, 0)
     assert len(decoded) == 30 and train.images[4, 0, 0].tolist() == [1, 2, 3]
@@ -91,7 +91,7 @@ def test_broken_images_are_left_out_and_named(split, tmp_path, memory_mb):
     noise = np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8)
     Path(parts[0].files[3]).write_bytes(encoded(Image.fromarray(noise), "PNG")[:2000])
     Path(parts[1].files[0]).write_bytes(b"")
-    for _ in range(2):  # the second time from the file, where there is one
+    for _ in range(2):  # the second time from the file, if the images do not fit in memory
         train, test = images.read(parts, 6, "photos", tmp_path / "cache", memory_mb)
         assert list(train.broken) == [3] and list(test.broken) == [0]
         assert train.broken[3].startswith(f"{parts[0].files[3]}: cannot be read as an image: ")

@@ -18,10 +18,10 @@ def photos(tmp_path):
 
 def test_show_counts_each_class_and_draws_each_split(photos, tmp_path, capsys):
     run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for row in (r"class +train +test", r"blue +4 +2", r"green +3 +1", r"red +2 +0", r"3 classes +9 +3"):
-        assert re.search(rf"^{row}$", said, re.MULTILINE), row
-    assert re.search(r"/train/red/1\.png: cannot be read as an image: ", said)
+        assert re.search(rf"^{row}$", printed, re.MULTILINE), row
+    assert re.search(r"/train/red/1\.png: cannot be read as an image: ", printed)
     train, test = (np.asarray(Image.open(tmp_path / f"sheet_{split}.png")) for split in ("train", "test"))
     cell = THUMBNAIL + GAP
     middles = [train[60, GAP + k * cell + 50].tolist() for k in range(9)]
@@ -29,7 +29,7 @@ def test_show_counts_each_class_and_draws_each_split(photos, tmp_path, capsys):
         *([0, 0, 255 - i] for i in range(4)),
         *([0, 255 - i, 0] for i in range(3)),
         [255, 0, 0],
-        [255, 255, 255],  # the broken one: a frame with a word
+        [255, 255, 255],  # broken: a red frame around the word "broken"
     ]
     assert test.shape[1] < train.shape[1]
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import zoo
 from conftest import CLASSES, SIZE, make_small_data, make_small_model
-from small_networks import some_images, unsettled
+from small_networks import as_if_trained, some_images
 
 import models
 from elastic_trainer.evaluation import export
@@ -20,7 +20,7 @@ ZOO = str(Path(zoo.__file__))
 
 
 def largest_difference(model, converted, images):
-    """Of the logits, as a share of the largest logit."""
+    """The largest difference between two logits, divided by the largest logit."""
     expected = model(images, training=False).numpy()
     interpreter = export.Interpreter(converted)
     got = np.array([interpreter(image) for image in images])
@@ -30,7 +30,7 @@ def largest_difference(model, converted, images):
 
 @pytest.mark.parametrize("quantise", [False, True])
 def test_converted_small_network_returns_the_logits_of_keras(quantise):
-    model = unsettled(make_small_model())
+    model = as_if_trained(make_small_model())
     converted = export.convert(model, quantise)
     assert converted.tensorflow_kernels == ()
     assert largest_difference(model, converted, some_images(SIZE)) < (0.05 if quantise else 1e-5)
@@ -40,7 +40,7 @@ def test_converted_small_network_returns_the_logits_of_keras(quantise):
 
 def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised():
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
+    model = as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
     plain, quantised = export.convert(model, False), export.convert(model, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
     assert len(quantised.content) < 0.5 * len(plain.content) < 0.5 * 4.5 * model.count_params()
@@ -51,12 +51,12 @@ def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised()
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_converted_own_networks_return_the_logits_of_keras(function):
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
+    model = as_if_trained(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
     assert largest_difference(model, export.convert(model, False), some_images(12)) < 1e-4
 
 
 class ByPython(keras.layers.Layer):
-    """An operation that only Python can do."""
+    """An operation that runs Python code, which cannot be converted."""
 
     def call(self, inputs):
         return tf.ensure_shape(tf.numpy_function(lambda x: x * 2, [inputs], tf.float32), inputs.shape)
@@ -71,7 +71,7 @@ def test_an_unsupported_operation_is_one_line():
 
 
 class ErrorFunction(keras.layers.Layer):
-    """An operation that TensorFlow Lite has no kernel for, but TensorFlow has."""
+    """An operation for which only TensorFlow has a kernel, not TensorFlow Lite."""
 
     def call(self, inputs):
         return tf.math.erf(inputs / 255)
@@ -92,7 +92,7 @@ def test_tensorflow_kernels_are_used_if_needed_and_reported(tmp_path):
 
 
 def test_the_files_are_written_checked_and_reported(tmp_path):
-    model, dataset = unsettled(make_small_model()), make_small_data()
+    model, dataset = as_if_trained(make_small_model()), make_small_data()
     text = export.export_tflite(model, dataset, tmp_path, "somewhere/best.keras")
     record = json.loads((tmp_path / "export.json").read_text())
     assert (tmp_path / "labels.txt").read_text().splitlines() == ["0", "1", "2"]
@@ -117,8 +117,8 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
 
 
 def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
-    model, dataset = unsettled(make_small_model()), make_small_data()
-    other = unsettled(make_small_model(), seed=1)
+    model, dataset = as_if_trained(make_small_model()), make_small_data()
+    other = as_if_trained(make_small_model(), seed=1)
     right = export.convert
     monkeypatch.setattr(export, "convert", lambda model, quantise: right(other, quantise))
     text = export.export_tflite(model, dataset, tmp_path, "m")

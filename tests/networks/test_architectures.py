@@ -85,7 +85,7 @@ def test_preprocessing_of_vit_is_that_of_vit_keras():
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenetv2", "efficientnetb0", "densenet121"])
 def test_logits_are_those_of_the_plain_keras_network(name):
-    """The same weights in a network that only Keras' own functions make, on raw images."""
+    """Compared with a network built by Keras' functions alone, with the same weights and images."""
     model = models.build_model(name, 32, 5, augment="none")
     function = getattr(keras.applications, next(one for one in KERAS_NETWORKS if one.lower() == name))
     plain = function(input_shape=(32, 32, 3), include_top=False, weights=None, pooling="avg")

@@ -12,7 +12,7 @@ from elastic_trainer.training.step import TrainStep
 
 
 def plain_backbone(name):
-    """The Keras network with moving statistics as far from their start as training would take them."""
+    """A Keras network with random moving statistics instead of the initial 0 and 1."""
     kinds = {"mobilenetv2": keras.applications.MobileNetV2, "resnet50": keras.applications.ResNet50}
     extra = {"alpha": 0.35} if name == "mobilenetv2" else {}
     backbone = kinds[name](input_shape=(32, 32, 3), include_top=False, weights=None, **extra)

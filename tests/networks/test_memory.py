@@ -16,18 +16,19 @@ from utils import UserError
 
 
 def everything(model):
+    """The mask of full training."""
     return np.ones(len(model.trainable_variables), bool)
 
 
 def test_memory_needed_equals_counting_by_hand():
-    """A chain counted by hand: images, two convolutions, batch norm, pooling, dense; sizes in floats of 4 bytes."""
+    """A network of two convolutions, batch norm and two dense layers; sizes are in floats of 4 bytes."""
     inputs = keras.Input((8, 8, 3))
     scaled = keras.layers.Rescaling(1 / 255)(inputs)
     one = keras.layers.Conv2D(16, 3, padding="same", use_bias=False)(scaled)
     normal = keras.layers.BatchNormalization()(one)
     two = keras.layers.Conv2D(4, 1)(keras.layers.ReLU()(normal))
     flat = keras.layers.Flatten()(two)
-    side = keras.layers.Dense(2)(keras.layers.Reshape((256,))(two))  # the same memory as flat
+    side = keras.layers.Dense(2)(keras.layers.Reshape((256,))(two))  # shares its memory with flat
     model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(2)(flat), side]))
     batch, weights = 5, 27 * 16 + 32 + 16 * 4 + 4 + 2 * (256 * 2 + 2)
     image, wide, narrow = 8 * 8 * 3, 8 * 8 * 16, 8 * 8 * 4
@@ -37,7 +38,8 @@ def test_memory_needed_equals_counting_by_hand():
     importance = memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
     assert importance == pytest.approx(mb * (batch * image + 5 * weights + kept))
     head = memory_needed_mb(model, batch, 1, head_mask(model))
-    assert head == pytest.approx(mb * (batch * image + weights + batch * (wide + narrow)))  # the largest layer at work
+    largest_layer = batch * (wide + narrow)  # its input and output
+    assert head == pytest.approx(mb * (batch * image + weights + largest_layer))
 
 
 def test_memory_needed_counts_nested_models_once():
@@ -57,7 +59,7 @@ def test_memory_needed_counts_the_input_of_a_nested_model_once():
     scaled = keras.layers.Rescaling(1 / 255)(inputs)
     both = keras.layers.Add()([inner(scaled), keras.layers.Conv2D(3, 1)(scaled)])
     model = keras.Model(inputs, keras.layers.Conv2D(3, 1)(keras.layers.Conv2D(3, 1)(both)))
-    images, weights = 4, 4 * 12  # the batch, what is scaled, the sum, what the third convolution returns; momentum
+    images, weights = 4, 4 * 12  # the batch and three inputs of convolutions; momentum of four convolutions
     needed = memory_needed_mb(model, 1000, 1, everything(model))
     assert needed == pytest.approx(4 * (1000 * images * 8 * 8 * 3 + weights) / 1e6)
 
@@ -79,10 +81,10 @@ def test_too_little_memory_is_refused_before_training(monkeypatch):
         check_memory(model, options_for(batch_size=4096))
     monkeypatch.setattr(memory, "available_memory_mb", lambda: 2.5 * count * 4 / 1e6)
     check_memory(model, options_for(train_type="full_training"))
-    for more in ({}, {"optimizer": "adam"}):  # copies while importance is measured
+    for more in ({}, {"optimizer": "adam"}):  # evaluating importance needs copies
         with pytest.raises(UserError, match="--batch_size 4: "):
             check_memory(model, options_for(**more))
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 50.0)  # the head's gradient needs no layer but its own
+    monkeypatch.setattr(memory, "available_memory_mb", lambda: 50.0)  # the gradient of the head needs no other layer
     check_memory(model, options_for(batch_size=256, train_type="traditional_tl_training"))
     for scheme in ("full_training", "bn_plus_bias_training"):
         with pytest.raises(UserError, match="--batch_size 256: "):

@@ -1,4 +1,4 @@
-"""Own Keras models of every build: attribution, what trains, what stays, and how mistakes in them are answered."""
+"""The user's own Keras models, each model of zoo.py: attribution of times, what trains, and errors in one line."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def test_every_batch_norm_is_frozen_and_the_head_is_found(traced):
     shapes = {tuple(v.shape)[-1] for v, taken in zip(model.trainable_variables, head, strict=True) if taken}
     assert head.sum() == 2 and shapes == {CLASSES}
     logits = model(a_batch()[0]).numpy()
-    assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # no probabilities: a softmax would sum to 1
+    assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # logits, not probabilities, which sum to 1
 
 
 def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp_path):
@@ -124,7 +124,7 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     assert not choice.mask[tensor_names(model).index(name)]
 
 
-# --- files of the user ------------------------------------------------------------------------------------------------
+# --- the user's files -------------------------------------------------------------------------------------------------
 
 
 def save_softmax_model(path, classes):

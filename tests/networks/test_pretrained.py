@@ -23,7 +23,7 @@ SHARED_WEIGHTS = (
 )
 
 
-# Backbones at the smallest size; widths in which two shapes of MobileNetV2 are told apart.
+# {label: alpha}. "mobilenetv2 wide" differs from "mobilenetv2" only in its shapes.
 BACKBONES = {"resnet50": 1.0, "vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wide": 0.5, "vit": 1.0}
 
 
@@ -49,7 +49,7 @@ def files(backbones, tmp_path_factory):
 
 
 def save_legacy(backbone, path):
-    """Weights alone in the layout of older Keras files, as keras.applications downloads them."""
+    """Save the weights in the older layout of Keras, in which keras.applications downloads them."""
     from keras.src.legacy.saving import legacy_h5_format
 
     with h5py.File(path, "w") as file:
@@ -82,14 +82,14 @@ def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, f
             for weight in backbone.weights:
                 weight.assign(tf.fill(weight.shape, 7.0))
             pretrained.load(backbone, backbone, path, name)
-            assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "each is loaded"
+            assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "every weight is loaded"
         else:
             with pytest.raises(UserError, match=f"--weights .*: does not fit {name} without its top layers: ..."):
                 pretrained.load(backbone, backbone, path, name)
 
 
 def test_weights_of_a_deeper_network_are_refused(tmp_path):
-    """Keras itself loads such a file without a word."""
+    """Keras itself loads such a file without an error."""
     vgg16 = keras.applications.VGG16(input_shape=(32, 32, 3), include_top=False, weights=None)
     deeper = keras.Model(vgg16.inputs, keras.layers.Conv2D(3, 1)(vgg16.output))
     deeper.save_weights(tmp_path / "deeper.weights.h5")
@@ -105,18 +105,18 @@ def test_files_without_weights_and_damaged_files_are_refused(ending, tmp_path, f
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    whole = files["mobilenetv2", ending].read_bytes()
+    complete = files["mobilenetv2", ending].read_bytes()
     path = tmp_path / f"some{ending}"
     path.write_text("no weights")
     assert "is not an HDF5 file, or is damaged" in refusal(path)
     path.write_bytes(b"")
     assert "is not an HDF5 file, or is damaged" in refusal(path)
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(complete[: len(complete) // 2])
     assert "is not an HDF5 file, or is damaged" in refusal(path)
     h5py.File(path, "w").close()
     assert "does not fit mobilenetv2" in refusal(path)
-    path = tmp_path / f"other{ending}"  # Keras keeps a file open that it could not load
-    path.write_bytes(whole)
+    path = tmp_path / f"other{ending}"  # another path: Keras keeps a file open after it failed to load it
+    path.write_bytes(complete)
     with h5py.File(path, "r+") as file:
         arrays = []
         file.visititems(lambda _, item: arrays.append(item) if isinstance(item, h5py.Dataset) else None)
@@ -178,10 +178,10 @@ def test_a_saved_model_supplies_its_head_only_for_the_same_number_of_classes(nam
 
 
 def test_a_keras_application_with_top_layers_supplies_its_backbone(tmp_path, capsys):
-    whole = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=9)
-    whole.save(tmp_path / "whole.keras")
+    complete = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=9)
+    complete.save(tmp_path / "whole.keras")
     model = models.build_model("mobilenetv2", 32, 5, str(tmp_path / "whole.keras"), alpha=0.35)
-    np.testing.assert_array_equal(model.get_weights()[0], whole.get_weights()[0])
+    np.testing.assert_array_equal(model.get_weights()[0], complete.get_weights()[0])
     assert "its head for 9 outputs is not used" in capsys.readouterr().out
 
 
@@ -196,7 +196,7 @@ def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
 
 
 def as_numpy_file(path, grid):
-    """Weights of ViT under the names that vit-keras' files have, with a position table of `grid` × `grid`."""
+    """Write random weights of ViT in the format of vit-keras, with a position table of `grid`×`grid`. Returns them."""
     rng = np.random.default_rng(0)
     arrays = {}
 

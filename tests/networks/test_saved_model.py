@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import zoo
 from conftest import SIZE, make_small_model
-from small_networks import some_images, unsettled
+from small_networks import as_if_trained, some_images
 
 import models
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
@@ -41,15 +41,15 @@ assert any(v.name == "kernel" for v in model.trainable_variables)
 
 
 def network(kind):
-    """A network without dropout and augmentation, so that training and inference must agree; and its input size."""
+    """A network whose results do not depend on `training` (no dropout, no augmentation), and its input size."""
     keras.utils.set_random_seed(0)
     if kind == "mobilenetv2":
         inputs = keras.Input((32, 32, 3))
         backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
         x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
-        return unsettled(freeze_batch_norm_statistics(model)), 32
-    return unsettled(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
+        return as_if_trained(freeze_batch_norm_statistics(model)), 32
+    return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
 
 
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
@@ -71,7 +71,7 @@ def test_plain_keras_loads_a_saved_model_and_keeps_batch_norm_frozen(kind, tmp_p
 def test_load_model_restores_layers_variables_and_trainability(kind, tmp_path):
     model, size = network(kind)
     untrained = next(layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization)
-    untrained.trainable = False  # as a user may wish
+    untrained.trainable = False
     save_model(model, tmp_path / "best.keras")
     loaded = load_model(tmp_path / "best.keras", "--evaluate")
     kinds = [type(layer) for layer in loaded._flatten_layers()]
@@ -89,7 +89,7 @@ def test_load_model_restores_layers_variables_and_trainability(kind, tmp_path):
 
 def test_saving_during_training_does_not_change_the_result(tmp_path):
     def train(saving):
-        model = unsettled(make_small_model())
+        model = as_if_trained(make_small_model())
         optimizer = make_optimizer("sgd", 0.1, 5e-4, 10)
         optimizer.build(model.trainable_variables)
         step = TrainStep(model, optimizer, 4)

@@ -1,4 +1,4 @@
-"""Our fused optimizers make the same steps as the ones they stand for."""
+"""The fused optimizers make the same steps as the optimizers they replace."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_sgd_makes_the_steps_of_tensorflow_addons_sgdw(case):
     np.testing.assert_allclose(trajectory(optimizer, RECORD["start"]), recorded, rtol=2e-6, atol=1e-7)
     undecayed = make_optimizer("sgd", case["learning_rate"], 0.0, RECORD["steps"])
     drift = np.abs(trajectory(undecayed, RECORD["start"]) - recorded).max()
-    assert drift > 2e-7, "the record must be able to tell decay from none"
+    assert drift > 2e-7, "the recorded steps must differ from steps without weight decay"
 
 
 def test_sgdw_is_keras_sgd_with_the_same_weight_decay():
