@@ -44,7 +44,7 @@ def load(args: argparse.Namespace) -> tuple[keras.Model, ImageData]:
     else:
         model = load_model(args.evaluate, "--evaluate")
         size = _input_size(model, args.input_size, args.evaluate) or defaults["input_size"]
-    model = _with_outputs(model, size, classes, args)
+    model = _with_logits_for(model, size, args.evaluate, args.dataset_name, classes, args.num_classes)
     return model, data.from_options(args, size)
 
 
@@ -71,13 +71,21 @@ def _input_size(model: keras.Model, requested: int | None, path: Path) -> int | 
     return next(iter(sizes), requested)
 
 
-def _with_outputs(model: keras.Model, size: int, classes: int, args: argparse.Namespace) -> keras.Model:
+def _with_logits_for(
+    model: keras.Model, size: int, path: Path, dataset_name: str, classes: int, num_classes: int | None
+) -> keras.Model:
     """`model` for images of one size, returning logits.
 
+    Args:
+        model: a classifier, with or without a softmax at its end.
+        size: height and width of the images.
+        path: of the model, for error messages.
+        dataset_name, classes: the data set and its number of classes.
+        num_classes: the number of outputs that `--num_classes` asks for, or None.
+
     Raises:
-        UserError: the number of outputs does not fit the number of classes.
+        UserError: the model does not take such images, or its number of outputs does not fit the number of classes.
     """
-    path = args.evaluate
     inputs = keras.Input((size, size, 3), name="image")
     try:
         shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())
@@ -89,12 +97,12 @@ def _with_outputs(model: keras.Model, size: int, classes: int, args: argparse.Na
         ) from error
     if outputs is None:
         raise UserError(f"--evaluate {path}: returns {shape or 'several outputs'}, not one number per class")
-    if outputs != (args.num_classes or classes) or outputs < classes:
-        wrong = args.num_classes if args.num_classes and args.num_classes != outputs else None
-        flag = f"--num_classes {wrong}" if wrong else f"--dataset_name {args.dataset_name}"
+    if outputs != (num_classes or classes) or outputs < classes:
+        wrong = num_classes if num_classes and num_classes != outputs else None
+        flag = f"--num_classes {wrong}" if wrong else f"--dataset_name {dataset_name}"
         hint = f"; give --num_classes {outputs} if it has more outputs on purpose" if outputs > classes else ""
         raise UserError(
-            f"{flag}: {path} has outputs for {outputs} classes, {args.dataset_name} has {classes}; "
+            f"{flag}: {path} has outputs for {outputs} classes, {dataset_name} has {classes}; "
             f"name the data set it was trained on{hint}"
         )
     return keras.Model(inputs, logits, name=model.name)

@@ -100,7 +100,7 @@ def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
     except Exception as error:  # h5py raises many types for a damaged file
         raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {utils.first_line(error)}") from error
     try:
-        with all_layers_must_fit():
+        with _all_layers_must_fit():
             backbone.load_weights(path)
     except Exception as error:  # Keras raises many types for a file that does not fit
         raise UserError(f"--weights {path}: does not fit {what}: {_mismatch(error)}") from error
@@ -112,7 +112,7 @@ def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
 
 
 @contextmanager
-def all_layers_must_fit() -> Iterator[None]:
+def _all_layers_must_fit() -> Iterator[None]:
     """Make Keras raise in this block when a layer does not fit; otherwise it skips the layer with a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Skipping")
@@ -165,7 +165,7 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
         UserError: the file is damaged, or belongs to another network.
     """
     try:
-        with all_layers_must_fit():
+        with _all_layers_must_fit():
             model.load_weights(path)
     except Exception as error:  # Keras and h5py raise many types for a file that does not fit
         raise UserError(f"{flag} {path}: does not fit {name}: {utils.first_line(error)}") from error
