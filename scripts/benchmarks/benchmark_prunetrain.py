@@ -102,7 +102,7 @@ def pruned_network(
 
     model, optimizer = new_network(network)
     data, settings = (
-        SimpleNamespace(probe=lambda index: [batch], batch_size=SPREAD_IMAGES),
+        SimpleNamespace(importance_batches=lambda index: [batch], batch_size=SPREAD_IMAGES),
         SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
     )
     scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]

@@ -223,7 +223,10 @@ def main() -> None:
         table = profiler.profile(model, network, Path(folder))
     dataset = Alternating(network, args.steps, second_network(network))
     if network.weights == "none" and not is_own_model(network.model_name):
-        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // network.batch_size or 1)]))
+        standardize(
+            model,
+            np.concatenate([images for images, _ in dataset.importance_batches(0, 32 // network.batch_size or 1)]),
+        )
 
     rhos = feasible_rhos(model, table)
     results: dict[float, list[dict[str, Any]]] = {rho: [] for rho in rhos}
