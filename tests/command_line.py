@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import data
@@ -36,3 +37,25 @@ def error_line(script, *arguments):
 def run_data(*words):
     """Run a command of data.py in this process."""
     data.main([*map(str, words)])
+
+
+def start(*arguments):
+    words = [
+        sys.executable,
+        str(ROOT / "main.py"),
+        *NETWORK,
+        "--batch_size",
+        "4",
+        "--train_type",
+        "full_training",
+        *map(str, arguments),
+    ]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path_pattern, folder, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not list(folder.glob(path_pattern)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)

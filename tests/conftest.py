@@ -96,3 +96,10 @@ def small_model():
 @pytest.fixture
 def small_data():
     return make_small_data()
+
+
+@pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
+def half_precision(request):
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy("float32")

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from elastic_trainer.training.optimizers import make_optimizer
+
 
 def as_if_trained(model, seed=0):
     """`model` with random batch-norm statistics, scales and biases instead of the initial 0 and 1."""
@@ -17,3 +19,13 @@ def as_if_trained(model, seed=0):
 def some_images(size, count=4, seed=0):
     """Random images float32 [count, size, size, 3] in 0…255."""
     return np.random.default_rng(seed).uniform(0, 255, (count, size, size, 3)).astype(np.float32)
+
+
+def built_optimizer(name, model, rate=1e-2, decay=0.1):
+    optimizer = make_optimizer(name, rate, decay, 100)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def values(variables):
+    return [v.numpy().copy() for v in variables]

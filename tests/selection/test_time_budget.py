@@ -1,34 +1,26 @@
 """The time budget: corrected by what is measured, bounded, and a deadline that is met on a device that changes."""
 
-import csv
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import make_small_data, make_small_model, make_table
+from conftest import make_small_model, make_table
 
-import train
-from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.history import History, SelectionInterval
-from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.history import History
 from elastic_trainer.selection import time_budget
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget
-from elastic_trainer.selection.select import Selection, select_tensors
+from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
-    GRADIENT_PASSES,
     LATEST_STEPS,
     DeadlineBudget,
     Progress,
     RhoBudget,
     gradient_pass_steps,
 )
-from elastic_trainer.settings import Settings
-from elastic_trainer.training.step import Evaluation, TrainStep
-from utils import Stopped, UserError
+from utils import UserError
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +48,16 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
         step_ms = [device(epoch, table.predict_ms(choice.mask))] * steps
         elapsed += sum(step_ms) / 1e3 + 2 * seconds_beside
     return allowances, masks, elapsed
+
+
+def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
+    table, head = make_table(small_model, constant_ms=20.0), head_mask(small_model)
+    smallest = table.predict_ms(head) / table.full_step_ms
+    with pytest.raises(UserError, match=r"--rho 0.1: .* give at least (0\.\d+)") as caught:
+        RhoBudget(table, head, 0.1)
+    suggested = float(str(caught.value).rsplit(" ", 1)[1])
+    assert smallest <= suggested < smallest + 0.0011
+    RhoBudget(table, head, suggested)
 
 
 def test_a_uniform_slowdown_changes_what_is_allowed_but_not_what_is_selected(case):
@@ -248,147 +250,6 @@ def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(
     np.testing.assert_array_equal(choice.mask, head)
 
 
-def elastic(tmp_path, settings, table):
-    model = make_small_model()
-    budget = make_budget(model, make_small_data(), settings, table)
-    log = RunLog(tmp_path, {}, tensor_names(model))
-    with log:
-        summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
-    with (tmp_path / "selections.csv").open(newline="") as file:
-        return summary, list(csv.DictReader(file))[:: len(head_of(model))], log._history.intervals
-
-
-def head_of(model):
-    return head_mask(model)
-
-
-def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
-    table = make_table(make_small_model())
-    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    summary, choices, intervals = elastic(tmp_path, settings, table)
-    assert len(choices) == 3
-    for row in choices:
-        slowdown, correction = float(row["slowdown"]), float(row["correction"])
-        assert slowdown > 0 and 1 / CORRECTION_BOUND <= correction <= CORRECTION_BOUND
-        assert abs(float(row["rho"]) - 0.6) <= CARRIED + 1e-9
-        assert float(row["budget_step_ms"]) == pytest.approx(float(row["rho"]) * table.full_step_ms * slowdown)
-        assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
-    assert float(choices[0]["correction"]) == 1
-    assert len({row["slowdown"] for row in choices}) == 3  # measured each time
-    slowdowns = [one for interval in intervals for one in (interval.selection.slowdown, *interval.slowdowns)]
-    full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
-    most = 1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)  # three first steps have no time
-    assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
-    assert summary["time_over_full"] > summary["rho_measured"]  # it counts selecting too
-
-
-def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, monkeypatch):
-    """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
-    weights, timed = [], []
-    original = ElasticScheme.slowdown
-
-    def remembering(self, step, images, labels):
-        slowdown = original(self, step, images, labels)
-        timed.append((step, slowdown is not None))
-        return slowdown
-
-    monkeypatch.setattr(ElasticScheme, "slowdown", remembering)
-    for correct in (True, False):
-        model = make_small_model()
-        settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
-        budget = make_budget(model, make_small_data(), settings, make_table(model))
-        with RunLog(tmp_path / str(correct), {}, tensor_names(model)) as log:
-            train.elastic_training(model, make_small_data(), settings, log, budget)
-        weights.append([variable.numpy() for variable in model.variables])
-    passes = {step for step, was_timed in timed[:24] if was_timed}
-    assert passes == gradient_pass_steps([0, 12, 24]) and len(passes) == 2 * GRADIENT_PASSES[0]
-    assert not any(was_timed for _, was_timed in timed[24:])
-    for ours, plain in zip(*weights, strict=True):
-        np.testing.assert_array_equal(ours, plain)
-
-
-def test_full_training_is_judged_by_the_passes_before_and_among_the_steps():
-    history = History()
-    for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
-        choice = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
-        history.intervals.append(SelectionInterval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
-    assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))
-
-
-def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
-    table = make_table(make_small_model())
-    lying = replace(table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6)
-    lying = replace(lying, fit=replace(lying.fit, constant_ms=1e-4))
-    settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
-    summary, *_ = elastic(tmp_path, settings, lying)
-    assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
-    assert summary["elapsed_seconds"] > 2.5
-    assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0  # the last test may meet a busy machine
-    assert summary["epochs"] == -(-summary["steps"] // 6)
-
-
-class FakeTime:
-    """Stands for the module `time` of the training loop: passes only where it is told to, 1 s in each step."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        for module in (
-            "train",
-            "elastic_trainer.training.state",
-            "elastic_trainer.runs.clocks",
-            "elastic_trainer.runs.checkpoint",
-        ):
-            monkeypatch.setattr(f"{module}.time", self)
-        self.let_pass(monkeypatch, TrainStep, "__call__", [1.0])
-
-    def perf_counter(self):
-        return self.now
-
-    time = monotonic = perf_counter
-
-    def let_pass(self, monkeypatch, owner, name, seconds):
-        """From now on each call takes the next of `seconds`, and the last of them from there on."""
-        calls, left = getattr(owner, name), list(seconds)
-
-        def called(*args, **kwargs):
-            self.now += left.pop(0) if len(left) > 1 else left[0]
-            return calls(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, called)
-
-
-def hurried(folder, deadline):
-    """10 epochs of 6 steps, or what is left of them in `folder`; a selection every second epoch."""
-    model, data = make_small_model(), make_small_data()
-    settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline)
-    budget = make_budget(model, data, settings, make_table(model))
-    folder.mkdir(exist_ok=True)
-    with RunLog(folder, {}, tensor_names(model)) as log:
-        return train.elastic_training(model, data, settings, log, budget)
-
-
-@pytest.mark.parametrize(
-    ("deadline", "tests", "selections", "steps"),
-    [
-        # Steps of 1 s, six an epoch; 1.5 times the longest of the latest three tests is kept for the last one.
-        (21.0, [2], [0], 14),  # 16 s after the second test; a third step would leave too little
-        (19.9, [2], [0], 12),  # already the first would
-        (28.0, [4, 2, 5], [0], 16),
-        (50.0, [10, 1], [0], 23),  # 15 s are kept; that the last test then takes 1 s begins nothing anew
-        (28.5, [2], [5], 12),  # 21 s after the second test: another selection and a step would end at 27 s
-    ],
-)
-def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
-    deadline, tests, selections, steps, tmp_path, monkeypatch
-):
-    clock = FakeTime(monkeypatch)
-    clock.let_pass(monkeypatch, Evaluation, "__call__", tests)
-    clock.let_pass(monkeypatch, ElasticScheme, "select", selections)
-    summary = hurried(tmp_path, deadline)
-    assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
-    assert clock.now <= deadline
-
-
 def test_one_slow_test_does_not_count_for_all_that_are_to_come(case):
     progress = History(validation_seconds=[9.0, 1.0, 1.1, 9.0]).progress(Schedule(1, 9))
     assert progress.validation_seconds == [1.0, 1.1, 9.0]
@@ -399,29 +260,3 @@ def test_one_slow_test_does_not_count_for_all_that_are_to_come(case):
         for seconds in (progress.validation_seconds, [1.1])
     ]
     assert plans[0] == plans[1] < 1
-
-
-def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path, monkeypatch):
-    FakeTime(monkeypatch)
-    monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
-    # 1 s on the device as profiled; nothing while the run is planned, which must not be refused.
-    seconds = {1.0: 0.0, 3.0: 3.0}
-    monkeypatch.setattr(DeadlineBudget, "_first_validation_seconds", lambda budget, slowdown: seconds[slowdown])
-    summary = hurried(tmp_path, 8.9)  # 4.5 s are kept for the test
-    assert (summary["steps"], summary["epochs"]) == (4, 1)
-
-
-def test_a_run_that_is_cut_off_when_time_is_up_is_resumed_with_the_test(tmp_path, monkeypatch):
-    FakeTime(monkeypatch)
-    is_up = train._Training._is_out_of_time
-
-    def is_up_and_stop(training):  # the signal comes as soon as time is up
-        if is_up(training):
-            training._stop.number = signal.SIGTERM
-        return is_up(training)
-
-    with monkeypatch.context() as patched, pytest.raises(Stopped, match="stopped after step 8 of 60"):
-        patched.setattr(train._Training, "_is_out_of_time", is_up_and_stop)
-        hurried(tmp_path, 8.5)
-    summary = hurried(tmp_path, 8.5)
-    assert (summary["steps"], summary["epochs"]) == (8, 2)

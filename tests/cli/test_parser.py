@@ -1,0 +1,135 @@
+"""The parsers: each mistake on the command line is named, and defaults follow the data set."""
+
+import re
+
+import pytest
+
+from elastic_trainer.cli.commands import parse_profiler, profiler_command
+from elastic_trainer.cli.train_command import parse_main, parse_training
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from utils import UserError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model_name", "resnet5"], "--model_name: 'resnet5' is not one of resnet50, .*; did you mean 'resnet50'?"),
+        (["--dataset_name", "cifar"], "--dataset_name: 'cifar' is not one of"),
+        (["--train_type", "elastic"], "--train_type: 'elastic' is not one of .*; did you mean 'elastic_training'?"),
+        (["--rho", "1.5"], "--rho: must be above 0 and at most 1, not '1.5'"),
+        (["--rho", "0"], "--rho: must be above 0"),
+        (["--rho", "nan"], "--rho: must be above 0"),
+        (["--rho", "half"], "--rho: must be above 0 and at most 1, not 'half'"),
+        (["--batch_size", "0"], "--batch_size: must be a whole number from 1 to 65,536, not '0'"),
+        (["--batch_size", "-4"], "--batch_size: must be a whole number from 1 to 65,536, not '-4'"),
+        (["--batch_size", "4.0"], "--batch_size: must be a whole number from 1 to 65,536, not '4.0'"),
+        (["--batch_size", "9" * 30], "--batch_size: must be a whole number from 1 to 65,536, not '999"),
+        (["--batch_size"], "--batch_size: expected one argument"),
+        (["--input_size", "22400"], "--input_size: must be a whole number from 1 to 4,096, not '22400'"),
+        (["--num_classes", "1"], "--num_classes: must be a whole number from 2 to 100,000, not '1'"),
+        (["--seed", "-1"], "--seed: must be a whole number from 0 to 2,147,483,647, not '-1'"),
+        (["--seed", "2147483648"], "--seed: must be a whole number from 0 to 2,147,483,647"),
+        (["--alpha", "0"], "--alpha: must be from 0.01 to 4, not '0'"),
+        (["--alpha", "35"], "--alpha: must be from 0.01 to 4, not '35'"),
+        (["--num_epochs", "0"], "--num_epochs: must be a whole number from 1 to 1,000,000, not '0'"),
+        (["--interval", "0"], "--interval: must be a number above 0, not '0'"),
+        (["--max_steps", "0"], "--max_steps: must be a whole number from 1 to"),
+        (["--time_resolution", "9"], "--time_resolution: must be a whole number from 10 to 10,000,000, not '9'"),
+        (["--learning_rate", "nan"], "--learning_rate: must be above 0 and at most 100, not 'nan'"),
+        (["--learning_rate", "1e4"], "--learning_rate: must be above 0 and at most 100, not '1e4'"),
+        (["--learning_rate", "-1e-3"], "--learning_rate: "),  # newer Pythons see a number here, older ones a flag
+        (["--weight_decay", "-0.1"], "--weight_decay: must be from 0 to 100, not '-0.1'"),
+        (["--weight_decay", "inf"], "--weight_decay: must be from 0 to 100, not 'inf'"),
+        (["--deadline", "0"], "--deadline: must be a time above 0"),
+        (["--deadline", "nan"], "--deadline: must be a time above 0"),
+        (["--deadline", "2d"], "--deadline: must be a time above 0 such as 3600, 90m or 2.5h, not '2d'"),
+        (["--optimizer", "SGDW"], "--optimizer: 'SGDW' is not one of sgd, adam; did you mean 'sgd'?"),
+        (["--model_name", "MobileNet-V2"], "--model_name: .*; did you mean 'mobilenetv2'?"),
+        (["--dataset_name", "oxford_pets"], "--dataset_name: .*; did you mean 'oxford_iiit_pet'?"),
+        (["--dataset_name", "CUB_birds2011"], "--dataset_name: .*; did you mean 'caltech_birds2011'?"),
+        (["--dataset_name", "folder"], "--dataset_name: .*; did you mean 'image_folder'?"),
+        (["--augment", "flips"], "--augment: .*; did you mean 'flip'?"),
+        (
+            ["--weights", "imagnet"],
+            "--weights: 'imagnet' is neither .* or folder of a run; did you mean 'imagenet'?",
+        ),
+        (["--weights", "None"], "--weights: .*; did you mean 'none'?"),
+        (
+            ["--weights", "no/such.h5"],
+            "--weights: 'no/such.h5' is neither imagenet nor none, and there is no such file or folder of a run$",
+        ),
+        (["--weights", ""], "--weights: "),
+        (["--data_dir", "photos"], "--data_dir: digits needs none; give --dataset_name image_folder"),
+        (["--skip_broken"], "--skip_broken: goes with --dataset_name image_folder only"),
+        (["--save_txt", "maybe"], "--save_txt: must be True or False, not 'maybe'"),
+        (["--run_name", "a/b"], "--run_name must be the plain name of a folder, not 'a/b'"),
+        (["--run_name", ""], "--run_name must be the plain name of a folder, not ''"),
+        (["--run_name", ".."], "--run_name must be the plain name of a folder, not '..'"),
+        (["--run_name", "a\nb"], "--run_name must be the plain name of a folder"),
+        (["--run_name", "profiles"], "--run_name must not be 'profiles'"),
+        (["--model_name", "vgg16", "--alpha", "0.5"], "--alpha: vgg16 has one width only"),
+        (["--rhoo", "1"], "--rhoo: there is no such flag; did you mean '--rho'?"),
+        (["--batch-size=4"], "--batch-size: there is no such flag; did you mean '--batch_size'?"),
+        (["--num", "4"], "--num: there is no such flag"),  # not short for one of two
+        (["--learning", "1e-3"], "--learning: there is no such flag; did you mean '--learning_rate'?"),
+        (["-rho", "0.5"], "-rho: there is no such flag; did you mean '--rho'?"),
+        (["--qqq"], "--qqq: there is no such flag; --help lists them"),
+        (["resnet50"], "'resnet50' belongs to no flag; each value stands behind its flag"),
+        (["--timing", "flops"], "--timing: is a flag of profiler.py, not of main.py"),
+    ],
+)
+def test_bad_options_are_named(arguments, message):
+    from utils import UserError
+
+    with pytest.raises(UserError) as caught:
+        parse_main(arguments)
+    assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
+
+
+def test_a_flag_of_the_other_command_is_told_apart_from_a_mistyped_one():
+    from utils import UserError
+
+    with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
+        parse_profiler(["--num_epochs", "3"])
+    with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
+        parse_profiler(["--num_class", "3"])
+
+
+def test_defaults_follow_the_data_set_and_the_model():
+    digits = parse_training([]).network
+    assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
+    assert digits.weights == str(GLYPH_WEIGHTS)
+    paper = parse_training(["--dataset_name", "caltech_birds2011"])
+    network, training = paper.network, paper.training
+    assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
+    assert (network.weights, training.learning_rate) == ("imagenet", 1e-4)
+    assert (training.num_epochs, training.interval) == (12, 3)
+    vit = parse_training(["--model_name", "vit"])
+    assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
+    for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
+        assert parse_training(other).network.weights == "imagenet"
+    given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
+    assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
+
+
+def test_the_suggested_profiler_command_makes_the_same_table():
+    command = parse_training(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"]).with_classes(10)
+    suggested = parse_profiler(profiler_command(command.network, command.data, command.run.logdir).split()[2:])
+    assert suggested.network == command.network and suggested.logdir == command.run.logdir
+    assert suggested.data.dataset_name == command.data.dataset_name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timing", "flop"], "--timing: 'flop' is not one of trace, flops; did you mean 'flops'"),
+        (["--from_trace", "no/such.xplane.pb"], "--from_trace no/such.xplane.pb: no such file"),
+        (["--from_trace", __file__, "--timing", "flops"], "--timing flops: --from_trace takes the times of its file"),
+    ],
+)
+def test_bad_options_of_the_profiler_are_named(arguments, message):
+    with pytest.raises(UserError) as caught:
+        parse_profiler(arguments)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(UserError, match=r"is a flag of profiler\.py, not of main\.py"):
+        parse_main(arguments)

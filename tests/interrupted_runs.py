@@ -1,0 +1,75 @@
+"""Runs of the small network that are cut off, and resumed."""
+
+from conftest import make_small_data, make_small_model, make_table
+
+import train
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.checkpoint import Checkpoint, Checkpoints
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.settings import Settings
+
+EPOCHS, STEPS = 3, 6  # of the runs below
+
+
+class Cut(BaseException):
+    """Stands for a power cut: nothing catches it."""
+
+
+class CuttingData:
+    """The small data; cuts the run off when step `at` is about to begin, or in the test after it."""
+
+    def __init__(self, at, in_test=False):
+        self._data, self._at, self._in_test, self._step = make_small_data(), at, in_test, 0
+
+    def __getattr__(self, name):
+        return getattr(self._data, name)
+
+    def train(self, epoch, skip=0):
+        self._step = epoch * self._data.steps_per_epoch + skip
+        self._skip, self._epoch = skip, epoch
+        return self
+
+    def take(self, count):
+        for batch in self._data.train(self._epoch, self._skip).take(count):
+            if self._step == self._at and not self._in_test:
+                raise Cut
+            self._step += 1
+            yield batch
+
+    def test(self):
+        if self._in_test and self._step >= self._at:
+            raise Cut
+        return self._data.test()
+
+
+def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
+    """One run, or what is left of it; its weights and summary. Elastic ones select twice an epoch."""
+    settings = Settings(
+        **{
+            "learning_rate": 0.05,
+            "num_epochs": EPOCHS,
+            "interval": 0.5,
+            "rho": 0.6,
+            "correct_budget": False,
+            "checkpoint_steps": 1,
+            **changes,
+        }
+    )
+    folder.mkdir(exist_ok=True)
+    model = make_small_model()
+    with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
+        if elastic:
+            budget = make_budget(model, data, settings, make_table(model, t_dy_ms))
+            results = train.elastic_training(model, data, settings, log, budget)
+        else:
+            results = train.full_training(model, data, settings, log)
+        summary = log.finish(results)
+    return [variable.numpy() for variable in model.variables], summary
+
+
+def latest(folder) -> Checkpoint:
+    """The newest checkpoint that is whole; there must be one."""
+    checkpoint = Checkpoints(folder).latest()
+    assert checkpoint is not None
+    return checkpoint

@@ -1,0 +1,161 @@
+"""Checkpoints: the last two are kept, damaged ones are skipped, bad weights are never saved."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from command_line import ROOT, start, wait_for
+from conftest import make_small_data, make_small_model
+from interrupted_runs import EPOCHS, Cut, CuttingData, latest, run
+
+import train
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.settings import Settings
+from utils import UserError
+
+
+@pytest.fixture(scope="module")
+def unbroken_weights(tmp_path_factory):
+    """Of full training."""
+    return run(tmp_path_factory.mktemp("unbroken") / "run", make_small_data())[0]
+
+
+def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken_weights):
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", CuttingData(9))
+    paths = sorted((tmp_path / "cut" / "checkpoints").iterdir())
+    assert [path.name for path in paths] == ["step-0000000008.npz", "step-0000000009.npz"]
+    whole = paths[1].read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", bytes([whole[0] ^ 1]) + whole[1:], _flipped(whole)):
+        paths[1].write_bytes(damaged)
+        checkpoint = Checkpoints(paths[1].parent).latest()
+        assert checkpoint is not None and checkpoint.state["history"]["step"] == 8
+        assert "step-0000000009.npz is damaged" in capsys.readouterr().err
+    weights, _ = run(tmp_path / "cut", make_small_data())
+    for one, other in zip(unbroken_weights, weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _flipped(whole):
+    """One bit of the data of an array changed: the stem's kernel, 432 bytes behind numpy's header of 128."""
+    middle = whole.index(b"NUMPY", whole.index(b"model/0.npy")) + 300
+    return whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+
+
+def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path):
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", CuttingData(9))
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"every checkpoint in it is damaged; start again with --overwrite"):
+        run(tmp_path / "cut", make_small_data())
+    assert len(list((tmp_path / "cut" / "checkpoints").iterdir())) == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for step in (1, 2):
+        checkpoints.save(step, {"weights": np.arange(9)}, {"step": step})
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", full_disk)
+    with pytest.raises(UserError, match=r"step-0000000003\.npz: cannot be written: No space left on device"):
+        checkpoints.save(3, {"weights": np.arange(9)}, {"step": 3})
+    assert len(list(checkpoints.folder.iterdir())) == 2 and latest(checkpoints.folder).state["step"] == 2
+
+
+def test_time_alone_asks_for_a_checkpoint(tmp_path):
+    for minutes, expected in ((0.0, 2), (10.0, 0)):
+        folder = tmp_path / f"{minutes:g}"
+        with pytest.raises(Cut):
+            run(folder, CuttingData(9), checkpoint_steps=None, checkpoint_minutes=minutes)
+        assert len(list(folder.glob("checkpoints/*"))) == expected
+
+
+def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(tmp_path):
+    """A weight becomes infinite after step 9: that step's own checkpoint is not written, nor any later."""
+    model = make_small_model()
+
+    class Poisoned(CuttingData):
+        def take(self, count):
+            for batch in super().take(count):
+                if self._step == 9:
+                    model.get_layer("head").bias.assign([np.inf, 0, 0])
+                yield batch
+
+    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
+    with (
+        RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
+        pytest.raises(UserError, match=r"the loss is nan at step 9 with learning rate 0.0\d+; lower --learning_rate"),
+    ):
+        train.full_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
+    checkpoint = latest(tmp_path / "checkpoints")
+    assert checkpoint.state["history"]["step"] == 8
+    assert all(np.isfinite(value).all() for value in checkpoint.arrays.values())
+
+
+def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
+    model = make_small_model()
+
+    class Poisoned(CuttingData):
+        def take(self, count):
+            for batch in super().take(count):
+                if self._step == 9:
+                    stem = model.get_layer("stem").kernel  # relu makes 0 of what comes of it
+                    stem.assign(np.full(stem.shape, np.nan))
+                yield batch
+
+    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
+    with (
+        RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
+        pytest.raises(
+            UserError, match=r"a weight is not finite after step 9 with learning rate 0.0\d+; lower --learning_rate"
+        ),
+    ):
+        train.traditional_tl_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
+    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 8
+
+
+def test_a_damaged_checkpoint_takes_no_ones_place(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"weights": np.arange(9)}, {})
+    damaged = tmp_path / "step-0000000002.npz"
+    damaged.write_bytes(b"PK")
+    again = Checkpoints(tmp_path)
+    again.latest()
+    again.save(3, {"weights": np.arange(9)}, {})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000001.npz", "step-0000000003.npz"]
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+    Checkpoints(tmp_path).save(1, {}, {})
+    monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
+    with pytest.raises(UserError, match="was written by another version of this program"):
+        Checkpoints(tmp_path).latest()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of the system")
+def test_a_disk_that_fills_up_ends_in_one_line_and_keeps_the_checkpoints(tmp_path):
+    """The system itself refuses: files may not grow beyond a limit that two checkpoints keep and the model does not."""
+    flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_steps", "10"]
+    process = start(*flags)
+    wait_for("mine/checkpoints/step-*", tmp_path, process)
+    process.kill()
+    process.communicate()
+    [*_, newest] = sorted((tmp_path / "mine" / "checkpoints").glob("step-*"))
+    size = newest.stat().st_size
+    limit = f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1}, {size - 1}))"
+    program = f"{limit}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [sys.executable, "-c", program, ROOT / "main.py", "--resume", tmp_path / "mine"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written: File too large" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert newest.exists() and Checkpoints(newest.parent).latest() is not None

@@ -1,0 +1,95 @@
+"""The folder of a run: one run at a time, and nothing else is deleted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from command_line import ROOT, start
+
+from elastic_trainer.runs.folder import run_folder
+from utils import UserError
+
+
+def test_two_runs_cannot_write_one_folder(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    program = f"""
+import time, utils
+from pathlib import Path
+with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        for how in ({"resume": True}, {"overwrite": True}):
+            with (
+                pytest.raises(UserError, match="another run is writing there; wait for it, or give --run_name"),
+                run_folder(tmp_path, "mine", **how),
+            ):
+                pass
+        with run_folder(tmp_path, "mine") as other:
+            assert other.name == "mine-2"
+    finally:
+        holder.kill()
+        holder.wait()
+    with run_folder(tmp_path, "mine", resume=True):  # the lock died with its holder
+        assert (tmp_path / "mine" / "config.json").exists()
+
+
+def test_half_written_files_of_a_killed_run_are_cleared_away(tmp_path):
+    folder = tmp_path / "mine"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    left = [folder / ".123.metrics.csv", folder / "checkpoints" / ".123.step-0000000001.npz"]
+    kept = [folder / ".gitignore", folder / "notes.txt"]
+    for path in left + kept:
+        path.touch()
+    with run_folder(tmp_path, "mine", resume=True):
+        assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
+
+
+def test_a_folder_that_holds_no_run_is_not_resumed_into(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with (
+        pytest.raises(UserError, match=r"--resume: .* is not the folder of a run"),
+        run_folder(tmp_path, "mine", resume=True),
+    ):
+        pass
+
+
+def test_a_log_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    process = start("--logdir", tmp_path / "file", "--max_steps", "2")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert f"--logdir {tmp_path / 'file'}: is a file; give a folder" in errors.strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_log_folder_is_named(tmp_path):
+    (tmp_path / "logs").mkdir(mode=0o555)
+    with (
+        pytest.raises(UserError, match=r"logs: cannot be written: Permission denied"),
+        run_folder(tmp_path / "logs", "mine"),
+    ):
+        pass
+
+
+def test_overwrite_spares_a_folder_that_holds_no_run(tmp_path):
+    import utils
+    from elastic_trainer.runs.folder import run_folder
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with (
+        pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"),
+        run_folder(tmp_path, "mine", overwrite=True),
+    ):
+        pass
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    with run_folder(tmp_path, "mine") as folder:
+        assert folder.name == "mine-2"

@@ -1,0 +1,63 @@
+"""What a run's history adds up: FLOPs, peak memory, the time of full training."""
+
+import csv
+
+import numpy as np
+import pytest
+from conftest import make_small_model
+from small_runs import curve, trained
+
+import train
+from elastic_trainer.machine import peak_memory_mb
+from elastic_trainer.runs.history import History, SelectionInterval
+from elastic_trainer.selection.select import Selection
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.training.step import TrainStep
+
+
+def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
+    counted, real = [], train.count_flops
+
+    def count(graph):
+        counted.append(real(graph))
+        return counted[-1]
+
+    monkeypatch.setattr(train, "count_flops", count)
+    full, rows = trained(tmp_path / "full", name="full_training")
+    [step] = [sum(one.values()) for one in counted]
+    assert step > 0 and full["train_flops"] == step * full["steps"]
+    assert [float(row["train_flops"]) for row in rows] == [step * 6, step * 12, step * 18]
+    counted.clear()
+    elastic, rows = trained(tmp_path / "elastic")
+    with (tmp_path / "elastic" / "selections.csv").open(newline="") as file:
+        masks: dict[int, list[bool]] = {}
+        for row in csv.DictReader(file):
+            masks.setdefault(int(row["step"]), []).append(row["chosen"] == "1")
+    assert len(masks) == 3, "over two re-selections"
+    expected = 0.0
+    for mask in masks.values():
+        model = make_small_model()
+        optimizer = train.make_optimizer("sgd", 0.05, 5e-4, 18)
+        optimizer.build(model.trainable_variables)
+        one_step = TrainStep(model, optimizer, 4, np.array(mask))
+        expected += 6 * sum(count_flops(one_step.graph).values())
+    assert elastic["train_flops"] == pytest.approx(expected)
+    assert elastic["train_flops"] < full["train_flops"]
+    assert curve(tmp_path / "elastic", "meters/train_flops")[-1] == (18, pytest.approx(expected, rel=1e-6))
+
+
+def test_a_run_tells_its_peak_memory(tmp_path):
+    summary, rows = trained(tmp_path, name="full_training")
+    peaks = [float(row["peak_memory_mb"]) for row in rows]
+    assert summary["peak_memory_mb"] == max(peaks)
+    assert 50 < peaks[0] <= (peak_memory_mb() or 0)
+    assert summary["gpu_peak_memory_mb"] is None
+    assert curve(tmp_path, "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
+
+
+def test_full_training_is_judged_by_the_passes_before_and_among_the_steps():
+    history = History()
+    for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
+        choice = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
+        history.intervals.append(SelectionInterval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
+    assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))

@@ -1,0 +1,106 @@
+"""Importance: its definition, and that measuring it leaves no trace."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import BATCH, make_small_model
+from small_networks import built_optimizer, values
+
+from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from elastic_trainer.training.step import TrainStep, classification_loss
+from utils import UserError
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_measuring_importance_leaves_everything_as_it_was(name, small_model, small_data):
+    optimizer = built_optimizer(name, small_model)
+    step = TrainStep(small_model, optimizer, BATCH)
+    for images, labels in small_data.train(0):
+        step(images, labels)
+    everything = [*small_model.variables, *optimizer.variables]
+    assert any("seed" in v.path for v in everything)
+    before = values(everything)
+    evaluator = ImportanceEvaluator(small_model, BATCH)
+    evaluator(optimizer, small_data.importance_batches(0))
+    for variable, old in zip(everything, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
+    [(images, labels)] = small_data.importance_batches(1)
+    step(images, labels)
+    assert any((v.numpy() != old).any() for v, old in zip(everything, before, strict=True))
+
+
+def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
+    """Against the definition, computed with eager TensorFlow and plain arithmetic (no momentum yet, so dw = -lr·g)."""
+    import tensorflow as tf
+
+    model = make_small_model()
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    rate, decay = 0.05, 0.1
+    optimizer = built_optimizer("sgd", model, rate, decay)
+    [(images, labels)] = small_data.importance_batches(0)
+
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = classification_loss(labels, model(images, training=True))
+        return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    measured = ImportanceEvaluator(model, BATCH)(optimizer, [(images, labels)])
+    loss_before, first = gradients()
+    start = values(model.trainable_variables)
+    for variable, gradient in zip(model.trainable_variables, first, strict=True):
+        variable.assign(variable.numpy() * (1 - rate * decay) - rate * gradient.numpy())
+    loss_after, second = gradients()
+    expected = np.array(
+        [-np.sum(g.numpy() * (v.numpy() - w)) for g, v, w in zip(second, model.trainable_variables, start, strict=True)]
+    )
+    np.testing.assert_allclose(measured, expected / np.abs(expected).max(), rtol=1e-3, atol=1e-6)
+    assert np.abs(measured).max() == pytest.approx(1.0)
+    assert loss_after < loss_before and expected.sum() > 0
+
+
+@pytest.mark.parametrize(("evaluator", "of"), [(WeightMagnitude, "weights"), (GradientMagnitude, "gradients")])
+def test_the_other_importances_are_sums_of_magnitudes(evaluator, of, small_model, small_data):
+    import tensorflow as tf
+
+    optimizer = built_optimizer("sgd", small_model)
+    [(images, labels)] = small_data.importance_batches(0)
+    everything = [*small_model.variables, *optimizer.variables]
+    before = values(everything)
+    measured = evaluator(small_model, BATCH)(optimizer, [(images, labels)])
+    for variable, old in zip(everything, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
+    expected = values(small_model.trainable_variables)
+    if of == "gradients":
+        with tf.GradientTape() as tape:
+            loss = classification_loss(labels, small_model(images, training=True))
+        expected = [g.numpy() for g in tape.gradient(loss, [v.value for v in small_model.trainable_variables])]
+    sums = np.array([np.abs(array).sum() for array in expected])
+    np.testing.assert_allclose(measured, sums / sums.max(), rtol=1e-4, atol=1e-7)
+
+
+def test_importance_over_several_batches_is_their_mean(small_model, small_data):
+    optimizer = built_optimizer("adam", small_model)
+    evaluator = ImportanceEvaluator(small_model, BATCH)
+    batches = small_data.importance_batches(0, 3)
+    assert len(batches) == 3 and (batches[0][0].numpy() != batches[1][0].numpy()).any()
+    np.testing.assert_array_equal(batches[0][0], small_data.importance_batches(0)[0][0])
+    single = [np.array([float(one) for one in evaluator._measure(optimizer, *batch)]) for batch in batches]
+    mean = np.mean(single, axis=0)
+    np.testing.assert_allclose(evaluator(optimizer, batches), mean / np.abs(mean).max(), rtol=1e-4, atol=1e-7)
+
+
+def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small_data):
+    before = values(small_model.variables)
+    [(images, labels)] = small_data.importance_batches(0)
+    assert ImportanceEvaluator(small_model, BATCH).pass_ms(images, labels) > 0
+    for variable, old in zip(small_model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
+
+
+def test_importance_that_is_not_finite_is_refused(small_model, small_data):
+    optimizer = built_optimizer("sgd", small_model)
+    small_model.get_layer("head").bias.assign([np.nan, 0, 0])
+    with pytest.raises(UserError, match=r"importance is not finite.*lower --learning_rate"):
+        ImportanceEvaluator(small_model, BATCH)(optimizer, small_data.importance_batches(0))

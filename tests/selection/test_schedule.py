@@ -1,0 +1,17 @@
+"""The steps before which a selection is due."""
+
+import pytest
+from conftest import make_small_data
+
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.settings import Settings
+from utils import UserError
+
+
+def test_an_interval_of_less_than_a_step_is_refused():
+    data = make_small_data()
+    with pytest.raises(UserError, match=r"--interval 0.1: is less than a step; .* give at least (0\.\d+)") as caught:
+        Schedule.of(Settings(), data.steps_per_epoch).selection_steps(0.1)
+    smallest = float(str(caught.value).rsplit(" ", 1)[1])
+    schedule = Schedule.of(Settings(num_epochs=2), data.steps_per_epoch)
+    assert schedule.selection_steps(smallest)[:3] == [0, 2, 3]

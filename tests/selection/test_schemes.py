@@ -1,0 +1,63 @@
+"""Elastic training's scheme: it measures the device's speed, and changes nothing else."""
+
+import numpy as np
+import pytest
+from conftest import make_small_data, make_small_model, make_table
+from small_runs import elastic
+
+import train
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.schemes import ElasticScheme, make_budget
+from elastic_trainer.selection.time_budget import (
+    CARRIED,
+    CORRECTION_BOUND,
+    GRADIENT_PASSES,
+    gradient_pass_steps,
+)
+from elastic_trainer.settings import Settings
+
+
+def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
+    table = make_table(make_small_model())
+    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
+    summary, choices, intervals = elastic(tmp_path, settings, table)
+    assert len(choices) == 3
+    for row in choices:
+        slowdown, correction = float(row["slowdown"]), float(row["correction"])
+        assert slowdown > 0 and 1 / CORRECTION_BOUND <= correction <= CORRECTION_BOUND
+        assert abs(float(row["rho"]) - 0.6) <= CARRIED + 1e-9
+        assert float(row["budget_step_ms"]) == pytest.approx(float(row["rho"]) * table.full_step_ms * slowdown)
+        assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
+    assert float(choices[0]["correction"]) == 1
+    assert len({row["slowdown"] for row in choices}) == 3  # measured each time
+    slowdowns = [one for interval in intervals for one in (interval.selection.slowdown, *interval.slowdowns)]
+    full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
+    most = 1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)  # three first steps have no time
+    assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
+    assert summary["time_over_full"] > summary["rho_measured"]  # it counts selecting too
+
+
+def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, monkeypatch):
+    """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
+    weights, timed = [], []
+    original = ElasticScheme.slowdown
+
+    def remembering(self, step, images, labels):
+        slowdown = original(self, step, images, labels)
+        timed.append((step, slowdown is not None))
+        return slowdown
+
+    monkeypatch.setattr(ElasticScheme, "slowdown", remembering)
+    for correct in (True, False):
+        model = make_small_model()
+        settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
+        budget = make_budget(model, make_small_data(), settings, make_table(model))
+        with RunLog(tmp_path / str(correct), {}, tensor_names(model)) as log:
+            train.elastic_training(model, make_small_data(), settings, log, budget)
+        weights.append([variable.numpy() for variable in model.variables])
+    passes = {step for step, was_timed in timed[:24] if was_timed}
+    assert passes == gradient_pass_steps([0, 12, 24]) and len(passes) == 2 * GRADIENT_PASSES[0]
+    assert not any(was_timed for _, was_timed in timed[24:])
+    for ours, plain in zip(*weights, strict=True):
+        np.testing.assert_array_equal(ours, plain)

@@ -1,0 +1,86 @@
+"""This machine: memory that is available, peak memory of GPUs, stolen processor time."""
+
+import os
+import types
+
+import pytest
+
+from elastic_trainer.machine import available_memory_mb, gpu_peak_memory_mb, stolen_seconds
+
+
+def test_a_gpu_tells_what_its_allocator_held(monkeypatch):
+    import tensorflow as tf
+
+    gpus = [types.SimpleNamespace(name=f"/device:GPU:{k}") for k in range(2)]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus if kind == "GPU" else [])
+    held = {gpu.name: {"current": 1, "peak": 3_000_000 * (k + 1)} for k, gpu in enumerate(gpus)}
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", held.__getitem__)
+    assert gpu_peak_memory_mb() == 9.0
+
+
+@pytest.fixture
+def system(tmp_path):
+    """A made-up proc and sys: 1,000 MB available, 100 MB of swap, no control groups."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text(
+        "MemTotal:  4000000 kB\nMemFree:  5 kB\nMemAvailable:  1000000 kB\nSwapFree:  100000 kB\nHugePages_Total: 0\n"
+    )
+    return tmp_path
+
+
+def group(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_available_memory_is_what_the_system_calls_available_with_swap(system):
+    assert available_memory_mb(system) == pytest.approx(1024 + 102.4)
+
+
+def test_available_memory_heeds_each_control_group_around_the_process(system):
+    unlimited = available_memory_mb(system)
+    (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
+    base = system / "sys" / "fs" / "cgroup"
+    group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
+    assert available_memory_mb(system) == unlimited
+    group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
+    assert available_memory_mb(system) == pytest.approx(100 + 102.4)
+    group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
+    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    group(base / "box" / "run", memory__max=10_000_000_000)
+    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    group(base / "box", memory__max=100)
+    assert available_memory_mb(system) == 0
+    group(base / "box", memory__max=900_000_000_000)
+    assert available_memory_mb(system) == unlimited
+    group(base, memory__max=500_000_000, memory__current=450_000_000)  # a container sees its group as the top
+    assert available_memory_mb(system) == pytest.approx(50 + 102.4)
+
+
+def test_available_memory_heeds_control_groups_of_the_first_version(system):
+    (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
+    group(
+        system / "sys" / "fs" / "cgroup" / "memory" / "box",
+        memory__limit_in_bytes=300_000_000,
+        memory__usage_in_bytes=200_000_000,
+        memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
+    )
+    assert available_memory_mb(system) == pytest.approx(106 + 102.4)
+
+
+def test_available_memory_is_unknown_where_the_system_does_not_tell(tmp_path):
+    assert available_memory_mb(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
+    assert available_memory_mb(tmp_path) is None
+
+
+def test_stolen_time_is_what_the_kernel_tells(tmp_path):
+    assert stolen_seconds(tmp_path) == 0
+    (tmp_path / "proc").mkdir()
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "proc" / "stat").write_text(f"cpu  11 12 13 14 15 16 17 {3 * ticks} 19 20\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    assert stolen_seconds(tmp_path) == 3
+    (tmp_path / "proc" / "stat").write_text("cpu  11 12 13 14\n")
+    assert stolen_seconds(tmp_path) == 0

@@ -1,0 +1,77 @@
+"""The profiler: from a network, from FLOPs, and from a trace of another board to a table."""
+
+import json
+
+import numpy as np
+import pytest
+import record_trace_fixture as fixture
+from conftest import make_small_model
+from small_runs import SETTINGS
+from traces import GRADIENT_MS, tx2_trace
+
+import models
+import profiler
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.trace import read_trace
+
+
+def test_profiling_a_network_end_to_end(tmp_path, small_model):
+    before = [v.numpy() for v in small_model.trainable_variables]
+    table = profiler.profile(small_model, SETTINGS, tmp_path)
+    for old, variable in zip(before, small_model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, variable.numpy())
+    assert sorted(table.positions) == list(range(len(before)))
+    assert table.details["unmatched_time_percent"] < 2
+    assert 0 < table.forward_ms < table.full_step_ms
+    updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]
+    assert 0 < updates_ms == pytest.approx(table.full_step_ms - table.gradient_pass_ms)
+    assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0
+    assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
+    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
+    profiler.draw_table(table, tmp_path / "timing")
+    assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
+
+
+def test_a_table_of_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiler, "MAX_ROUNDS", 8)
+    model = make_small_model()
+    network = NetworkSettings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
+    table = profiler.profile(model, network, tmp_path, timing="flops")
+    assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
+    assert not list(tmp_path.iterdir()), "nothing was traced"
+    sums = table.details["operation_ms"]
+    assert sum(sums.values()) == pytest.approx(table.full_step_ms)
+    assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.fit.selections > 5
+
+
+@pytest.mark.parametrize("name", GRADIENT_MS)
+def test_a_tx2_trace_becomes_a_table(name):
+    trace = read_trace(tx2_trace(name))
+    model = models.build_model(name, 224, 200, "none")
+    network = NetworkSettings(name, batch_size=4, optimizer="sgd")
+    table = profiler.table_of_trace(model, network, trace, f"{name}.xplane.pb")
+    assert table.details["unmatched_time_percent"] < 2
+    assert table.full_step_ms == pytest.approx(trace.total_ms)
+    assert table.predict_ms(np.ones(len(table.names), bool)) == pytest.approx(table.full_step_ms)
+    gradient_ms = float(table.t_dw_ms.sum() + table.t_dy_ms.sum())
+    assert gradient_ms >= GRADIENT_MS[name] and table.details["operation_ms"]["updates"] == 0
+    smallest = table.predict_ms(head_mask(model)) / table.full_step_ms
+    assert 0.2 < smallest < 0.45
+
+
+def test_planning_from_a_trace_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """The fixture's own network in the place of ResNet50: everything else as a user runs it."""
+    monkeypatch.setattr(models, "build_model", lambda *_: fixture.small_network())
+    words = ["profiler.py", "--from_trace", str(fixture.TARGET), "--model_name", "resnet50", "--batch_size", "4"]
+    monkeypatch.setattr("sys.argv", [*words, "--num_classes", "3", "--input_size", "16", "--logdir", str(tmp_path)])
+    profiler.main()
+    printed = capsys.readouterr().out
+    assert "small_step.xplane.pb: 3 whole iterations on /host:CPU" in printed
+    assert "not measured" in printed and "smallest feasible rho" in printed and "equal importance" in printed
+    folder = tmp_path / "profiles" / "resnet50_16_3_4_from_small_step"
+    profile = json.loads((folder / "profile.json").read_text())
+    assert (profile["trace"], profile["traced_steps"], profile["planes"]) == ("small_step.xplane.pb", 3, ["/host:CPU"])
+    assert str(fixture.TARGET.parent) not in (folder / "profile.json").read_text()
+    assert profile["fit"]["median_error_percent"] is None and profile["unmatched_time_percent"] < 2
+    assert (folder / "timing.png").is_file() and (folder / "table.csv").is_file()

@@ -1,0 +1,56 @@
+"""Files that are complete or absent, and errors of the command lines in one line."""
+
+import json
+import re
+
+import pytest
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
+    import utils
+
+    path = tmp_path / "summary.json"
+    utils.write_json(path, {"old": 1})
+
+    def full_disk():
+        with utils.atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(utils.UserError, match=r"summary\.json: cannot be written: No space left on device"):
+        full_disk()
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
+def test_memory_that_runs_out_is_one_line(kind, capsys):
+    import numpy as np
+    import tensorflow as tf
+
+    import utils
+
+    def main():
+        if kind == "numpy":
+            np.zeros(2**55, np.uint8)
+        if kind == "python":
+            raise MemoryError
+        message = "Graph execution error:\n\nOOM when allocating tensor with shape[65536,64,112,112] and type float\n"
+        raise tf.errors.ResourceExhaustedError(None, None, message)
+
+    with pytest.raises(SystemExit) as stopped:
+        utils.run_cli(main)
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    reason = {"numpy": r" \(Unable to allocate 32.0 PiB .*\)", "python": ""}.get(kind, r" \(.*65536,64,112,112\]\)")
+    assert len(lines) == 1 and re.search(f": error: memory ran out{reason}; a smaller --batch_size", lines[0]), lines
+
+
+def test_other_errors_keep_their_traceback():
+    import utils
+
+    def main():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        utils.run_cli(main)

@@ -1,0 +1,14 @@
+"""The fit of wall time."""
+
+import numpy as np
+import pytest
+
+from elastic_trainer.timing.fit import fit_wall_time
+
+
+def test_the_fit_finds_the_factors_and_leaves_out_fairly():
+    rng = np.random.default_rng(0)
+    chain, own = rng.uniform(0, 50, (2, 12))
+    fit = fit_wall_time(chain, own, 10 + 0.7 * chain + 0.4 * own, rounds=1)
+    assert (fit.constant_ms, fit.chain_factor, fit.own_factor) == pytest.approx((10, 0.7, 0.4))
+    assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)

@@ -1,0 +1,115 @@
+"""A trace from another board is matched to the network as built here."""
+
+import pytest
+import record_trace_fixture as fixture
+
+from elastic_trainer.timing import foreign_trace
+from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.flops import needed_operations
+from elastic_trainer.timing.trace import OperationTrace, read_trace
+from utils import UserError
+
+
+@pytest.fixture(scope="module")
+def small():
+    model = fixture.small_network()
+    return model, fixture.full_step(model), read_trace(fixture.TARGET)
+
+
+def test_the_committed_trace_is_read_and_matches_its_network(small):
+    model, step, trace = small
+    assert trace.iterations == fixture.STEPS and trace.planes == ("/host:CPU",)
+    op_ms, unmatched_ms = foreign_trace.match_operations(trace, step, model)
+    assert sum(op_ms.values()) + unmatched_ms == pytest.approx(trace.total_ms)
+    assert unmatched_ms < 0.02 * trace.total_ms
+    costs = attribute_times(step, model.trainable_variables, op_ms)
+    assert (
+        costs.forward_ms > 0 and costs.t_dy_ms.sum() > 0 and (costs.t_dw_ms > 0).all() and (costs.update_ms > 0).all()
+    )
+
+
+def keras2_name(name):
+    """A trace's name of an operation of the small fixture, as Keras 2 would have written it."""
+    for ours, theirs in (("small_classifier_1", "model"), ("head_1", "dense"), ("_1/", "/"), ("convolution", "Conv2D")):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def test_operations_are_found_by_layer_direction_and_kind(small):
+    model, step, _ = small
+    executed = needed_operations([*step.graph.outputs, *step.graph.control_outputs])
+    wanted = {op.name: op for op in step.graph.get_operations() if op.name in executed and op.type in MATCHED_TYPES}
+    assert {op.type for op in wanted.values()} == MATCHED_TYPES
+    trace = OperationTrace(
+        {keras2_name(name): 1.0 + i for i, name in enumerate(wanted)},
+        {keras2_name(name): op.type for name, op in wanted.items()},
+        0.0,
+        1,
+        (),
+    )
+    assert not {name.split("/")[0] for name in trace.op_ms} & {"small_classifier_1"}
+    op_ms, unmatched_ms = foreign_trace.match_operations(trace, step, model)
+    assert unmatched_ms == 0
+    assert op_ms == pytest.approx({name: 1.0 + i for i, name in enumerate(wanted)})
+
+
+MATCHED_TYPES = {
+    *("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "BiasAdd", "BiasAddGrad", "MatMul"),
+    *("FusedBatchNormV3", "FusedBatchNormGradV3", "Relu", "ReluGrad"),
+}
+
+
+def test_rewritten_operations_and_augmentation_find_their_place(small):
+    model, step, _ = small
+    cases = {
+        # event, its type: the operations here that take its time
+        ("model/tail/Relu", "_FusedConv2D"): {"tail_1/convolution"},
+        ("model/stem_bn/FusedBatchNormV3", "_FusedBatchNormEx"): {"stem_bn_1/FusedBatchNormV3"},
+        ("gradient_tape/model/tail/Conv2D/Conv2DBackpropFilter-2-TransposeNHWCToNCHW-LayoutOptimizer", "Transpose"): {
+            "tail_1/convolution/Conv2DBackpropFilter"
+        },
+        ("gradient_tape/model/pool/truediv", "Mul"): {"pool_1/truediv"},
+    }
+    fill = {"model/stem/Conv2D": 100.0}  # most of the time must match for a trace to be this network's
+    for (name, kind), expected in cases.items():
+        types = {name: kind, "model/stem/Conv2D": "Conv2D"}
+        op_ms, unmatched = foreign_trace.match_operations(
+            OperationTrace({name: 1.0, **fill}, types, 0.0, 1, ()), step, model
+        )
+        taken = {op for op, ms in op_ms.items() if ms and not op.endswith("stem_1/convolution")}
+        assert unmatched == 0
+        assert {op.partition("small_classifier_1/")[2] for op in taken} == expected, name
+    lost = {"model/elsewhere/Conv2D": 7.0, "gradient_tape/model/elsewhere/Softplus": 2.0, **fill}
+    kinds = dict.fromkeys(lost, "Conv2D") | {"gradient_tape/model/elsewhere/Softplus": "Softplus"}
+    _, unmatched = foreign_trace.match_operations(OperationTrace(lost, kinds, 0.5, 1, ()), step, model)
+    assert unmatched == pytest.approx(9.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("model/dense/MatMul", ["head", "MatMul"]),
+        ("gradient_tape/model/vit-b16/head/MatMul_1", ["head", "MatMul_1"]),
+        ("model/dense_1/MatMul", ["dense_1", "MatMul"]),  # a layer of that very name is here
+        ("model/block/Dense_0/Tensordot/MatMul", ["block", "Dense_0", "Tensordot", "MatMul"]),
+        ("model/random_flip/Cast_1/_2", ["random_flip", "Cast_1"]),
+        ("AddN_3", ["AddN_3"]),
+    ],
+)
+def test_where_a_traced_operation_stands(name, path):
+    assert foreign_trace._their_path(name, {"dense_1", "block", "Dense_0"}) == path
+
+
+def test_a_trace_of_another_network_is_refused(small):
+    model, step, _ = small
+    types = {
+        op.name.replace("stem", "first").replace("tail", "second").replace("small_classifier", "other"): op.type
+        for op in step.graph.get_operations()
+        if op.type in MATCHED_TYPES
+    }
+    foreign = {name: 10.0 if "Conv2D" in kind else 1.0 for name, kind in types.items()}
+    trace = OperationTrace(foreign, types, 0.0, 1, ())
+    with pytest.raises(
+        UserError, match=r"--from_trace: .* of its time matches no operation of small; give the --model_"
+    ):
+        foreign_trace.match_operations(trace, step, model)

@@ -1,0 +1,165 @@
+"""The timing table's files: read back as written, and refused where they do not fit."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import BATCH, CLASSES, SIZE, make_table
+from small_runs import SETTINGS
+
+from elastic_trainer.cli.commands import profiler_command
+from elastic_trainer.machine import environment
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.settings import DataSettings, NetworkSettings
+from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.table import (
+    TABLE_SETTINGS,
+    TimingTable,
+    load_table,
+    stale_since,
+    table_folder,
+    table_settings,
+)
+from utils import UserError
+
+
+@pytest.fixture
+def saved(tmp_path, small_model):
+    table = make_table(small_model)
+    table.settings.update(table_settings(SETTINGS))
+    table.details["environment"] = environment()
+    table.save(table_folder(SETTINGS, tmp_path))
+    return tmp_path, tensor_names(small_model), table
+
+
+def load(logdir, names, table, network=SETTINGS, allow_stale=False):
+    shapes = dict(zip(table.positions, table.shapes, strict=True))
+    remake = profiler_command(network, DataSettings("digits"), logdir)
+    in_order = [shapes.get(k, ()) for k in range(len(names))]
+    return load_table(table_folder(network, logdir), network, names, in_order, remake, allow_stale)
+
+
+def test_the_table_is_read_back_as_written(saved):
+    logdir, names, table = saved
+    assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
+    header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms"
+    loaded = load(logdir, names, table)
+    assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
+    np.testing.assert_array_equal(loaded.positions, table.positions)
+    mask = np.random.default_rng(0).random(len(names)) < 0.5
+    assert loaded.predict_ms(mask) == pytest.approx(table.predict_ms(mask))
+
+
+def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
+    logdir, names, table = saved
+    folder = table_folder(SETTINGS, logdir)
+    command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
+    with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it again: {command}"):
+        load(logdir, names, table, replace(SETTINGS, optimizer="adam"))
+    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
+        load(logdir, ["other", *names[1:]], table)
+    with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
+        load(logdir, [*names, "more"], table)
+    with pytest.raises(UserError, match="measured with --optimizer sgd, not adam; --augment none, not flip; make it"):
+        load(logdir, names, table, replace(SETTINGS, optimizer="adam", augment="flip"))
+    table.shapes[0] = (1, 2)
+    with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
+        load(logdir, names, table)
+    record = json.loads((folder / "profile.json").read_text())
+    for damaged in (json.dumps(record)[:-30], "[]", "", json.dumps({**record, "model_name": None})):
+        (folder / "profile.json").write_text(damaged)
+        with pytest.raises(UserError, match=f"(not a timing table|--model_name None).*make it again: {command}"):
+            load(logdir, names, table)
+    (folder / "profile.json").write_text(json.dumps({**record, "full_step_ms": "fast"}))
+    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
+        load(logdir, names, table)
+    (folder / "table.csv").unlink()
+    with pytest.raises(UserError, match=f"no timing table in .*{command}"):
+        load(logdir, names, table)
+
+
+@pytest.mark.parametrize("setting", TABLE_SETTINGS)
+def test_a_table_copied_from_other_settings_is_refused_even_if_a_stale_one_is_allowed(setting, saved):
+    logdir, names, table = saved
+    changed = {"model_name": "vit", "optimizer": "adam", "augment": "flip", "alpha": 0.35}.get(setting, 77)
+    other = replace(SETTINGS, **{setting: changed})  # type: ignore[arg-type]
+    folder = table_folder(SETTINGS, logdir)
+    if table_folder(other, logdir) != folder:
+        folder.rename(table_folder(other, logdir))
+    with pytest.raises(
+        UserError, match=f"measured with --{setting} {getattr(SETTINGS, setting)}, not {changed}; make it again"
+    ):
+        load(logdir, names, table, other, allow_stale=True)
+
+
+ELSEWHERE = {
+    "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"TensorFlow 2\.0\.0, here 2\.\d+\.\d+"),
+    "machine": ("machine", "pdp11", r"machine pdp11, here \w+"),
+    "processor": ("processor", "abacus", r"processor abacus, here .+"),
+    "cores": ("cores", 999, r"cores 999, here \d+"),
+    "usable cores": ("usable_cores", 999, r"usable cores 999, here \d+"),
+    "threads": ("thread_settings", {"OMP_NUM_THREADS": "99"}, r"thread settings OMP_NUM_THREADS=99, here \w+"),
+    "system": ("system", "Multics", r"system Multics, here \w+"),
+}
+
+
+def change_environment(logdir, **changed):
+    path = table_folder(SETTINGS, logdir) / "profile.json"
+    record = json.loads(path.read_text())
+    record["environment"].update(changed)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_a_table_made_elsewhere_is_refused_or_with_a_warning_allowed(what, saved, capsys):
+    logdir, names, table = saved
+    key, value, words = ELSEWHERE[what]
+    change_environment(logdir, **{key: value})
+    with pytest.raises(
+        UserError, match=f"made elsewhere: {words}; make it again: python profiler.* with --allow_stale_profile$"
+    ):
+        load(logdir, names, table)
+    assert load(logdir, names, table, allow_stale=True).names == table.names
+    assert re.match(rf"warning: .*made elsewhere: {words}; used all the same \(", capsys.readouterr().out)
+
+
+def test_everything_that_differs_is_named_and_what_was_not_recorded_is_not_compared(saved):
+    logdir, names, table = saved
+    change_environment(logdir, machine="pdp11", system="Multics", cores=None, python="1.5.2")
+    with pytest.raises(UserError, match=r"made elsewhere: machine pdp11, here \w+; system Multics, here \w+; make it"):
+        load(logdir, names, table)
+
+
+def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
+    logdir, names, table = saved
+    path = table_folder(SETTINGS, logdir) / "profile.json"
+    record = json.loads(path.read_text())
+    del record["environment"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine; make it again"):
+        load(logdir, names, table)
+    load(logdir, names, table, allow_stale=True)
+    assert "warning: " in capsys.readouterr().out
+
+
+def test_the_same_machine_and_versions_are_no_difference():
+    now = environment()
+    assert stale_since(json.loads(json.dumps(now)), now) == []
+
+
+def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model):
+    network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, augment="none", weights="none")
+    own = table_folder(network, tmp_path)
+    folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")
+    assert folder == own.with_name(own.name + "_from_tx2")
+    table = make_table(small_model)
+    table.settings.update(table_settings(network))
+    table.details["trace"] = "tx2.xplane.pb"  # of another machine, and not refused for that
+    unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
+    TimingTable(**{**vars(table), "fit": unknown}).save(folder)
+    shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
+    assert load_table(folder, network, tensor_names(small_model), shapes, "profiler.py").fit == unknown

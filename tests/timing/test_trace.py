@@ -1,0 +1,143 @@
+"""Traces of a CPU and a GPU: operation times and iterations."""
+
+import pytest
+import record_trace_fixture as fixture
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+from traces import GRADIENT_MS, tx2_trace
+
+from elastic_trainer.timing.trace import is_operation, match_op, read_op_times, read_trace
+from utils import UserError
+
+
+@pytest.mark.parametrize(
+    ("event", "op"),
+    [
+        ("net/conv/Conv2D", "net/conv/Conv2D"),
+        ("net/conv/Conv2D-0-0-TransposeNCHWToNHWC-LayoutOptimizer", "net/conv/Conv2D"),
+        ("net/conv/Conv2D-0-TransposeNHWCToNCHW-LayoutOptimizer", "net/conv/Conv2D"),
+        ("net/ArithmeticOptimizer/FoldTransposeIntoMatMul_mul", "net/mul"),
+        ("net/rnn/while/body/_12/net/rnn/while/MatMul", "net/rnn/while"),
+        ("elsewhere/MatMul", None),
+    ],
+)
+def test_match_op(event, op):
+    assert match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
+
+
+def key_of(metadata, name):
+    key = next((k for k, m in metadata.items() if m.name == name), len(metadata) + 1)
+    metadata[key].id = key
+    metadata[key].name = name
+    return key
+
+
+def write_trace(path, lines, device=None):
+    """An XSpace with one CPU plane; `lines` is a list of lists of (event name, milliseconds).
+
+    `device`: line name -> list of (operation or None, step or None, milliseconds), the kernels of a GPU plane. Every
+    other operation is referred to, the others are written out, as both occur.
+    """
+    space = xplane_pb2.XSpace()
+    space.planes.add(name="/host:metadata")
+    plane = space.planes.add(name="/host:CPU")
+    for events in lines:
+        line = plane.lines.add(name="thread")
+        for name, ms in events:
+            line.events.add(metadata_id=key_of(plane.event_metadata, name), duration_ps=round(ms * 1e9))
+    plane = space.planes.add(name="/device:GPU:0")
+    for name, kernels in (device or {}).items():
+        line = plane.lines.add(name=name)
+        for i, (op, step, ms) in enumerate(kernels):
+            kernel = key_of(plane.event_metadata, op if op and not name.startswith("Stream") else "void kernel<float>")
+            event = line.events.add(metadata_id=kernel, duration_ps=round(ms * 1e9))
+            if op is not None:
+                stat = event.stats.add(metadata_id=key_of(plane.stat_metadata, "tf_op"))
+                if i % 2:
+                    stat.str_value = op
+                else:
+                    stat.ref_value = key_of(plane.stat_metadata, op)
+            if step is not None:
+                event.stats.add(metadata_id=key_of(plane.stat_metadata, "group_id"), int64_value=step)
+    path.write_bytes(space.SerializeToString())
+    return path
+
+
+def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
+    path = write_trace(
+        tmp_path / "t.xplane.pb",
+        [
+            [("a/Conv2D:Conv2D", 2.0), ("ExecutorState::Process", 50.0), ("a/Conv2D:Conv2D", 2.2)],
+            [("a/Conv2D:Conv2D", 9.0), ("b/while/MatMul:MatMul", 1.0), ("b/while/MatMul:MatMul", 1.0)],
+            [("b/while:While", 30.0), ("gone/Mul:Mul", 3.0), ("b/while/MatMul:MatMul", 1.0)] * 2,
+        ],
+    )
+    times, unmatched = read_op_times(path, {"a/Conv2D", "b/while"}, steps=3)
+    # Once a step: the median of 2.0, 2.2 and 9.0. A loop's inner operations: four in three steps. The loop itself: not.
+    assert times == pytest.approx({"a/Conv2D": 2.2, "b/while": 4 / 3})
+    assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
+
+
+def test_a_gpu_is_read_by_its_kernels_over_whole_iterations(tmp_path):
+    """Two kernels of one operation add up; the host's events, repeated lines and the step cut off do not count."""
+    kernels: list[tuple[str | None, int | None, float]] = []
+    for step, slow in ((0, 30.0), (1, 3.0), (2, 3.2), (3, 2.8)):
+        kernels += [("a/Conv2D:Conv2D", step, slow), ("a/Conv2D:Conv2D", step, 1.0), ("a/Relu:Relu", step, 0.5)]
+        kernels += [(None, None, 0.2)]
+    kernels.append(("a/Conv2D:Conv2D", 4, 3.0))
+    path = write_trace(
+        tmp_path / "t.xplane.pb",
+        [[("a/Conv2D:Conv2D", 70.0)] * 4],
+        {"Stream #13(Compute)": kernels, "TensorFlow Ops": [("a/Conv2D:Conv2D", 0, 99.0)]},
+    )
+    trace = read_trace(path)
+    assert (trace.iterations, trace.planes) == (4, ("/device:GPU:0",))
+    # The first use of a kernel, which tries out algorithms, is an outlier.
+    assert trace.op_ms == pytest.approx({"a/Conv2D": 4.0, "a/Relu": 0.5})
+    assert trace.types == {"a/Conv2D": "Conv2D", "a/Relu": "Relu"}
+    whole, everything = 9.0 + 4.0 + 2.0 + 30.0, 9.0 + 4.0 + 2.0 + 30.0 + 3.0
+    assert trace.unnamed_ms == pytest.approx(4 * 0.2 * whole / everything / 4)
+    times, unmatched = read_op_times(path, {"a/Conv2D"}, steps=4)
+    assert times["a/Conv2D"] == pytest.approx((whole - 2.0 + 3.0) / 4)
+    assert unmatched == pytest.approx(0.7 / (0.7 + times["a/Conv2D"]))
+
+
+def test_iterations_are_counted_where_events_name_no_step(tmp_path):
+    """Four iterations and the beginning of a fifth: operations of the forward pass run once more."""
+    events = [("f/Mul:Mul", 1.0)] * 5 + [("f/Add:Add", 1.0)] * 10
+    events += [(f"g{i}/Mul:Mul", 2.0) for i in range(6)] * 4 + [("g/Add:Add", 1.0)] * 12
+    trace = read_trace(write_trace(tmp_path / "t.xplane.pb", [events]))
+    assert trace.iterations == 4
+    expected = {"f/Mul": 1.0, "f/Add": 2.0, "g/Add": 3.0, **{f"g{i}/Mul": 2.0 for i in range(6)}}
+    assert trace.op_ms == pytest.approx(expected)
+
+
+def test_a_file_that_is_no_trace_of_steps_is_refused(tmp_path):
+    path = tmp_path / "t.xplane.pb"
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_trace(path)
+    path.write_text("name,shape\n")
+    with pytest.raises(UserError, match="not an XSpace"):
+        read_trace(path)
+    with pytest.raises(UserError, match="holds no operations"):
+        read_trace(write_trace(path, [[("ExecutorState::Process", 1.0)]]))
+    uneven = [(f"a{count}/Mul:Mul", 1.0) for count in (3, 7, 11, 16, 23) for _ in range(count)]
+    with pytest.raises(UserError, match="how many steps it holds cannot be told"):
+        read_trace(write_trace(path, [uneven]))
+
+
+@pytest.mark.parametrize("name", GRADIENT_MS)
+def test_traces_of_a_jetson_tx2(name):
+    trace = read_trace(tx2_trace(name))
+    gradient_ms = sum(ms for op, ms in trace.op_ms.items() if op.startswith("gradient_tape/"))
+    assert GRADIENT_MS[name] <= gradient_ms < trace.total_ms
+    # Each holds four iterations and what was recorded of a fifth.
+    assert trace.iterations == 4 and trace.planes == ("/device:GPU:0",)
+    assert trace.unnamed_ms < 0.005 * trace.total_ms
+
+
+def test_the_committed_trace_is_small_and_says_nothing_of_its_machine():
+    assert fixture.TARGET.stat().st_size < 60_000
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(fixture.TARGET.read_bytes())
+    assert not space.hostnames and [plane.name for plane in space.planes] == ["/host:CPU"]
+    assert all(is_operation(m.name) for p in space.planes for m in p.event_metadata.values())

@@ -1,0 +1,30 @@
+"""The state of training: its values are restored exactly."""
+
+import keras
+import numpy as np
+from conftest import make_small_model
+from interrupted_runs import latest
+
+import train
+from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.training.state import TrainState
+
+
+def test_bfloat16_comes_back_as_bfloat16(tmp_path):
+    model = make_small_model()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        half = make_small_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    optimizer = train.make_optimizer("sgd", 0.1, 0.0, 10)
+    optimizer.build(half.trainable_variables)
+    state = TrainState(half, optimizer, 4)
+    assert half.trainable_variables[0].dtype == "bfloat16" != model.trainable_variables[0].dtype
+    Checkpoints(tmp_path).save(1, state.values(), {})
+    before = [variable.numpy().copy() for variable in half.variables]
+    for variable in half.trainable_variables:
+        variable.assign(variable * 2 + 1)
+    state.assign(latest(tmp_path).arrays)
+    for variable, old in zip(half.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
