@@ -8,7 +8,7 @@ import pytest
 from elastic_trainer.machine import available_memory_mb, gpu_peak_memory_mb, stolen_seconds
 
 
-def test_a_gpu_tells_what_its_allocator_held(monkeypatch):
+def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
     import tensorflow as tf
 
     gpus = [types.SimpleNamespace(name=f"/device:GPU:{k}") for k in range(2)]
@@ -34,11 +34,11 @@ def group(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_available_memory_is_what_the_system_calls_available_with_swap(system):
+def test_available_memory_includes_swap(system):
     assert available_memory_mb(system) == pytest.approx(1024 + 102.4)
 
 
-def test_available_memory_heeds_each_control_group_around_the_process(system):
+def test_available_memory_respects_all_parent_control_groups(system):
     unlimited = available_memory_mb(system)
     (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
     base = system / "sys" / "fs" / "cgroup"
@@ -58,7 +58,7 @@ def test_available_memory_heeds_each_control_group_around_the_process(system):
     assert available_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
-def test_available_memory_heeds_control_groups_of_the_first_version(system):
+def test_available_memory_respects_control_groups_of_version_1(system):
     (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
     group(
         system / "sys" / "fs" / "cgroup" / "memory" / "box",
@@ -69,14 +69,14 @@ def test_available_memory_heeds_control_groups_of_the_first_version(system):
     assert available_memory_mb(system) == pytest.approx(106 + 102.4)
 
 
-def test_available_memory_is_unknown_where_the_system_does_not_tell(tmp_path):
+def test_available_memory_is_none_if_the_system_does_not_report_it(tmp_path):
     assert available_memory_mb(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
     assert available_memory_mb(tmp_path) is None
 
 
-def test_stolen_time_is_what_the_kernel_tells(tmp_path):
+def test_stolen_seconds_are_read_from_proc_stat(tmp_path):
     assert stolen_seconds(tmp_path) == 0
     (tmp_path / "proc").mkdir()
     ticks = os.sysconf("SC_CLK_TCK")

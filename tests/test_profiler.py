@@ -16,7 +16,7 @@ from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.trace import read_trace
 
 
-def test_profiling_a_network_end_to_end(tmp_path, small_model):
+def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_model):
     before = [v.numpy() for v in small_model.trainable_variables]
     table = profiler.profile(small_model, SETTINGS, tmp_path)
     for old, variable in zip(before, small_model.trainable_variables, strict=True):
@@ -33,7 +33,7 @@ def test_profiling_a_network_end_to_end(tmp_path, small_model):
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
 
 
-def test_a_table_of_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
+def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     monkeypatch.setattr(profiler, "MAX_ROUNDS", 8)
     model = make_small_model()
     network = NetworkSettings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
@@ -46,7 +46,7 @@ def test_a_table_of_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", GRADIENT_MS)
-def test_a_tx2_trace_becomes_a_table(name):
+def test_tx2_trace_gives_a_complete_table(name):
     trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")
     network = NetworkSettings(name, batch_size=4, optimizer="sgd")
@@ -60,7 +60,7 @@ def test_a_tx2_trace_becomes_a_table(name):
     assert 0.2 < smallest < 0.45
 
 
-def test_planning_from_a_trace_on_the_command_line(tmp_path, monkeypatch, capsys):
+def test_profiler_command_plans_from_a_trace(tmp_path, monkeypatch, capsys):
     """The fixture's own network in the place of ResNet50: everything else as a user runs it."""
     monkeypatch.setattr(models, "build_model", lambda *_: fixture.small_network())
     words = ["profiler.py", "--from_trace", str(fixture.TARGET), "--model_name", "resnet50", "--batch_size", "4"]

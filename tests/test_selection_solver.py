@@ -38,7 +38,7 @@ def random_case(rng):
     return t_dy, t_dw, importance.astype(float), float(rng.uniform(0, 1.1))
 
 
-def test_equals_brute_force_on_1000_random_cases():
+def test_solver_equals_brute_force_on_1000_random_cases():
     rng = np.random.default_rng(0)
     for _ in range(1000):
         t_dy, t_dw, importance, rho = random_case(rng)
@@ -74,7 +74,7 @@ def test_float_times_never_exceed_the_budget_and_lose_little():
         assert selection.importance >= brute_force(t_dy, t_dw, importance, 0.999 * budget) - 1e-9
 
 
-def test_no_resolution_exceeds_the_budget():
+def test_any_time_resolution_keeps_the_budget():
     rng = np.random.default_rng(2)
     for _ in range(300):
         t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(1, 200)))
@@ -93,13 +93,13 @@ def test_automatic_resolution_reaches_the_optimum_for_999_thousandths_of_the_bud
         assert solve(t_dy, t_dw, importance, budget).importance >= optimum.importance - 1e-9
 
 
-def test_rounding_of_many_like_tensors_does_not_add_up():
+def test_rounding_errors_of_many_equal_tensors_do_not_add_up():
     # In steps of 1, rounding 1.4 up would leave room for 140 tensors, and rounding it down would overspend on 281.
     selection = solve(np.zeros(400), np.full(400, 1.4), np.ones(400), 281, 281)
     assert selection.mask.sum() == 200
 
 
-def test_automatic_resolution_grows_with_the_tensors_and_is_limited_in_work():
+def test_automatic_resolution_grows_with_the_tensors_up_to_max_cells():
     rng = np.random.default_rng(4)
     steps = []
     for n in (10, 100, 2000):
@@ -110,7 +110,7 @@ def test_automatic_resolution_grows_with_the_tensors_and_is_limited_in_work():
     assert solve([1, 2], [3, 4], [1, 1], 7).time_resolution is None
 
 
-def test_equals_the_milp_on_200_random_cases():
+def test_solver_equals_the_milp_on_200_random_cases():
     rng = np.random.default_rng(5)
     for _ in range(200):
         n = 1 + int(200 * rng.random() ** 2)  # up to 200, more small ones: HiGHS is slow on some large ones
@@ -125,7 +125,7 @@ def test_equals_the_milp_on_200_random_cases():
         assert cost(t_dy, t_dw, selection.mask) <= budget
 
 
-def test_equals_the_recursion_of_the_paper():
+def test_solver_equals_the_recursion_of_the_paper():
     rng = np.random.default_rng(6)
     for _ in range(60):
         n = int(rng.integers(1, 25))
@@ -136,7 +136,7 @@ def test_equals_the_recursion_of_the_paper():
         assert solve(t_dy, t_dw, importance, budget).importance == pytest.approx(expected)
 
 
-def test_zero_cost_positive_tensors_are_always_selected_and_negative_ones_never():
+def test_tensors_without_cost_are_selected_only_if_their_importance_is_positive():
     t_dy, t_dw = [0, 0, 0, 5], [0, 0, 3, 1]
     importance = [0.5, -0.1, 1.0, 9.0]
     _, mask = selection_DP(t_dy, t_dw, importance, 0.0)
@@ -151,12 +151,12 @@ def test_the_deepest_tensor_can_be_selected():
     assert reached == 5.0
 
 
-def test_ties_are_broken_the_same_way_and_towards_the_shallow():
+def test_ties_always_select_the_shallow_tensor():
     masks = {tuple(selection_DP([1, 1, 1], [1, 1, 1], [1.0, 1.0, 1.0], 0.4)[1].tolist()) for _ in range(5)}
     assert masks == {(1, 0, 0)}
 
 
-def test_of_many_equals_the_shallowest_wins_always():
+def test_shallowest_of_all_optimal_selections_is_returned():
     rng = np.random.default_rng(7)
     for _ in range(300):
         n = int(rng.integers(1, 10))
@@ -177,7 +177,7 @@ def test_rounded_times_give_the_same_mask_on_every_run():
         assert first.tolist() == again.tolist()
 
 
-def test_nothing_fits_into_a_budget_below_zero():
+def test_negative_budget_selects_nothing():
     selection = solve([1.5, 1.0], [1.0, 1.0], [1.0, 1.0], -3.0)
     assert selection.mask.tolist() == [0, 0] and selection.time == 0
 
@@ -196,6 +196,6 @@ def test_bad_input_is_refused(t_dy, t_dw, importance, message):
         selection_DP(t_dy, t_dw, importance, 0.5)
 
 
-def test_a_resolution_below_one_is_refused():
+def test_time_resolution_below_one_is_refused():
     with pytest.raises(ValueError, match="time_resolution"):
         solve([1.5], [1.5], [1.0], 3.0, 0)

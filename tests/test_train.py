@@ -28,7 +28,7 @@ from utils import UserError
         ("bn_plus_bias_training", lambda name: name.startswith("head/") or name.endswith(("gamma", "beta", "bias"))),
     ],
 )
-def test_fixed_schemes_train_what_they_say(scheme, trained, tmp_path):
+def test_fixed_schemes_train_exactly_their_tensors(scheme, trained, tmp_path):
     model = make_small_model()
     names, before = tensor_names(model), values(model.trainable_variables)
     run(tmp_path, getattr(train, scheme), Settings(learning_rate=0.05, num_epochs=2, trained_layers=3), model)
@@ -36,7 +36,7 @@ def test_fixed_schemes_train_what_they_say(scheme, trained, tmp_path):
         assert (variable.numpy() != old).any() == trained(name), name
 
 
-def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
+def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
     model = make_small_model()
     table = make_table(model)
     settings = Settings(learning_rate=0.05, num_epochs=5, interval=2, rho=0.6, correct_budget=False)
@@ -67,7 +67,7 @@ def test_elastic_training_reselects_every_interval_and_records_it(tmp_path):
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, range(12)), (0.4, [0, 3, 5, 8, 10])])
-def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
+def test_fractional_interval_selects_several_times_an_epoch(interval, steps, tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=2, interval=interval, rho=0.6, correct_budget=False)
     model = make_small_model()
     run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
@@ -77,7 +77,7 @@ def test_selections_may_come_several_times_an_epoch(interval, steps, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude"])
-def test_the_other_elastic_schemes_run_and_record_their_importance(scheme, tmp_path):
+def test_magnitude_schemes_train_and_record_their_importance(scheme, tmp_path):
     model = make_small_model()
     settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False)
     run(tmp_path, getattr(train, scheme), settings, model, table=make_table(model))
@@ -86,7 +86,7 @@ def test_the_other_elastic_schemes_run_and_record_their_importance(scheme, tmp_p
     assert any(row["chosen"] == "1" and not row["name"].startswith("head/") for row in rows)
 
 
-def test_half_precision_trains_float32_weights_and_only_those_selected(half_precision, small_data, tmp_path):
+def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):
     model = make_small_model()
     settings = Settings(learning_rate=0.02, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
     names, before = tensor_names(model), values(model.trainable_variables)
@@ -100,26 +100,26 @@ def test_half_precision_trains_float32_weights_and_only_those_selected(half_prec
     assert model.get_layer("stem").compute_dtype == half_precision.removeprefix("mixed_")
 
 
-def test_max_steps_ends_a_run_in_the_middle_of_an_epoch(tmp_path):
+def test_max_steps_ends_the_run_within_an_epoch(tmp_path):
     _, summary = run(tmp_path, train.full_training, Settings(num_epochs=5, max_steps=8))
     assert (summary["steps"], summary["epochs"]) == (8, 2)
 
 
-def test_the_schedule_ends_at_zero_with_the_last_step(tmp_path):
+def test_learning_rate_reaches_zero_after_the_last_step(tmp_path):
     run(tmp_path, train.full_training, Settings(learning_rate=0.1, num_epochs=2))
     rates = [float(row["learning_rate"]) for row in rows_of(tmp_path / "metrics.csv")]
     expected = [0.05 * (1 + np.cos(np.pi * step / 12)) for step in (5, 11)]
     assert rates == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+def test_nan_loss_stops_the_run(tmp_path):
     model = make_small_model()
     model.get_layer("head").bias.assign([np.nan, 0, 0])
     with pytest.raises(UserError, match=r"the loss is nan at step 1 with learning rate 0.001; lower --learning_rate"):
         run(tmp_path, train.full_training, Settings(learning_rate=1e-3), model)
 
 
-def test_two_runs_with_one_seed_choose_and_learn_alike(tmp_path):
+def test_same_seed_gives_the_same_selections_and_weights(tmp_path):
     results = []
     for name in ("a", "b"):
         model = make_small_model()
@@ -149,7 +149,7 @@ class AlternatingScheme(Scheme):
         return Selection(mask, epoch=progress.epoch)
 
 
-def test_graphs_of_old_selections_are_released(tmp_path, monkeypatch):
+def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     model = make_small_model()
     graphs: list[weakref.ref] = []
     alive: list[int] = []  # older graphs at the moment a new one is made

@@ -6,7 +6,7 @@ import re
 import pytest
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
+def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
     import utils
 
     path = tmp_path / "summary.json"
@@ -24,7 +24,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
-def test_memory_that_runs_out_is_one_line(kind, capsys):
+def test_out_of_memory_is_one_line(kind, capsys):
     import numpy as np
     import tensorflow as tf
 

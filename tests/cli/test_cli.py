@@ -7,7 +7,7 @@ import pytest
 from command_line import NETWORK, ROOT, command, error_line
 
 
-def test_a_bad_option_is_one_line_on_stderr():
+def test_bad_option_is_one_line_on_stderr():
     assert "--rho: must be above 0 and at most 1, not '7'" in error_line("main.py", "--rho", "7")
 
 

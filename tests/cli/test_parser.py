@@ -78,7 +78,7 @@ from utils import UserError
         (["--timing", "flops"], "--timing: is a flag of profiler.py, not of main.py"),
     ],
 )
-def test_bad_options_are_named(arguments, message):
+def test_bad_option_of_main_is_named(arguments, message):
     from utils import UserError
 
     with pytest.raises(UserError) as caught:
@@ -86,7 +86,7 @@ def test_bad_options_are_named(arguments, message):
     assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
 
 
-def test_a_flag_of_the_other_command_is_told_apart_from_a_mistyped_one():
+def test_flag_of_the_other_command_is_reported_as_such():
     from utils import UserError
 
     with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
@@ -112,7 +112,7 @@ def test_defaults_follow_the_data_set_and_the_model():
     assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 
 
-def test_the_suggested_profiler_command_makes_the_same_table():
+def test_suggested_profiler_command_parses_to_the_same_settings():
     command = parse_training(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"]).with_classes(10)
     suggested = parse_profiler(profiler_command(command.network, command.data, command.run.logdir).split()[2:])
     assert suggested.network == command.network and suggested.logdir == command.run.logdir
@@ -127,7 +127,7 @@ def test_the_suggested_profiler_command_makes_the_same_table():
         (["--from_trace", __file__, "--timing", "flops"], "--timing flops: --from_trace takes the times of its file"),
     ],
 )
-def test_bad_options_of_the_profiler_are_named(arguments, message):
+def test_bad_option_of_the_profiler_is_named(arguments, message):
     with pytest.raises(UserError) as caught:
         parse_profiler(arguments)
     assert str(caught.value).startswith(message)

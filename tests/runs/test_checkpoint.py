@@ -24,7 +24,7 @@ def unbroken_weights(tmp_path_factory):
     return run(tmp_path_factory.mktemp("unbroken") / "run", make_small_data())[0]
 
 
-def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(tmp_path, capsys, unbroken_weights):
+def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, capsys, unbroken_weights):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
     paths = sorted((tmp_path / "cut" / "checkpoints").iterdir())
@@ -46,7 +46,7 @@ def _flipped(whole):
     return whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
 
 
-def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path):
+def test_only_damaged_checkpoints_raise_an_error_and_are_kept(tmp_path):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
@@ -56,7 +56,7 @@ def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path):
     assert len(list((tmp_path / "cut" / "checkpoints").iterdir())) == 2
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for step in (1, 2):
         checkpoints.save(step, {"weights": np.arange(9)}, {"step": step})
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_ones(tmp_path, monke
     assert len(list(checkpoints.folder.iterdir())) == 2 and latest(checkpoints.folder).state["step"] == 2
 
 
-def test_time_alone_asks_for_a_checkpoint(tmp_path):
+def test_checkpoint_is_written_after_the_given_minutes(tmp_path):
     for minutes, expected in ((0.0, 2), (10.0, 0)):
         folder = tmp_path / f"{minutes:g}"
         with pytest.raises(Cut):
@@ -78,7 +78,7 @@ def test_time_alone_asks_for_a_checkpoint(tmp_path):
         assert len(list(folder.glob("checkpoints/*"))) == expected
 
 
-def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(tmp_path):
+def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     """A weight becomes infinite after step 9: that step's own checkpoint is not written, nor any later."""
     model = make_small_model()
 
@@ -100,7 +100,7 @@ def test_weights_that_are_not_finite_never_replace_a_good_checkpoint(tmp_path):
     assert all(np.isfinite(value).all() for value in checkpoint.arrays.values())
 
 
-def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
+def test_nan_weight_that_leaves_the_loss_finite_is_not_saved(tmp_path):
     model = make_small_model()
 
     class Poisoned(CuttingData):
@@ -122,7 +122,7 @@ def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(tmp_path):
     assert latest(tmp_path / "checkpoints").state["history"]["step"] == 8
 
 
-def test_a_damaged_checkpoint_takes_no_ones_place(tmp_path):
+def test_damaged_checkpoint_does_not_count_as_one_of_the_two_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, {"weights": np.arange(9)}, {})
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_takes_no_ones_place(tmp_path):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000001.npz", "step-0000000003.npz"]
 
 
-def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, {}, {})
     monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
     with pytest.raises(UserError, match="was written by another version of this program"):
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of the system")
-def test_a_disk_that_fills_up_ends_in_one_line_and_keeps_the_checkpoints(tmp_path):
+def test_file_size_limit_ends_the_run_in_one_line_and_keeps_the_checkpoints(tmp_path):
     """The system itself refuses: files may not grow beyond a limit that two checkpoints keep and the model does not."""
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_steps", "10"]
     process = start(*flags)

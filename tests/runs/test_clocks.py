@@ -5,7 +5,7 @@ import json
 from elastic_trainer.runs.clocks import Clocks
 
 
-def test_only_training_counts():
+def test_energy_is_counted_only_during_training():
     clocks, total = Clocks(), [0.0]
     clocks.meter = lambda: total[0]
     for spent in (1, 2):

@@ -50,7 +50,7 @@ def old_jetson(root):
     return drivers / "0-0041" / "iio:device1" / "in_power0_input"
 
 
-def test_a_jetson_is_read_at_the_rail_of_the_whole_board(tmp_path):
+def test_jetson_is_measured_at_the_rail_of_the_entire_board(tmp_path):
     power = old_jetson(tmp_path)
     meter, clock = meter_of(tmp_path)
     assert meter.name == "INA3221 VDD_IN"
@@ -61,7 +61,7 @@ def test_a_jetson_is_read_at_the_rail_of_the_whole_board(tmp_path):
     assert meter.joules() == pytest.approx(8 + (4 + 6) / 2)
 
 
-def test_a_jetson_without_such_a_rail_is_the_sum_of_all_that_have_a_name(tmp_path):
+def test_jetson_without_a_board_rail_is_the_sum_of_its_named_rails(tmp_path):
     folder = tmp_path / "sys" / "bus" / "i2c" / "drivers" / "ina3221" / "1-0040" / "hwmon" / "hwmon3"
     for k, name in ((1, "VDD_GPU_SOC"), (2, "VDD_CPU_CV"), (3, "NC")):
         sensor_files(folder, **{f"in{k}_label": name, f"in{k}_input": 5000 * k, f"curr{k}_input": 300})
@@ -72,7 +72,7 @@ def test_a_jetson_without_such_a_rail_is_the_sum_of_all_that_have_a_name(tmp_pat
     assert meter.joules() == pytest.approx(10 * (5 * 0.3 + 10 * 0.3))
 
 
-def test_processors_and_their_memory_are_added_up_and_counters_go_round(tmp_path):
+def test_rapl_counters_of_packages_and_memory_are_added_and_may_wrap_around(tmp_path):
     package = rapl_zone(tmp_path, "0", "package-0", 9_000_000, 10_000_000)
     rapl_zone(tmp_path, "0:0", "core", 5_000_000)  # part of the package
     dram = rapl_zone(tmp_path, "0:1", "dram", 1_000_000)
@@ -87,7 +87,7 @@ def test_processors_and_their_memory_are_added_up_and_counters_go_round(tmp_path
     assert meter.joules() == pytest.approx(4.5)
 
 
-def test_the_counter_of_the_whole_platform_stands_for_all(tmp_path):
+def test_rapl_counter_of_the_platform_replaces_all_others(tmp_path):
     rapl_zone(tmp_path, "0", "package-0", 0)
     platform = rapl_zone(tmp_path, "1", "psys", 0)
     meter, _ = meter_of(tmp_path)
@@ -95,7 +95,7 @@ def test_the_counter_of_the_whole_platform_stands_for_all(tmp_path):
     assert (meter.name, meter.joules()) == ("RAPL psys", pytest.approx(7))
 
 
-def test_a_gpu_counts_beside_the_processor(tmp_path, monkeypatch):
+def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
     class NVMLError(Exception):
         pass
 
@@ -121,7 +121,7 @@ def test_a_gpu_counts_beside_the_processor(tmp_path, monkeypatch):
     assert (meter.name, meter.joules()) == ("RAPL package-0 + NVML GPU 0", pytest.approx(3 + 1))
 
 
-def test_no_sensor_and_one_that_is_closed_are_told_apart(tmp_path, monkeypatch):
+def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
     assert "no energy sensor" in str(energy.find_energy_meter(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(energy, "_has_gpu", lambda: True)  # of which RAPL would tell nothing
@@ -139,7 +139,7 @@ def test_no_sensor_and_one_that_is_closed_are_told_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("then", ["gone", "text"])
-def test_a_sensor_that_fails_while_training_leaves_no_number(tmp_path, then):
+def test_sensor_that_fails_during_training_gives_no_result(tmp_path, then):
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     meter, _ = meter_of(tmp_path)
     counter.unlink() if then == "gone" else counter.write_text("error")
@@ -148,7 +148,7 @@ def test_a_sensor_that_fails_while_training_leaves_no_number(tmp_path, then):
     assert meter.joules() is None, "what passed in between is unknown"
 
 
-def test_the_thread_sees_a_counter_go_round_that_nobody_asks_for(tmp_path, monkeypatch):
+def test_sampling_thread_sees_each_wrap_around_of_a_counter(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "SAMPLING_SECONDS", 0.001)
     readings = iter([4.0, 1.0, 4.0, 1.0])  # goes round at 5: 2 + 3 + 2 J
     done = []
@@ -166,7 +166,7 @@ def test_the_thread_sees_a_counter_go_round_that_nobody_asks_for(tmp_path, monke
     assert not meter._thread.is_alive() and len(done) == count
 
 
-def test_a_run_tells_its_energy_epoch_by_epoch(tmp_path, monkeypatch):
+def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
     total = [0.0]
 
     def read():
@@ -185,7 +185,7 @@ def test_a_run_tells_its_energy_epoch_by_epoch(tmp_path, monkeypatch):
     ]
 
 
-def test_a_run_without_a_meter_says_why(tmp_path, monkeypatch):
+def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
     summary, rows = trained(tmp_path, name="full_training")
     assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"

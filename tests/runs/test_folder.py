@@ -11,7 +11,7 @@ from elastic_trainer.runs.folder import run_folder
 from utils import UserError
 
 
-def test_two_runs_cannot_write_one_folder(tmp_path):
+def test_second_run_in_the_same_folder_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     program = f"""
@@ -39,7 +39,7 @@ with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
         assert (tmp_path / "mine" / "config.json").exists()
 
 
-def test_half_written_files_of_a_killed_run_are_cleared_away(tmp_path):
+def test_partial_files_of_a_killed_run_are_deleted(tmp_path):
     folder = tmp_path / "mine"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -51,7 +51,7 @@ def test_half_written_files_of_a_killed_run_are_cleared_away(tmp_path):
         assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
 
 
-def test_a_folder_that_holds_no_run_is_not_resumed_into(tmp_path):
+def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with (
@@ -61,7 +61,7 @@ def test_a_folder_that_holds_no_run_is_not_resumed_into(tmp_path):
         pass
 
 
-def test_a_log_folder_that_cannot_be_written_is_named(tmp_path):
+def test_logdir_that_is_a_file_is_named_in_one_line(tmp_path):
     (tmp_path / "file").touch()
     process = start("--logdir", tmp_path / "file", "--max_steps", "2")
     _, errors = process.communicate(timeout=120)
@@ -70,7 +70,7 @@ def test_a_log_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_log_folder_is_named(tmp_path):
+def test_read_only_logdir_is_named(tmp_path):
     (tmp_path / "logs").mkdir(mode=0o555)
     with (
         pytest.raises(UserError, match=r"logs: cannot be written: Permission denied"),
@@ -79,7 +79,7 @@ def test_a_read_only_log_folder_is_named(tmp_path):
         pass
 
 
-def test_overwrite_spares_a_folder_that_holds_no_run(tmp_path):
+def test_overwriting_a_folder_without_a_run_is_refused(tmp_path):
     import utils
     from elastic_trainer.runs.folder import run_folder
 

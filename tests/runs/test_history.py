@@ -15,7 +15,7 @@ from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep
 
 
-def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
+def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
     counted, real = [], train.count_flops
 
     def count(graph):
@@ -46,7 +46,7 @@ def test_flops_are_those_of_the_steps_that_ran(tmp_path, monkeypatch):
     assert curve(tmp_path / "elastic", "meters/train_flops")[-1] == (18, pytest.approx(expected, rel=1e-6))
 
 
-def test_a_run_tells_its_peak_memory(tmp_path):
+def test_run_records_its_peak_memory(tmp_path):
     summary, rows = trained(tmp_path, name="full_training")
     peaks = [float(row["peak_memory_mb"]) for row in rows]
     assert summary["peak_memory_mb"] == max(peaks)
@@ -55,7 +55,7 @@ def test_a_run_tells_its_peak_memory(tmp_path):
     assert curve(tmp_path, "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
 
 
-def test_full_training_is_judged_by_the_passes_before_and_among_the_steps():
+def test_full_training_time_follows_the_slowdowns_before_and_during_each_interval():
     history = History()
     for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
         choice = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)

@@ -17,7 +17,7 @@ def write_power(path, readings, form=str):
     return path
 
 
-def test_an_external_meter_is_integrated_over_training_alone():
+def test_power_is_integrated_only_over_training():
     times, watts = np.array([0.0, 10.0, 20.0, 30.0]), np.array([0.0, 10.0, 10.0, 0.0])
     spans = [(5.0, 10.0), (15.0, 25.0)]
     # 5 to 10 s at 5 to 10 W; 15 to 20 s at 10 W; 20 to 25 s at 10 to 5 W
@@ -37,12 +37,12 @@ def test_an_external_meter_is_integrated_over_training_alone():
         ([0, 12, 100, 200], "no reading for more than 60 s"),
     ],
 )
-def test_a_record_with_holes_is_no_measurement(times, why):
+def test_power_record_with_gaps_is_refused(times, why):
     with pytest.raises(ValueError, match=why):
         integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
 
 
-def test_an_external_record_enters_summary_table_and_curve(tmp_path, monkeypatch):
+def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
     summary, _ = trained(tmp_path / "run")
     begin, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
@@ -61,7 +61,7 @@ def test_an_external_record_enters_summary_table_and_curve(tmp_path, monkeypatch
     assert add_external_energy(tmp_path / "run", short) == joules, "what was measured before stays"
 
 
-def test_times_may_be_seconds_or_dates(tmp_path):
+def test_power_record_times_are_seconds_or_dates(tmp_path):
     record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
     times, watts = read_power(record)
     assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
@@ -78,7 +78,7 @@ def test_times_may_be_seconds_or_dates(tmp_path):
         (None, "cannot be read"),
     ],
 )
-def test_a_record_that_is_none_is_refused(tmp_path, text, why):
+def test_unreadable_power_record_is_refused(tmp_path, text, why):
     path = tmp_path / "power.csv"
     if text is not None:
         path.write_text(text)

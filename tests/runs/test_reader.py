@@ -5,7 +5,7 @@ import csv
 from elastic_trainer.runs.reader import latest_importance
 
 
-def test_a_runs_importance_is_used_where_it_is_of_this_network(tmp_path):
+def test_latest_importance_comes_from_the_run_of_the_same_network(tmp_path):
     assert latest_importance(tmp_path, ["a", "b"]) is None
     for run, rows in (
         ("elastic", [("a", 0.1), ("b", 0.2), ("a", 0.5), ("b", 1.0)]),

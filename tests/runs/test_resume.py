@@ -53,7 +53,7 @@ def unbroken_weights(tmp_path_factory):
         ("adam", [(10, False), (14, False)], 4),
     ],
 )
-def test_a_resumed_run_ends_as_an_unbroken_one(optimizer, cuts, every, tmp_path, unbroken):
+def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(optimizer, cuts, every, tmp_path, unbroken):
     folder, weights, summary = unbroken
     if optimizer == "adam":
         folder = tmp_path / "unbroken"
@@ -79,7 +79,7 @@ def test_a_resumed_run_ends_as_an_unbroken_one(optimizer, cuts, every, tmp_path,
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
 
 
-def test_a_resumed_prunetrain_run_has_the_network_that_was_left(tmp_path, capsys):
+def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, capsys):
     def prunetrain(folder, data):
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3))
@@ -105,7 +105,7 @@ def test_a_resumed_prunetrain_run_has_the_network_that_was_left(tmp_path, capsys
         np.testing.assert_array_equal(one, other)
 
 
-def test_events_of_a_resumed_run_have_no_gap_and_no_overlap(tmp_path, unbroken):
+def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, unbroken):
     for at, in_test in [(2, False), (10, False), (2 * STEPS, True)]:
         with pytest.raises(Cut):
             run(tmp_path / "cut", CuttingData(at, in_test), checkpoint_steps=4, elastic=True)
@@ -122,7 +122,7 @@ def test_events_of_a_resumed_run_have_no_gap_and_no_overlap(tmp_path, unbroken):
         assert {*range(3, EPOCHS * STEPS + 1, 3), *range(4, EPOCHS * STEPS, 4)} <= set(found[tag])
 
 
-def test_the_clocks_go_on(tmp_path):
+def test_resumed_run_continues_its_clocks_without_the_time_in_between(tmp_path):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(14))
     before = latest(tmp_path / "cut" / "checkpoints").state["history"]["clocks"]
@@ -138,7 +138,7 @@ def test_the_clocks_go_on(tmp_path):
     assert not (tmp_path / "cut" / "checkpoints").exists()  # a finished run needs none
 
 
-def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
+def test_resumed_run_continues_the_correction_of_the_budget(tmp_path, monkeypatch):
     allowed = []
     original = RhoBudget.allow
 
@@ -163,7 +163,7 @@ def test_the_correction_of_the_budget_goes_on(tmp_path, monkeypatch):
     assert [*slowdowns[:2]] == interval["slowdowns"] and len(slowdowns) == 3
 
 
-def test_what_was_held_against_another_timing_table_is_measured_again(tmp_path, monkeypatch, capsys):
+def test_resuming_with_another_timing_table_measures_the_slowdowns_again(tmp_path, monkeypatch, capsys):
     allowed = []
     original = RhoBudget.allow
 
@@ -181,21 +181,21 @@ def test_what_was_held_against_another_timing_table_is_measured_again(tmp_path, 
     assert len(allowed[1]) == 3  # from then on those among the interval's three steps
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path):
+def test_resuming_with_another_optimizer_is_refused(tmp_path):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
     with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
         run(tmp_path / "cut", make_small_data(), optimizer="adam")
 
 
-def test_a_run_is_not_resumed_on_other_data(tmp_path):
+def test_resuming_with_another_number_of_images_is_refused(tmp_path):
     with pytest.raises(Cut):
         run(tmp_path / "cut", CuttingData(9))
     with pytest.raises(UserError, match=r"started with \[24, 24\] training and test images, now they are \[28, 28\]"):
         run(tmp_path / "cut", make_small_data(count=28))
 
 
-def test_a_stop_between_test_batches_is_resumed_with_the_test(tmp_path, unbroken_weights):
+def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, unbroken_weights):
     data = make_small_data()
     folder = tmp_path / "run"
     calls = []

@@ -12,7 +12,7 @@ import train
 from elastic_trainer.settings import Settings
 
 
-def test_a_run_leaves_complete_records(tmp_path):
+def test_finished_run_leaves_complete_records(tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=3, save_model=True)
     model, summary = run(tmp_path, train.full_training, settings)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary

@@ -14,7 +14,7 @@ from elastic_trainer.runs.stop_signals import StopSignals
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_with_a_checkpoint_and_tells_how_to_resume(number, status, tmp_path):
+def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(number, status, tmp_path):
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--deterministic", "--num_epochs", "3", "--save_model"]
     process = start(*flags, "--checkpoint_steps", "20")
     wait_for("mine/checkpoints/step-*", tmp_path, process)
@@ -56,7 +56,7 @@ def weights_of(folder):
     return [variable.numpy().tobytes() for variable in model.variables]
 
 
-def test_a_second_signal_leaves_at_once():
+def test_second_signal_exits_at_once():
     program = """
 import os, signal, time, utils
 with StopSignals() as stop:
@@ -75,7 +75,7 @@ with StopSignals() as stop:
     assert done.returncode == 130 and time.monotonic() - begin < 15
 
 
-def test_signals_do_what_they_did_before_and_after():
+def test_signal_handlers_are_restored_after_the_context():
     def handlers():
         wakeup = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(wakeup)

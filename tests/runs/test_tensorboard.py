@@ -82,7 +82,7 @@ def show_time_series(browser, address, tags, seconds=SECONDS):
     return eventually(browser, runs, seconds)
 
 
-def test_the_curves_of_both_runs_are_shown_over_the_time_of_training(browser, board):
+def test_curves_of_both_runs_are_shown_over_training_time(browser, board):
     tags = {"test/accuracy", "test/loss", "train/accuracy", "train/loss"}
     assert show_time_series(browser, board, "^(test|train)/") == ["elastic", "full"]
 
@@ -98,7 +98,7 @@ def test_the_curves_of_both_runs_are_shown_over_the_time_of_training(browser, bo
     eventually(browser, lambda: cards(lambda lines: re.fullmatch(r"[\d.]+ sec|\d\d+ ms", lines[-1])) == tags)
 
 
-def test_the_maps_of_what_was_selected_are_shown(browser, board):
+def test_selection_maps_are_shown(browser, board):
     show_time_series(browser, board, "^selection/tensors")
 
     def widths():
@@ -108,7 +108,7 @@ def test_the_maps_of_what_was_selected_are_shown(browser, board):
     eventually(browser, lambda: widths() == [600, 600])
 
 
-def test_the_trace_of_the_profiler_opens(browser, board):
+def test_profiler_trace_opens_in_the_trace_viewer(browser, board):
     browser.get("about:blank")
     browser.get(f"{board}#profile")
 
@@ -125,7 +125,7 @@ def test_the_trace_of_the_profiler_opens(browser, board):
     eventually(browser, lambda: {"/host:CPU", "python"} <= {*into("iframe", "iframe").split()})
 
 
-def test_a_page_without_runs_is_told_from_one_with_them(browser, tmp_path):
+def test_page_without_runs_lists_no_runs(browser, tmp_path):
     from selenium.common.exceptions import TimeoutException
 
     for address in serve(tmp_path):

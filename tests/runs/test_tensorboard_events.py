@@ -7,7 +7,7 @@ import train
 from elastic_trainer.settings import Settings
 
 
-def test_tensorboard_gets_every_curve(tmp_path):
+def test_run_writes_every_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model = make_small_model()

@@ -20,7 +20,7 @@ from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import Stopped
 
 
-def test_a_run_stops_at_its_deadline_when_the_table_promised_too_much(tmp_path):
+def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):
     table = make_table(make_small_model())
     lying = replace(table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6)
     lying = replace(lying, fit=replace(lying.fit, constant_ms=1e-4))
@@ -83,7 +83,7 @@ def hurried(folder, deadline):
         (28.5, [2], [5], 12),  # 21 s after the second test: another selection and a step would end at 27 s
     ],
 )
-def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
+def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
     deadline, tests, selections, steps, tmp_path, monkeypatch
 ):
     clock = FakeTime(monkeypatch)
@@ -94,7 +94,7 @@ def test_no_step_or_selection_is_begun_that_leaves_no_time_for_the_test(
     assert clock.now <= deadline
 
 
-def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path, monkeypatch):
+def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
     # 1 s on the device as profiled; nothing while the run is planned, which must not be refused.
@@ -104,7 +104,7 @@ def test_before_the_first_test_the_slowdown_tells_how_long_it_may_take(tmp_path,
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
 
-def test_a_run_that_is_cut_off_when_time_is_up_is_resumed_with_the_test(tmp_path, monkeypatch):
+def test_run_stopped_at_its_deadline_resumes_with_the_validation(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     is_up = train._Training._is_out_of_time
 

@@ -12,7 +12,7 @@ from utils import UserError
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_measuring_importance_leaves_everything_as_it_was(name, small_model, small_data):
+def test_measuring_importance_restores_all_variables(name, small_model, small_data):
     optimizer = built_optimizer(name, small_model)
     step = TrainStep(small_model, optimizer, BATCH)
     for images, labels in small_data.train(0):
@@ -61,7 +61,7 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
 
 
 @pytest.mark.parametrize(("evaluator", "of"), [(WeightMagnitude, "weights"), (GradientMagnitude, "gradients")])
-def test_the_other_importances_are_sums_of_magnitudes(evaluator, of, small_model, small_data):
+def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, small_model, small_data):
     import tensorflow as tf
 
     optimizer = built_optimizer("sgd", small_model)
@@ -91,7 +91,7 @@ def test_importance_over_several_batches_is_their_mean(small_model, small_data):
     np.testing.assert_allclose(evaluator(optimizer, batches), mean / np.abs(mean).max(), rtol=1e-4, atol=1e-7)
 
 
-def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small_data):
+def test_timing_a_gradient_pass_restores_the_random_state(small_model, small_data):
     before = values(small_model.variables)
     [(images, labels)] = small_data.importance_batches(0)
     assert ImportanceEvaluator(small_model, BATCH).pass_ms(images, labels) > 0
@@ -99,7 +99,7 @@ def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
 
 
-def test_importance_that_is_not_finite_is_refused(small_model, small_data):
+def test_nan_weight_makes_importance_raise_an_error(small_model, small_data):
     optimizer = built_optimizer("sgd", small_model)
     small_model.get_layer("head").bias.assign([np.nan, 0, 0])
     with pytest.raises(UserError, match=r"importance is not finite.*lower --learning_rate"):

@@ -7,7 +7,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.plan import plan_lines
 
 
-def test_the_plan_keeps_to_each_rho_and_says_what_is_infeasible(small_model):
+def test_plan_fits_each_rho_and_marks_infeasible_ones(small_model):
     head = head_mask(small_model)
     table = make_table(small_model, constant_ms=20.0)
     lines = list(plan_lines(table, head, np.ones(len(head))))

@@ -8,7 +8,7 @@ from elastic_trainer.settings import Settings
 from utils import UserError
 
 
-def test_an_interval_of_less_than_a_step_is_refused():
+def test_interval_shorter_than_a_step_is_refused_and_the_shortest_named():
     data = make_small_data()
     with pytest.raises(UserError, match=r"--interval 0.1: is less than a step; .* give at least (0\.\d+)") as caught:
         Schedule.of(Settings(), data.steps_per_epoch).selection_steps(0.1)

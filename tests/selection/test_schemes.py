@@ -18,7 +18,7 @@ from elastic_trainer.selection.time_budget import (
 from elastic_trainer.settings import Settings
 
 
-def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
+def test_elastic_run_records_slowdown_and_correction(tmp_path):
     table = make_table(make_small_model())
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
     summary, choices, intervals = elastic(tmp_path, settings, table)
@@ -38,7 +38,7 @@ def test_a_run_measures_and_records_slowdown_and_correction(tmp_path):
     assert summary["time_over_full"] > summary["rho_measured"]  # it counts selecting too
 
 
-def test_gradient_passes_between_steps_change_nothing_but_the_clocks(tmp_path, monkeypatch):
+def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
     """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
     weights, timed = [], []
     original = ElasticScheme.slowdown

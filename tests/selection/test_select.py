@@ -8,7 +8,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.select import select_tensors
 
 
-def test_selection_keeps_the_budget_and_always_has_the_head(small_model):
+def test_selection_fits_the_budget_and_contains_the_head(small_model):
     table, head = make_table(small_model), head_mask(small_model)
     rng = np.random.default_rng(0)
     smallest = table.predict_ms(head) / table.full_step_ms

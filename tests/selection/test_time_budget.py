@@ -50,7 +50,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
     return allowances, masks, elapsed
 
 
-def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
+def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):
     table, head = make_table(small_model, constant_ms=20.0), head_mask(small_model)
     smallest = table.predict_ms(head) / table.full_step_ms
     with pytest.raises(UserError, match=r"--rho 0.1: .* give at least (0\.\d+)") as caught:
@@ -60,7 +60,7 @@ def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
     RhoBudget(table, head, suggested)
 
 
-def test_a_uniform_slowdown_changes_what_is_allowed_but_not_what_is_selected(case):
+def test_uniform_slowdown_changes_the_allowance_but_not_the_selection(case):
     table, head = case
     allowances, masks, _ = simulate(RhoBudget(table, head, 0.6), head, lambda epoch, ms: ms * (1 + (epoch >= 6)))
     assert [a.slowdown for a in allowances] == [1.0] * 7 + [2.0] * 5
@@ -72,7 +72,7 @@ def test_a_uniform_slowdown_changes_what_is_allowed_but_not_what_is_selected(cas
 
 
 @pytest.mark.parametrize("wrong", [1.15, 0.9])
-def test_a_prediction_that_is_wrong_is_corrected(case, wrong):
+def test_wrong_prediction_is_corrected(case, wrong):
     """Sparse selections take `wrong` times what the table says; the full gradient pass takes what it says."""
     table, head = case
 
@@ -90,7 +90,7 @@ def test_a_prediction_that_is_wrong_is_corrected(case, wrong):
 
 @pytest.mark.parametrize("rho", [0.5, 0.6, 0.8, 0.99])
 @pytest.mark.parametrize("correction", [0.9, 1.0, 1.1])
-def test_what_is_left_over_of_budgets_is_used_but_never_more_than_rho_on_average(case, rho, correction):
+def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
     """On tensors of very different sizes, which seldom fill a budget."""
     table, head = case
     rng = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def test_what_is_left_over_of_budgets_is_used_but_never_more_than_rho_on_average
 
 
 @pytest.mark.parametrize("wrong", [1.1, 0.9])
-def test_what_steps_took_beyond_or_below_their_allowance_is_made_up_for(case, monkeypatch, wrong):
+def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance(case, monkeypatch, wrong):
     """All in all they are nearer to rho than without, and nothing is carried any more once the table is corrected."""
     table, head = case
     errors = []
@@ -135,7 +135,7 @@ def test_what_steps_took_beyond_or_below_their_allowance_is_made_up_for(case, mo
     assert errors[0] < 0.6 * errors[1]
 
 
-def test_what_is_made_up_for_still_leaves_the_head(case):
+def test_carry_over_still_allows_the_head(case):
     table, head = case
     budget = RhoBudget(table, head, 0.01 + table.predict_ms(head) / table.full_step_ms)
     steps = [1.2 * budget.adopt(head)] * 50
@@ -145,7 +145,7 @@ def test_what_is_made_up_for_still_leaves_the_head(case):
     np.testing.assert_array_equal(choice.mask, head)
 
 
-def test_the_correction_is_bounded(case):
+def test_correction_is_bounded(case):
     table, head = case
     budget = RhoBudget(table, head, 0.6)
     for factor, bound in ((50.0, CORRECTION_BOUND), (0.02, 1 / CORRECTION_BOUND)):
@@ -156,7 +156,7 @@ def test_the_correction_is_bounded(case):
         assert correction == pytest.approx(bound)
 
 
-def test_only_the_latest_steps_count(case):
+def test_correction_uses_only_the_latest_steps(case):
     table, head = case
     budget = RhoBudget(table, head, 0.6)
     budget.adopt(head)
@@ -165,7 +165,7 @@ def test_only_the_latest_steps_count(case):
     assert budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 9)).correction == 1.0
 
 
-def test_measurements_that_scatter_are_believed_less(case):
+def test_noisy_measurements_change_the_correction_less(case):
     """The correction nears the truth with many that agree, hardly with few that do not, and a wild one is no matter."""
     table, head = case
     rng = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_measurements_that_scatter_are_believed_less(case):
 
 
 @pytest.mark.parametrize(("begin", "end", "passes"), [(0, 1, 1), (3, 6, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)])
-def test_gradient_passes_take_turns_with_the_latest_steps(begin, end, passes):
+def test_gradient_passes_are_spread_evenly_over_the_latest_steps(begin, end, passes):
     steps = sorted(gradient_pass_steps([begin, end]))
     assert len(steps) == passes
     latest = min(end - begin, LATEST_STEPS)
@@ -192,7 +192,7 @@ def test_gradient_passes_take_turns_with_the_latest_steps(begin, end, passes):
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.5])
-def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, slow):
+def test_deadline_is_met_and_used_if_the_device_slows_down_half_way(case, slow):
     table, head = case
     seconds = 0.75 * 12 * 100 * table.full_step_ms / 1e3
     budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
@@ -203,7 +203,7 @@ def test_a_deadline_is_met_and_used_on_a_device_that_slows_down_half_way(case, s
         assert allowances[-1].rho < allowances[0].rho - 0.1
 
 
-def test_a_deadline_follows_the_latest_steps_and_before_them_the_gradient_passes(case):
+def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps(case):
     table, head = case
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
@@ -213,7 +213,7 @@ def test_a_deadline_follows_the_latest_steps_and_before_them_the_gradient_passes
     assert later.slowdown == pytest.approx(1.2)
 
 
-def test_a_deadline_leaves_room_for_validation_and_selection(case):
+def test_deadline_leaves_time_for_validation_and_selection(case):
     table, head = case
     seconds = 0.7 * 12 * 100 * table.full_step_ms / 1e3
     budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
@@ -221,7 +221,7 @@ def test_a_deadline_leaves_room_for_validation_and_selection(case):
     assert 0.9 * seconds < elapsed <= seconds
 
 
-def test_a_deadline_plans_what_is_kept_for_the_last_test(case):
+def test_deadline_reserves_time_for_the_last_validation(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
     step_ms = [budget.adopt(head)] * 9
@@ -231,7 +231,7 @@ def test_a_deadline_plans_what_is_kept_for_the_last_test(case):
     assert 100 * allowance.rho * table.full_step_ms / 1e3 == pytest.approx(4 * 0.98 - 1.5 * 2)
 
 
-def test_a_generous_deadline_trains_everything_and_no_more(case):
+def test_long_deadline_trains_every_tensor_at_rho_1(case):
     table, head = case
     budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(epochs=12, total_steps=1200))
@@ -239,7 +239,7 @@ def test_a_generous_deadline_trains_everything_and_no_more(case):
     assert select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
 
 
-def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(case):
+def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(case):
     table, head = case
     with pytest.raises(UserError, match=r"--deadline 1: training the head alone for 1200 steps takes about \d+ s here"):
         DeadlineBudget(table, head, 1.0, 1200, 12, range(0, 1200, 100), 3)
@@ -250,7 +250,7 @@ def test_a_hopeless_deadline_is_refused_and_one_lost_on_the_way_trains_the_head(
     np.testing.assert_array_equal(choice.mask, head)
 
 
-def test_one_slow_test_does_not_count_for_all_that_are_to_come(case):
+def test_one_slow_validation_does_not_change_the_plan(case):
     progress = History(validation_seconds=[9.0, 1.0, 1.1, 9.0]).progress(Schedule(1, 9))
     assert progress.validation_seconds == [1.0, 1.1, 9.0]
     table, head = case

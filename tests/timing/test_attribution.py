@@ -19,7 +19,7 @@ def attributed():
     return model, step, op_ms, attribute_times(step, model.trainable_variables, op_ms)
 
 
-def test_attribution_equals_the_naive_reading_of_the_data_flow(attributed):
+def test_attribution_equals_a_naive_traversal_of_the_data_flow(attributed):
     _, step, op_ms, costs = attributed
     forward, needs = naive_needs(step)
     count = len(needs)
@@ -43,7 +43,7 @@ def test_every_operation_is_counted_once(attributed):
     assert counted == pytest.approx(sum(op_ms.values()))
 
 
-def test_chain_sum_is_never_below_the_operations_a_selection_needs(attributed):
+def test_selection_sum_is_at_least_the_operations_it_needs(attributed):
     _, step, op_ms, costs = attributed
     _, needs = naive_needs(step)
     rng = np.random.default_rng(1)
@@ -56,7 +56,7 @@ def test_chain_sum_is_never_below_the_operations_a_selection_needs(attributed):
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "ResourceApplyKerasMomentum"), ("adam", "ResourceApplyAdam")])
-def test_each_update_belongs_to_its_tensor(optimizer, kind):
+def test_each_update_is_attributed_to_its_tensor(optimizer, kind):
     model = make_small_model()
     step = full_step(model, optimizer)
     operations = step.graph.get_operations()
@@ -70,14 +70,14 @@ def test_each_update_belongs_to_its_tensor(optimizer, kind):
         np.testing.assert_array_equal(costs.update_ms, 1.0)
 
 
-def test_tensors_come_output_first(attributed):
+def test_tensors_are_ordered_from_the_output(attributed):
     model, _, _, costs = attributed
     names = [tensor_names(model)[k] for k in costs.positions]
     assert set(names[:2]) == {"head/kernel", "head/bias"}
     assert names[-1].startswith("stem/")
 
 
-def test_a_tensor_without_gradient_comes_last_and_costs_nothing():
+def test_tensor_without_gradient_comes_last_and_costs_nothing():
     model = make_small_model()
     lonely = model.add_weight(shape=(3,), name="lonely")
     index = next(k for k, v in enumerate(model.trainable_variables) if v is lonely)

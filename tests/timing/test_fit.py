@@ -6,7 +6,7 @@ import pytest
 from elastic_trainer.timing.fit import fit_wall_time
 
 
-def test_the_fit_finds_the_factors_and_leaves_out_fairly():
+def test_fit_of_linear_times_recovers_the_factors_without_error():
     rng = np.random.default_rng(0)
     chain, own = rng.uniform(0, 50, (2, 12))
     fit = fit_wall_time(chain, own, 10 + 0.7 * chain + 0.4 * own, rounds=1)

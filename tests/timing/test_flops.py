@@ -20,7 +20,7 @@ def graph_of(function, *shapes):
     ("name", "gmacs"),
     [("resnet50", 3.86), ("mobilenetv2", 0.30), ("vgg16", 15.5), ("vit", 17.6)],
 )
-def test_flops_of_a_forward_pass_are_those_of_the_literature(name, gmacs):
+def test_forward_flops_equal_the_literature(name, gmacs):
     model = models.build_model(name, 224, 1000, "none")
     graph = graph_of(lambda images: model(images, training=True), (1, 224, 224, 3))
     counted = sum(contraction_flops(op) or 0 for op in graph.get_operations()) / 2e9
@@ -37,7 +37,7 @@ def test_flops_of_a_forward_pass_are_those_of_the_literature(name, gmacs):
 RESNET50_HALVING = ((256, 128, 56), (512, 256, 28), (1024, 512, 14))
 
 
-def test_contractions_agree_with_those_tensorflow_counts_itself():
+def test_contraction_flops_equal_the_registry_of_tensorflow():
     kernel, depthwise, weights = (tf.Variable(tf.ones(shape)) for shape in ((3, 3, 8, 6), (3, 3, 6, 2), (12, 5)))
 
     def gradients(images):
@@ -77,14 +77,14 @@ def test_contractions_agree_with_those_tensorflow_counts_itself():
     assert seen >= {"Conv2D", "MatMul", "BatchMatMulV2", "Einsum"}
 
 
-def test_einsum_with_an_ellipsis():
+def test_einsum_with_an_ellipsis_counts_every_axis():
     left, right = tf.ones((3, 4, 5, 6)), tf.ones((6, 7))
     graph = graph_of(lambda x: tf.raw_ops.Einsum(inputs=[x, right], equation="...ij,jk->...ik"), left.shape)
     (op,) = (op for op in graph.get_operations() if op.type == "Einsum")
     assert contraction_flops(op) == 2 * 3 * 4 * 5 * 6 * 7
 
 
-def test_other_operations_cost_an_element_read_or_written_and_dead_ones_nothing():
+def test_other_operations_count_elements_and_unused_operations_nothing():
     def function(x):
         unused = x @ tf.transpose(x)
         return tf.reshape(x + x, (-1,)), tf.stop_gradient(unused)[:0]
@@ -98,7 +98,7 @@ def test_other_operations_cost_an_element_read_or_written_and_dead_ones_nothing(
 
 
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
-def test_loops_count_as_often_as_they_run_forward_and_back(layer):
+def test_loop_flops_are_proportional_to_the_iterations(layer):
     def loops(length):
         model = keras.Sequential([keras.Input((length, 6)), layer(8)])
         weights = [variable.value for variable in model.trainable_variables]

@@ -16,7 +16,7 @@ def small():
     return model, fixture.full_step(model), read_trace(fixture.TARGET)
 
 
-def test_the_committed_trace_is_read_and_matches_its_network(small):
+def test_committed_trace_matches_its_network(small):
     model, step, trace = small
     assert trace.iterations == fixture.STEPS and trace.planes == ("/host:CPU",)
     op_ms, unmatched_ms = foreign_trace.match_operations(trace, step, model)
@@ -35,7 +35,7 @@ def keras2_name(name):
     return name
 
 
-def test_operations_are_found_by_layer_direction_and_kind(small):
+def test_keras_2_names_match_by_layer_direction_and_kind(small):
     model, step, _ = small
     executed = needed_operations([*step.graph.outputs, *step.graph.control_outputs])
     wanted = {op.name: op for op in step.graph.get_operations() if op.name in executed and op.type in MATCHED_TYPES}
@@ -59,7 +59,7 @@ MATCHED_TYPES = {
 }
 
 
-def test_rewritten_operations_and_augmentation_find_their_place(small):
+def test_rewritten_operations_match_their_origin(small):
     model, step, _ = small
     cases = {
         # event, its type: the operations here that take its time
@@ -96,11 +96,11 @@ def test_rewritten_operations_and_augmentation_find_their_place(small):
         ("AddN_3", ["AddN_3"]),
     ],
 )
-def test_where_a_traced_operation_stands(name, path):
+def test_traced_name_gives_its_path_of_scopes(name, path):
     assert foreign_trace._their_path(name, {"dense_1", "block", "Dense_0"}) == path
 
 
-def test_a_trace_of_another_network_is_refused(small):
+def test_trace_of_another_network_is_refused(small):
     model, step, _ = small
     types = {
         op.name.replace("stem", "first").replace("tail", "second").replace("small_classifier", "other"): op.type

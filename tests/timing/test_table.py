@@ -42,7 +42,7 @@ def load(logdir, names, table, network=SETTINGS, allow_stale=False):
     return load_table(table_folder(network, logdir), network, names, in_order, remake, allow_stale)
 
 
-def test_the_table_is_read_back_as_written(saved):
+def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
@@ -54,7 +54,7 @@ def test_the_table_is_read_back_as_written(saved):
     assert loaded.predict_ms(mask) == pytest.approx(table.predict_ms(mask))
 
 
-def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
+def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
     logdir, names, table = saved
     folder = table_folder(SETTINGS, logdir)
     command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --alpha 0.5 --input_size 8"
@@ -83,7 +83,7 @@ def test_a_missing_damaged_or_foreign_table_names_the_command_to_run(saved):
 
 
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
-def test_a_table_copied_from_other_settings_is_refused_even_if_a_stale_one_is_allowed(setting, saved):
+def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setting, saved):
     logdir, names, table = saved
     changed = {"model_name": "vit", "optimizer": "adam", "augment": "flip", "alpha": 0.35}.get(setting, 77)
     other = replace(SETTINGS, **{setting: changed})  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def change_environment(logdir, **changed):
 
 
 @pytest.mark.parametrize("what", ELSEWHERE)
-def test_a_table_made_elsewhere_is_refused_or_with_a_warning_allowed(what, saved, capsys):
+def test_table_of_another_environment_is_refused_or_allowed_with_a_warning(what, saved, capsys):
     logdir, names, table = saved
     key, value, words = ELSEWHERE[what]
     change_environment(logdir, **{key: value})
@@ -127,14 +127,14 @@ def test_a_table_made_elsewhere_is_refused_or_with_a_warning_allowed(what, saved
     assert re.match(rf"warning: .*made elsewhere: {words}; used all the same \(", capsys.readouterr().out)
 
 
-def test_everything_that_differs_is_named_and_what_was_not_recorded_is_not_compared(saved):
+def test_every_difference_is_named_and_unrecorded_values_are_ignored(saved):
     logdir, names, table = saved
     change_environment(logdir, machine="pdp11", system="Multics", cores=None, python="1.5.2")
     with pytest.raises(UserError, match=r"made elsewhere: machine pdp11, here \w+; system Multics, here \w+; make it"):
         load(logdir, names, table)
 
 
-def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
+def test_table_without_environment_is_refused_or_allowed_with_a_warning(saved, capsys):
     logdir, names, table = saved
     path = table_folder(SETTINGS, logdir) / "profile.json"
     record = json.loads(path.read_text())
@@ -146,12 +146,12 @@ def test_a_table_that_does_not_say_where_it_was_made_is_refused(saved, capsys):
     assert "warning: " in capsys.readouterr().out
 
 
-def test_the_same_machine_and_versions_are_no_difference():
+def test_same_environment_is_not_stale():
     now = environment()
     assert stale_since(json.loads(json.dumps(now)), now) == []
 
 
-def test_the_table_of_a_trace_is_kept_apart_and_read_back(tmp_path, small_model):
+def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, small_model):
     network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, augment="none", weights="none")
     own = table_folder(network, tmp_path)
     folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")

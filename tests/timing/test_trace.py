@@ -20,7 +20,7 @@ from utils import UserError
         ("elsewhere/MatMul", None),
     ],
 )
-def test_match_op(event, op):
+def test_event_name_is_matched_to_its_operation(event, op):
     assert match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
 
 
@@ -62,7 +62,7 @@ def write_trace(path, lines, device=None):
     return path
 
 
-def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
+def test_cpu_trace_gives_median_times_over_all_threads(tmp_path):
     path = write_trace(
         tmp_path / "t.xplane.pb",
         [
@@ -77,7 +77,7 @@ def test_a_trace_is_read_event_by_event_over_all_threads(tmp_path):
     assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
 
 
-def test_a_gpu_is_read_by_its_kernels_over_whole_iterations(tmp_path):
+def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
     """Two kernels of one operation add up; the host's events, repeated lines and the step cut off do not count."""
     kernels: list[tuple[str | None, int | None, float]] = []
     for step, slow in ((0, 30.0), (1, 3.0), (2, 3.2), (3, 2.8)):
@@ -101,7 +101,7 @@ def test_a_gpu_is_read_by_its_kernels_over_whole_iterations(tmp_path):
     assert unmatched == pytest.approx(0.7 / (0.7 + times["a/Conv2D"]))
 
 
-def test_iterations_are_counted_where_events_name_no_step(tmp_path):
+def test_trace_without_step_numbers_counts_its_iterations(tmp_path):
     """Four iterations and the beginning of a fifth: operations of the forward pass run once more."""
     events = [("f/Mul:Mul", 1.0)] * 5 + [("f/Add:Add", 1.0)] * 10
     events += [(f"g{i}/Mul:Mul", 2.0) for i in range(6)] * 4 + [("g/Add:Add", 1.0)] * 12
@@ -111,7 +111,7 @@ def test_iterations_are_counted_where_events_name_no_step(tmp_path):
     assert trace.op_ms == pytest.approx(expected)
 
 
-def test_a_file_that_is_no_trace_of_steps_is_refused(tmp_path):
+def test_file_without_traced_steps_is_refused(tmp_path):
     path = tmp_path / "t.xplane.pb"
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_trace(path)
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_trace_of_steps_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", GRADIENT_MS)
-def test_traces_of_a_jetson_tx2(name):
+def test_jetson_tx2_traces_contain_four_iterations(name):
     trace = read_trace(tx2_trace(name))
     gradient_ms = sum(ms for op, ms in trace.op_ms.items() if op.startswith("gradient_tape/"))
     assert GRADIENT_MS[name] <= gradient_ms < trace.total_ms
@@ -135,7 +135,7 @@ def test_traces_of_a_jetson_tx2(name):
     assert trace.unnamed_ms < 0.005 * trace.total_ms
 
 
-def test_the_committed_trace_is_small_and_says_nothing_of_its_machine():
+def test_committed_trace_is_small_and_names_no_machine():
     assert fixture.TARGET.stat().st_size < 60_000
     space = xplane_pb2.XSpace()
     space.ParseFromString(fixture.TARGET.read_bytes())

@@ -8,7 +8,7 @@ from elastic_trainer.timing import wall_time
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
 
-def test_a_drift_of_the_machine_does_not_pass_for_a_difference_between_runs():
+def test_drift_of_the_machine_is_removed_from_the_times():
     """Runs of known times on a machine that a neighbour slows down for spells of some calls."""
     rng = np.random.default_rng(0)
     true_ms = np.array([100.0, 140.0, 60.0, 180.0, 120.0, 90.0, 160.0])
@@ -22,7 +22,7 @@ def test_a_drift_of_the_machine_does_not_pass_for_a_difference_between_runs():
 
 
 @pytest.mark.parametrize(("stolen_ms", "calls"), [([0, 0], 1), ([9, 0], 2), ([9, 9, 0], 3), ([9, 9, 9], 3)])
-def test_a_call_that_others_disturbed_is_measured_again(stolen_ms, calls, monkeypatch):
+def test_disturbed_call_is_measured_again(stolen_ms, calls, monkeypatch):
     clock = [0.0, 0.0]  # wall time, stolen time
     done = iter(stolen_ms)
 
@@ -37,6 +37,6 @@ def test_a_call_that_others_disturbed_is_measured_again(stolen_ms, calls, monkey
     assert clock[0] == pytest.approx(calls * 0.1)
 
 
-def test_without_a_drift_times_stay_as_they_are():
+def test_times_without_drift_stay_the_same():
     times = np.random.default_rng(0).normal([10.0, 30.0, 20.0], 0.1, (20, 3))
     np.testing.assert_allclose(np.median(without_drift(times), 0), np.median(times, 0), rtol=0.01)

@@ -10,7 +10,7 @@ from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.training.state import TrainState
 
 
-def test_bfloat16_comes_back_as_bfloat16(tmp_path):
+def test_bfloat16_weights_are_restored_as_bfloat16(tmp_path):
     model = make_small_model()
     keras.config.set_dtype_policy("bfloat16")
     try:

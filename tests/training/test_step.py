@@ -24,7 +24,7 @@ def slots_of(optimizer, count):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_exactly_the_selected_variables_and_their_slots_move_over_three_reselections(name, small_model, small_data):
+def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small_model, small_data):
     variables = small_model.trainable_variables
     count = len(variables)
     optimizer = built_optimizer(name, small_model)
@@ -52,7 +52,7 @@ def test_exactly_the_selected_variables_and_their_slots_move_over_three_reselect
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, small_data):
+def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_model, small_data):
     """Its momentum waits unchanged, and Adam's bias correction counts its own steps: the update is that of a tensor
     that was never away, at the rate that the schedule has now."""
     variables = small_model.trainable_variables
@@ -81,7 +81,7 @@ def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, sm
         np.testing.assert_allclose(variables[0].numpy(), before - rate * corrected, rtol=1e-3, atol=1e-6)
 
 
-def test_what_a_models_regularisers_add_belongs_to_the_loss(small_data):
+def test_step_loss_includes_the_regularisers_of_the_model(small_data):
     [(images, labels)] = small_data.importance_batches(0)
     inputs = keras.Input(images.shape[1:])
     penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
@@ -93,7 +93,7 @@ def test_what_a_models_regularisers_add_belongs_to_the_loss(small_data):
     assert forward_pass(model, BATCH)(images, labels) < expected
 
 
-def test_half_precision_computes_what_float32_does_but_for_its_rounding(half_precision, small_data):
+def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small_data):
     results = []
     for policy in (half_precision, "float32"):
         keras.config.set_dtype_policy(policy)
@@ -110,7 +110,7 @@ def test_half_precision_computes_what_float32_does_but_for_its_rounding(half_pre
     assert cosine > 0.97 and np.linalg.norm(moved) == pytest.approx(np.linalg.norm(single_moved), rel=0.1)
 
 
-def test_memory_is_flat_over_30_reselections():
+def test_memory_stays_flat_over_30_selections():
     """On a network large enough that keeping its graphs would show."""
     inputs = x = keras.Input((32, 32, 3))
     for _ in range(30):
