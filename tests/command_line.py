@@ -39,7 +39,8 @@ def run_data(*words):
     data.main([*map(str, words)])
 
 
-def start(*arguments):
+def start_training(*arguments):
+    """Start main.py with full training of the small network; returns the running process."""
     words = [
         sys.executable,
         str(ROOT / "main.py"),
@@ -53,9 +54,10 @@ def start(*arguments):
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(path_pattern, folder, process, seconds=120):
+def wait_for_file(pattern, folder, process, seconds=120):
+    """Wait until `process` has written a file that matches `pattern` in `folder`."""
     end = time.monotonic() + seconds
-    while not list(folder.glob(path_pattern)):
+    while not list(folder.glob(pattern)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -100,6 +100,7 @@ def small_data():
 
 @pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
 def half_precision(request):
+    """Networks made in this test compute in half precision; gives the name of the policy."""
     keras.config.set_dtype_policy(request.param)
     yield request.param
     keras.config.set_dtype_policy("float32")

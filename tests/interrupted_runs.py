@@ -1,4 +1,4 @@
-"""Runs of the small network that are cut off, and resumed."""
+"""Runs of the small network that are interrupted and resumed."""
 
 from conftest import make_small_data, make_small_model, make_table
 
@@ -12,15 +12,15 @@ from elastic_trainer.settings import Settings
 EPOCHS, STEPS = 3, 6  # of the runs below
 
 
-class Cut(BaseException):
-    """Stands for a power cut: nothing catches it."""
+class PowerCut(BaseException):
+    """Simulates a power cut: nothing catches it."""
 
 
-class CuttingData:
-    """The small data; cuts the run off when step `at` is about to begin, or in the test after it."""
+class InterruptingData:
+    """The small data; raises `PowerCut` before step `at`, or in the first validation after that step."""
 
-    def __init__(self, at, in_test=False):
-        self._data, self._at, self._in_test, self._step = make_small_data(), at, in_test, 0
+    def __init__(self, at, in_validation=False):
+        self._data, self._at, self._in_validation, self._step = make_small_data(), at, in_validation, 0
 
     def __getattr__(self, name):
         return getattr(self._data, name)
@@ -32,19 +32,19 @@ class CuttingData:
 
     def take(self, count):
         for batch in self._data.train(self._epoch, self._skip).take(count):
-            if self._step == self._at and not self._in_test:
-                raise Cut
+            if self._step == self._at and not self._in_validation:
+                raise PowerCut
             self._step += 1
             yield batch
 
     def test(self):
-        if self._in_test and self._step >= self._at:
-            raise Cut
+        if self._in_validation and self._step >= self._at:
+            raise PowerCut
         return self._data.test()
 
 
 def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
-    """One run, or what is left of it; its weights and summary. Elastic ones select twice an epoch."""
+    """Start a run in `folder`, or resume it; returns its weights and summary. Elastic runs select twice an epoch."""
     settings = Settings(
         **{
             "learning_rate": 0.05,
@@ -69,7 +69,7 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
 
 
 def latest(folder) -> Checkpoint:
-    """The newest checkpoint that is whole; there must be one."""
+    """The newest intact checkpoint; there must be one."""
     checkpoint = Checkpoints(folder).latest()
     assert checkpoint is not None
     return checkpoint

@@ -22,10 +22,12 @@ def some_images(size, count=4, seed=0):
 
 
 def built_optimizer(name, model, rate=1e-2, decay=0.1):
+    """An optimizer of 100 steps with slots for all trainable variables of `model`."""
     optimizer = make_optimizer(name, rate, decay, 100)
     optimizer.build(model.trainable_variables)
     return optimizer
 
 
 def values(variables):
+    """Copies of the present values of `variables`."""
     return [v.numpy().copy() for v in variables]

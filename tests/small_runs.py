@@ -5,7 +5,7 @@ import csv
 from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model, make_table
 
 import train
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import NetworkSettings, Settings
@@ -32,22 +32,24 @@ def run(folder, scheme, settings, model=None, table=None):
 
 
 def rows_of(path):
+    """The rows of a CSV file, as {column: text}."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def trained(folder, *, name="elastic_training"):
+def train_and_read(folder, *, name="elastic_training"):
+    """Three epochs of the scheme `name`: the summary, and the rows of metrics.csv."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
     budget = make_budget(model, data, settings, make_table(model)) if name == "elastic_training" else None
     names = [str(k) for k in range(len(model.trainable_variables))]
     with RunLog(folder, {"train_type": name}, names) as run:
         summary = run.finish(train.train(name, model, data, settings, run, budget))
-    with (folder / "metrics.csv").open(newline="") as file:
-        return summary, [*csv.DictReader(file)]
+    return summary, rows_of(folder / "metrics.csv")
 
 
 def curve(folder, tag):
+    """(step, value) of each point of a curve in TensorBoard's events, or None if there is no such curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -58,15 +60,19 @@ def curve(folder, tag):
     return [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
 
 
-def elastic(tmp_path, settings, table):
+class RecordingLog(RunLog):
+    """A log that keeps the run's history."""
+
+    def start(self, history, events=None):
+        self.history = history
+        super().start(history, events)
+
+
+def elastic_run(folder, settings, table):
+    """Elastic training of the small network: the summary, a row of selections.csv for each selection, the intervals."""
     model = make_small_model()
     budget = make_budget(model, make_small_data(), settings, table)
-    log = RunLog(tmp_path, {}, tensor_names(model))
+    log = RecordingLog(folder, {}, tensor_names(model))
     with log:
         summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
-    with (tmp_path / "selections.csv").open(newline="") as file:
-        return summary, list(csv.DictReader(file))[:: len(head_of(model))], log._history.intervals
-
-
-def head_of(model):
-    return head_mask(model)
+    return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.history.intervals

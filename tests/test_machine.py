@@ -1,4 +1,4 @@
-"""This machine: memory that is available, peak memory of GPUs, stolen processor time."""
+"""Available memory, peak memory of GPUs, and stolen processor time, as a machine reports them."""
 
 import os
 import types
@@ -13,14 +13,14 @@ def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
 
     gpus = [types.SimpleNamespace(name=f"/device:GPU:{k}") for k in range(2)]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus if kind == "GPU" else [])
-    held = {gpu.name: {"current": 1, "peak": 3_000_000 * (k + 1)} for k, gpu in enumerate(gpus)}
-    monkeypatch.setattr(tf.config.experimental, "get_memory_info", held.__getitem__)
+    memory = {gpu.name: {"current": 1, "peak": 3_000_000 * (k + 1)} for k, gpu in enumerate(gpus)}
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", memory.__getitem__)
     assert gpu_peak_memory_mb() == 9.0
 
 
 @pytest.fixture
 def system(tmp_path):
-    """A made-up proc and sys: 1,000 MB available, 100 MB of swap, no control groups."""
+    """A root folder with proc: 1,000,000 kB available, 100,000 kB of swap, no control groups."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text(
         "MemTotal:  4000000 kB\nMemFree:  5 kB\nMemAvailable:  1000000 kB\nSwapFree:  100000 kB\nHugePages_Total: 0\n"
@@ -28,7 +28,8 @@ def system(tmp_path):
     return tmp_path
 
 
-def group(folder, **files):
+def write_group(folder, **files):
+    """Write files of a control group; `__` in a name becomes a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
@@ -42,25 +43,27 @@ def test_available_memory_respects_all_parent_control_groups(system):
     unlimited = available_memory_mb(system)
     (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
     base = system / "sys" / "fs" / "cgroup"
-    group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
+    write_group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
     assert available_memory_mb(system) == unlimited
-    group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
+    write_group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
     assert available_memory_mb(system) == pytest.approx(100 + 102.4)
-    group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
+    write_group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
     assert available_memory_mb(system) == pytest.approx(150 + 102.4)
-    group(base / "box" / "run", memory__max=10_000_000_000)
+    write_group(base / "box" / "run", memory__max=10_000_000_000)
     assert available_memory_mb(system) == pytest.approx(150 + 102.4)
-    group(base / "box", memory__max=100)
+    write_group(base / "box", memory__max=100)
     assert available_memory_mb(system) == 0
-    group(base / "box", memory__max=900_000_000_000)
+    write_group(base / "box", memory__max=900_000_000_000)
     assert available_memory_mb(system) == unlimited
-    group(base, memory__max=500_000_000, memory__current=450_000_000)  # a container sees its group as the top
+    write_group(
+        base, memory__max=500_000_000, memory__current=450_000_000
+    )  # inside a container, its group is the top one
     assert available_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
 def test_available_memory_respects_control_groups_of_version_1(system):
     (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
-    group(
+    write_group(
         system / "sys" / "fs" / "cgroup" / "memory" / "box",
         memory__limit_in_bytes=300_000_000,
         memory__usage_in_bytes=200_000_000,

@@ -1,4 +1,4 @@
-"""The profiler: from a network, from FLOPs, and from a trace of another board to a table."""
+"""The profiler makes a timing table by measuring, by counting FLOPs, or from a trace of another board."""
 
 import json
 
@@ -13,6 +13,7 @@ import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing import measuring
 from elastic_trainer.timing.trace import read_trace
 
 
@@ -34,12 +35,12 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
 
 
 def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiler, "MAX_ROUNDS", 8)
+    monkeypatch.setattr(measuring, "MAX_ROUNDS", 8)
     model = make_small_model()
     network = NetworkSettings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
     table = profiler.profile(model, network, tmp_path, timing="flops")
     assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
-    assert not list(tmp_path.iterdir()), "nothing was traced"
+    assert not list(tmp_path.iterdir()), "no trace is written"
     sums = table.details["operation_ms"]
     assert sum(sums.values()) == pytest.approx(table.full_step_ms)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.fit.selections > 5
@@ -61,7 +62,7 @@ def test_tx2_trace_gives_a_complete_table(name):
 
 
 def test_profiler_command_plans_from_a_trace(tmp_path, monkeypatch, capsys):
-    """The fixture's own network in the place of ResNet50: everything else as a user runs it."""
+    """As a user runs it, except that the small network of the trace replaces ResNet50."""
     monkeypatch.setattr(models, "build_model", lambda *_: fixture.small_network())
     words = ["profiler.py", "--from_trace", str(fixture.TARGET), "--model_name", "resnet50", "--batch_size", "4"]
     monkeypatch.setattr("sys.argv", [*words, "--num_classes", "3", "--input_size", "16", "--logdir", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""The solver against brute force, the paper's recursion and a MILP, and its promises on budget, rounding and ties."""
+"""The solver equals brute force, the paper's recursion and a MILP, and keeps the budget, also with rounded times."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def test_solver_equals_brute_force_on_1000_random_cases():
 
 
 def real_case(rng, n):
-    """Times that no common unit divides, some of them 0, spread narrowly or widely, or few values many times over."""
+    """Times without a common unit, some of them 0: spread narrowly or widely, or only four different values."""
     kind = rng.choice(["exponential", "lognormal", "equal"])
     if kind == "equal":
         times = rng.choice(rng.exponential(1, 4), (2, n))
@@ -58,7 +58,7 @@ def real_case(rng, n):
         times = rng.exponential(1, (2, n)) if kind == "exponential" else rng.lognormal(0, 2, (2, n))
     t_dy, t_dw = times * (rng.random((2, n)) < 0.8)
     importance = rng.normal(0.5, 1, n)
-    if rng.random() < 0.3:  # importance follows time, so that many selections are nearly as good
+    if rng.random() < 0.3:  # importance follows time: many selections are nearly as good
         importance = t_dw * rng.uniform(0.8, 1.2, n)
     return t_dy, t_dw, importance, rng.uniform(0.05, 1) * (t_dy.sum() + t_dw.sum())
 
@@ -80,7 +80,7 @@ def test_any_time_resolution_keeps_the_budget():
         t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(1, 200)))
         steps = int(10 ** rng.uniform(0, 4))
         selection = solve(t_dy, t_dw, importance, budget, steps)
-        assert selection.time_resolution in (steps, None)  # None where no tensor that fits needs rounding
+        assert selection.time_resolution in (steps, None)  # None if no tensor needs rounding
         assert cost(t_dy, t_dw, selection.mask) <= budget
 
 
@@ -89,12 +89,13 @@ def test_automatic_resolution_reaches_the_optimum_for_999_thousandths_of_the_bud
     for _ in range(40):
         t_dy, t_dw, importance, budget = real_case(rng, int(rng.integers(20, 201)))
         optimum = milp_optimum(t_dy, t_dw, importance, 0.999 * budget, time_limit_seconds=2)
-        # Where HiGHS ran out of time, the best that it found is still a selection that ours must not fall behind.
+        # If HiGHS runs out of time, ours must still be at least as good as the best selection that it found.
         assert solve(t_dy, t_dw, importance, budget).importance >= optimum.importance - 1e-9
 
 
 def test_rounding_errors_of_many_equal_tensors_do_not_add_up():
-    # In steps of 1, rounding 1.4 up would leave room for 140 tensors, and rounding it down would overspend on 281.
+    # In steps of 1, rounding 1.4 up would leave room for 140 tensors; rounding it down would select 281, which exceeds
+    # the budget.
     selection = solve(np.zeros(400), np.full(400, 1.4), np.ones(400), 281, 281)
     assert selection.mask.sum() == 200
 
@@ -116,7 +117,7 @@ def test_solver_equals_the_milp_on_200_random_cases():
         n = 1 + int(200 * rng.random() ** 2)  # up to 200, more small ones: HiGHS is slow on some large ones
         high = int(rng.choice([3, 20, 200]))
         t_dy, t_dw = rng.integers(0, high, (2, n))
-        importance = rng.integers(-100, 1000, n).astype(float)  # whole, so that sums compare exactly
+        importance = rng.integers(-100, 1000, n).astype(float)  # integers, so that sums compare exactly
         budget = float(rng.uniform(0, 1.1) * (t_dy.sum() + t_dw.sum()))
         selection = solve(t_dy, t_dw, importance, budget)
         optimum = milp_optimum(t_dy, t_dw, importance, budget)
@@ -172,7 +173,7 @@ def test_rounded_times_give_the_same_mask_on_every_run():
     rng = np.random.default_rng(8)
     for _ in range(50):
         t_dy, t_dw, importance, budget = real_case(rng, 60)
-        importance = np.round(importance)  # many equals
+        importance = np.round(importance)  # many ties
         first, again = (solve(t_dy.copy(), t_dw.copy(), importance.copy(), budget, 500).mask for _ in range(2))
         assert first.tolist() == again.tolist()
 

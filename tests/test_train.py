@@ -1,4 +1,4 @@
-"""The training loop, and the schemes by name."""
+"""The training loop, and each scheme of the table in train.py."""
 
 import gc
 import weakref
@@ -134,7 +134,7 @@ def test_same_seed_gives_the_same_selections_and_weights(tmp_path):
 
 
 class AlternatingScheme(Scheme):
-    """A new random selection every epoch."""
+    """A new random selection in every epoch."""
 
     def is_due(self, step):
         return step % 6 == 0
@@ -152,15 +152,15 @@ class AlternatingScheme(Scheme):
 def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     model = make_small_model()
     graphs: list[weakref.ref] = []
-    alive: list[int] = []  # older graphs at the moment a new one is made
+    alive: list[int] = []  # earlier graphs that exist when a new one is made
     original = TrainStep.__init__
 
-    def remembering(self, *args):
+    def recording(self, *args):
         alive.append(sum(graph() is not None for graph in graphs))
         original(self, *args)
         graphs.append(weakref.ref(self.graph))
 
-    monkeypatch.setattr(TrainStep, "__init__", remembering)
+    monkeypatch.setattr(TrainStep, "__init__", recording)
     scheme = AlternatingScheme(len(model.trainable_variables))
     settings = Settings(num_epochs=8)
     run(tmp_path, lambda m, d, s, log: train.run_training(m, d, scheme, s, log), settings, model)

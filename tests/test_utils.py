@@ -1,14 +1,16 @@
-"""Files that are complete or absent, and errors of the command lines in one line."""
+"""Files are complete or absent; the errors of a command line take one line."""
 
 import json
 import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
+
+import utils
 
 
 def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
-    import utils
-
     path = tmp_path / "summary.json"
     utils.write_json(path, {"old": 1})
 
@@ -25,11 +27,6 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
 def test_out_of_memory_is_one_line(kind, capsys):
-    import numpy as np
-    import tensorflow as tf
-
-    import utils
-
     def main():
         if kind == "numpy":
             np.zeros(2**55, np.uint8)
@@ -47,8 +44,6 @@ def test_out_of_memory_is_one_line(kind, capsys):
 
 
 def test_other_errors_keep_their_traceback():
-    import utils
-
     def main():
         raise ZeroDivisionError
 

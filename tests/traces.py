@@ -7,12 +7,13 @@ import pytest
 TX2 = Path(__file__).resolve().parents[3] / "shared" / "traces" / "jetson_tx2"
 
 
-# Per iteration, of the operations under `gradient_tape`: what each network takes at least.
+# By network: the least time per iteration of the operations under `gradient_tape`.
 GRADIENT_MS = {"resnet50": 293.5, "mobilenetv2": 144.6, "vit": 628.4, "vgg16": 444.0}
 
 
 def tx2_trace(name):
+    """The path of a network's trace; skips the test if the file is missing."""
     path = TX2 / f"{name}.xplane.pb"
     if not path.is_file():
-        pytest.skip("../shared/traces is not here")
+        pytest.skip("needs ../shared/traces")
     return path

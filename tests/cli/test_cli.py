@@ -11,8 +11,8 @@ def test_bad_option_is_one_line_on_stderr():
     assert "--rho: must be above 0 and at most 1, not '7'" in error_line("main.py", "--rho", "7")
 
 
-def test_profile_then_train_then_compare(tmp_path):
-    """The whole chain as a user runs it, on the real digits, and the mistakes on the way."""
+def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
+    """Profile, train and compare as a user does, on the digits, with some mistakes."""
     flags = [*NETWORK, "--logdir", tmp_path]
     missing = error_line("main.py", *flags)
     assert (
@@ -32,7 +32,7 @@ def test_profile_then_train_then_compare(tmp_path):
     assert profile["full_step_ms"] == pytest.approx(profile["forward_ms"] + profile["backward_ms"])
 
     profile["environment"]["packages"]["tensorflow"] = "2.0.0"
-    whole = (folder / "profile.json").read_text()
+    original = (folder / "profile.json").read_text()
     (folder / "profile.json").write_text(json.dumps(profile))
     stale = error_line("main.py", *flags)
     assert "made elsewhere: TensorFlow 2.0.0, here 2." in stale and "or use it all the same with --allow_stale" in stale
@@ -40,7 +40,7 @@ def test_profile_then_train_then_compare(tmp_path):
     used = command("main.py", *flags, "--max_steps", "1", "--run_name", "stale", "--allow_stale_profile")
     assert used.returncode == 0, used.stderr
     assert "warning: " in used.stdout and "used all the same (--allow_stale_profile)" in used.stdout
-    (folder / "profile.json").write_text(whole)
+    (folder / "profile.json").write_text(original)
 
     infeasible = error_line("main.py", *flags, "--rho", "0.01")
     assert "--rho 0.01: training the head alone takes" in infeasible and "give at least 0." in infeasible

@@ -1,4 +1,4 @@
-"""The parsers: each mistake on the command line is named, and defaults follow the data set."""
+"""The parsers name each mistake on the command line; defaults follow the data set and the model."""
 
 import re
 
@@ -37,7 +37,10 @@ from utils import UserError
         (["--time_resolution", "9"], "--time_resolution: must be a whole number from 10 to 10,000,000, not '9'"),
         (["--learning_rate", "nan"], "--learning_rate: must be above 0 and at most 100, not 'nan'"),
         (["--learning_rate", "1e4"], "--learning_rate: must be above 0 and at most 100, not '1e4'"),
-        (["--learning_rate", "-1e-3"], "--learning_rate: "),  # newer Pythons see a number here, older ones a flag
+        (
+            ["--learning_rate", "-1e-3"],
+            "--learning_rate: ",
+        ),  # a flag to older Pythons, a number to newer
         (["--weight_decay", "-0.1"], "--weight_decay: must be from 0 to 100, not '-0.1'"),
         (["--weight_decay", "inf"], "--weight_decay: must be from 0 to 100, not 'inf'"),
         (["--deadline", "0"], "--deadline: must be a time above 0"),
@@ -70,7 +73,7 @@ from utils import UserError
         (["--model_name", "vgg16", "--alpha", "0.5"], "--alpha: vgg16 has one width only"),
         (["--rhoo", "1"], "--rhoo: there is no such flag; did you mean '--rho'?"),
         (["--batch-size=4"], "--batch-size: there is no such flag; did you mean '--batch_size'?"),
-        (["--num", "4"], "--num: there is no such flag"),  # not short for one of two
+        (["--num", "4"], "--num: there is no such flag"),  # flags cannot be abbreviated
         (["--learning", "1e-3"], "--learning: there is no such flag; did you mean '--learning_rate'?"),
         (["-rho", "0.5"], "-rho: there is no such flag; did you mean '--rho'?"),
         (["--qqq"], "--qqq: there is no such flag; --help lists them"),
@@ -79,16 +82,12 @@ from utils import UserError
     ],
 )
 def test_bad_option_of_main_is_named(arguments, message):
-    from utils import UserError
-
     with pytest.raises(UserError) as caught:
         parse_main(arguments)
     assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
 
 
 def test_flag_of_the_other_command_is_reported_as_such():
-    from utils import UserError
-
     with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
         parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from command_line import ROOT, start, wait_for
+from command_line import ROOT, start_training, wait_for_file
 from conftest import make_small_data, make_small_model
-from interrupted_runs import EPOCHS, Cut, CuttingData, latest, run
+from interrupted_runs import EPOCHS, InterruptingData, PowerCut, latest, run
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
@@ -19,41 +19,41 @@ from utils import UserError
 
 
 @pytest.fixture(scope="module")
-def unbroken_weights(tmp_path_factory):
-    """Of full training."""
-    return run(tmp_path_factory.mktemp("unbroken") / "run", make_small_data())[0]
+def uninterrupted_weights(tmp_path_factory):
+    """The weights after full training."""
+    return run(tmp_path_factory.mktemp("uninterrupted") / "run", make_small_data())[0]
 
 
-def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, capsys, unbroken_weights):
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(9))
-    paths = sorted((tmp_path / "cut" / "checkpoints").iterdir())
+def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, capsys, uninterrupted_weights):
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(9))
+    paths = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
     assert [path.name for path in paths] == ["step-0000000008.npz", "step-0000000009.npz"]
-    whole = paths[1].read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", bytes([whole[0] ^ 1]) + whole[1:], _flipped(whole)):
+    intact = paths[1].read_bytes()
+    for damaged in (intact[: len(intact) // 2], b"", bytes([intact[0] ^ 1]) + intact[1:], with_a_flipped_bit(intact)):
         paths[1].write_bytes(damaged)
         checkpoint = Checkpoints(paths[1].parent).latest()
         assert checkpoint is not None and checkpoint.state["history"]["step"] == 8
         assert "step-0000000009.npz is damaged" in capsys.readouterr().err
-    weights, _ = run(tmp_path / "cut", make_small_data())
-    for one, other in zip(unbroken_weights, weights, strict=True):
+    weights, _ = run(tmp_path / "resumed", make_small_data())
+    for one, other in zip(uninterrupted_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def _flipped(whole):
-    """One bit of the data of an array changed: the stem's kernel, 432 bytes behind numpy's header of 128."""
-    middle = whole.index(b"NUMPY", whole.index(b"model/0.npy")) + 300
-    return whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+def with_a_flipped_bit(content):
+    """Change one bit of an array's data: the stem's kernel, 432 bytes after NumPy's header of 128 bytes."""
+    middle = content.index(b"NUMPY", content.index(b"model/0.npy")) + 300
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
 def test_only_damaged_checkpoints_raise_an_error_and_are_kept(tmp_path):
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(9))
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(9))
+    for path in (tmp_path / "resumed" / "checkpoints").iterdir():
         path.write_bytes(b"")
     with pytest.raises(UserError, match=r"every checkpoint in it is damaged; start again with --overwrite"):
-        run(tmp_path / "cut", make_small_data())
-    assert len(list((tmp_path / "cut" / "checkpoints").iterdir())) == 2
+        run(tmp_path / "resumed", make_small_data())
+    assert len(list((tmp_path / "resumed" / "checkpoints").iterdir())) == 2
 
 
 def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
@@ -73,16 +73,16 @@ def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
 def test_checkpoint_is_written_after_the_given_minutes(tmp_path):
     for minutes, expected in ((0.0, 2), (10.0, 0)):
         folder = tmp_path / f"{minutes:g}"
-        with pytest.raises(Cut):
-            run(folder, CuttingData(9), checkpoint_steps=None, checkpoint_minutes=minutes)
+        with pytest.raises(PowerCut):
+            run(folder, InterruptingData(9), checkpoint_steps=None, checkpoint_minutes=minutes)
         assert len(list(folder.glob("checkpoints/*"))) == expected
 
 
 def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
-    """A weight becomes infinite after step 9: that step's own checkpoint is not written, nor any later."""
+    """A weight becomes infinite before step 9: neither that step nor a later one gets a checkpoint."""
     model = make_small_model()
 
-    class Poisoned(CuttingData):
+    class Poisoned(InterruptingData):
         def take(self, count):
             for batch in super().take(count):
                 if self._step == 9:
@@ -103,11 +103,11 @@ def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_pa
 def test_nan_weight_that_leaves_the_loss_finite_is_not_saved(tmp_path):
     model = make_small_model()
 
-    class Poisoned(CuttingData):
+    class Poisoned(InterruptingData):
         def take(self, count):
             for batch in super().take(count):
                 if self._step == 9:
-                    stem = model.get_layer("stem").kernel  # relu makes 0 of what comes of it
+                    stem = model.get_layer("stem").kernel  # the ReLU after it turns NaN into 0
                     stem.assign(np.full(stem.shape, np.nan))
                 yield batch
 
@@ -141,12 +141,12 @@ def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
         Checkpoints(tmp_path).latest()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs limits of the system")
+@pytest.mark.skipif(os.name != "posix", reason="needs resource limits")
 def test_file_size_limit_ends_the_run_in_one_line_and_keeps_the_checkpoints(tmp_path):
-    """The system itself refuses: files may not grow beyond a limit that two checkpoints keep and the model does not."""
+    """The system limits the size of files: below that of a checkpoint."""
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_steps", "10"]
-    process = start(*flags)
-    wait_for("mine/checkpoints/step-*", tmp_path, process)
+    process = start_training(*flags)
+    wait_for_file("mine/checkpoints/step-*", tmp_path, process)
     process.kill()
     process.communicate()
     [*_, newest] = sorted((tmp_path / "mine" / "checkpoints").glob("step-*"))

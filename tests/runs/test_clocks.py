@@ -1,4 +1,4 @@
-"""Seconds and joules by what they were spent on."""
+"""The clocks of a run: energy counts during training only."""
 
 import json
 
@@ -18,9 +18,9 @@ def test_energy_is_counted_only_during_training():
         with clocks.running("validation"), clocks.paused("training"):
             total[0] += 1000
     assert clocks.joules == 1 + 2 + 2 * 10
-    assert len(clocks.spans) == 4 and all(begin <= end for begin, end in clocks.spans)
-    again = Clocks(**json.loads(json.dumps(clocks.to_record())))
-    assert again.joules == 23 and len(again.spans) == 4
-    with again.running("training"):  # gone on with where there is no meter
+    assert len(clocks.spans) == 4 and all(start <= end for start, end in clocks.spans)
+    restored = Clocks(**json.loads(json.dumps(clocks.to_record())))
+    assert restored.joules == 23 and len(restored.spans) == 4
+    with restored.running("training"):  # resumed on a machine without a meter
         pass
-    assert again.joules is None
+    assert restored.joules is None

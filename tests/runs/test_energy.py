@@ -1,10 +1,11 @@
-"""Energy from made-up sensors."""
+"""Energy from simulated sensors: files as the kernel writes them, and a made-up NVML."""
 
 import sys
+import threading
 import types
 
 import pytest
-from small_runs import curve, trained
+from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer.runs import energy
@@ -17,7 +18,7 @@ def sensor_files(folder, **files):
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test sets."""
 
     now = 100.0
 
@@ -40,7 +41,7 @@ def rapl_zone(root, zone, name, energy_uj, range_uj=262_143_328_850):
 
 
 def old_jetson(root):
-    """A TX2 as of JetPack 4: two INA3221, power in mW."""
+    """The files of a TX2 with JetPack 4: two INA3221 sensors, power in mW. Returns the file of VDD_IN."""
     drivers = root / "sys" / "bus" / "i2c" / "drivers" / "ina3221x"
     rails = (("0-0040", ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI")), ("0-0041", ("VDD_IN", "VDD_SYS_CPU", "NC")))
     for device, (address, names) in enumerate(rails):
@@ -81,7 +82,7 @@ def test_rapl_counters_of_packages_and_memory_are_added_and_may_wrap_around(tmp_
     assert meter.name == "RAPL package-0 + RAPL dram + RAPL package-1"
     dram.write_text("1500000")
     assert meter.joules() == pytest.approx(0.5)
-    package.write_text("2000000")  # 1 J up to its range, 2 J after it
+    package.write_text("2000000")  # 1 J up to the end of its range, then 2 J
     assert meter.joules() == pytest.approx(3.5)
     package.write_text("3000000")
     assert meter.joules() == pytest.approx(4.5)
@@ -103,7 +104,7 @@ def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
 
     def energy(device):
         if total[device] is None:
-            raise NVMLError("Not Supported")  # before Volta
+            raise NVMLError("Not Supported")  # GPUs before Volta
         return total[device]
 
     nvml = types.SimpleNamespace(
@@ -124,33 +125,33 @@ def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
 def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
     assert "no energy sensor" in str(energy.find_energy_meter(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(energy, "_has_gpu", lambda: True)  # of which RAPL would tell nothing
+        patch.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
         assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path))
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     real = type(counter).read_text
 
-    def closed(path, **how):
+    def refusing(path, **how):
         if path == counter:
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, **how)
 
-    monkeypatch.setattr(type(counter), "read_text", closed)
+    monkeypatch.setattr(type(counter), "read_text", refusing)
     assert f"sudo chmod a+r {counter}" in str(energy.find_energy_meter(tmp_path))
 
 
-@pytest.mark.parametrize("then", ["gone", "text"])
-def test_sensor_that_fails_during_training_gives_no_result(tmp_path, then):
+@pytest.mark.parametrize("failure", ["missing", "text"])
+def test_sensor_that_fails_during_training_gives_no_result(tmp_path, failure):
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     meter, _ = meter_of(tmp_path)
-    counter.unlink() if then == "gone" else counter.write_text("error")
+    counter.unlink() if failure == "missing" else counter.write_text("error")
     assert meter.joules() is None and "RAPL package-0: could not be read" in meter.failure
     counter.write_text("0")
-    assert meter.joules() is None, "what passed in between is unknown"
+    assert meter.joules() is None, "the energy spent in between is unknown"
 
 
 def test_sampling_thread_sees_each_wrap_around_of_a_counter(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "SAMPLING_SECONDS", 0.001)
-    readings = iter([4.0, 1.0, 4.0, 1.0])  # goes round at 5: 2 + 3 + 2 J
+    readings = iter([4.0, 1.0, 4.0, 1.0])  # wraps around at 5: 2 + 3 + 2 J
     done = []
 
     def read():
@@ -163,7 +164,7 @@ def test_sampling_thread_sees_each_wrap_around_of_a_counter(tmp_path, monkeypatc
             pass
         assert meter.joules() == pytest.approx(7)
     count = len(done)
-    assert not meter._thread.is_alive() and len(done) == count
+    assert "energy meter" not in {thread.name for thread in threading.enumerate()} and len(done) == count
 
 
 def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
@@ -173,12 +174,12 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
         total[0] += 0.5
         return total[0]
 
-    sensors = [energy.Sensor("made up", read, float("inf"))]
+    sensors = [energy.Sensor("simulated", read, float("inf"))]
     monkeypatch.setattr(train, "find_energy_meter", lambda: energy.EnergyMeter(sensors))
-    summary, rows = trained(tmp_path)
+    summary, rows = train_and_read(tmp_path)
     joules = [float(row["energy_joules"]) for row in rows]
     assert joules == sorted(joules) and joules[0] > 0
-    assert (summary["energy_joules"], summary["energy_meter"]) == (joules[-1], "made up")
+    assert (summary["energy_joules"], summary["energy_meter"]) == (joules[-1], "simulated")
     assert summary["energy_missing"] is None
     assert curve(tmp_path, "meters/energy_joules") == [
         (int(row["step"]), pytest.approx(value)) for row, value in zip(rows, joules, strict=True)
@@ -187,7 +188,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
 
 def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
-    summary, rows = trained(tmp_path, name="full_training")
+    summary, rows = train_and_read(tmp_path, name="full_training")
     assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
     assert {row["energy_joules"] for row in rows} == {""}
     assert curve(tmp_path, "meters/energy_joules") is None

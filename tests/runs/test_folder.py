@@ -1,11 +1,11 @@
-"""The folder of a run: one run at a time, and nothing else is deleted."""
+"""The folder of a run: one run at a time writes to it, and only a run's files are deleted."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from command_line import ROOT, start
+from command_line import ROOT, start_training
 
 from elastic_trainer.runs.folder import run_folder
 from utils import UserError
@@ -15,15 +15,16 @@ def test_second_run_in_the_same_folder_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     program = f"""
-import time, utils
+import time
 from pathlib import Path
+from elastic_trainer.runs.folder import run_folder
 with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
-    print("held", flush=True)
+    print("locked", flush=True)
     time.sleep(60)
 """
     holder = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
         for how in ({"resume": True}, {"overwrite": True}):
             with (
                 pytest.raises(UserError, match="another run is writing there; wait for it, or give --run_name"),
@@ -35,7 +36,7 @@ with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
     finally:
         holder.kill()
         holder.wait()
-    with run_folder(tmp_path, "mine", resume=True):  # the lock died with its holder
+    with run_folder(tmp_path, "mine", resume=True):  # the lock ended with its process
         assert (tmp_path / "mine" / "config.json").exists()
 
 
@@ -63,13 +64,13 @@ def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
 
 def test_logdir_that_is_a_file_is_named_in_one_line(tmp_path):
     (tmp_path / "file").touch()
-    process = start("--logdir", tmp_path / "file", "--max_steps", "2")
+    process = start_training("--logdir", tmp_path / "file", "--max_steps", "2")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert f"--logdir {tmp_path / 'file'}: is a file; give a folder" in errors.strip().splitlines()[-1]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write to every folder")
 def test_read_only_logdir_is_named(tmp_path):
     (tmp_path / "logs").mkdir(mode=0o555)
     with (
@@ -80,16 +81,13 @@ def test_read_only_logdir_is_named(tmp_path):
 
 
 def test_overwriting_a_folder_without_a_run_is_refused(tmp_path):
-    import utils
-    from elastic_trainer.runs.folder import run_folder
-
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    (tmp_path / "mine" / "thesis.tex").write_text("text")
     with (
-        pytest.raises(utils.UserError, match=r"--overwrite: .* is not the folder of a run"),
+        pytest.raises(UserError, match=r"--overwrite: .* is not the folder of a run"),
         run_folder(tmp_path, "mine", overwrite=True),
     ):
         pass
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
     with run_folder(tmp_path, "mine") as folder:
         assert folder.name == "mine-2"

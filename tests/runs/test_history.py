@@ -1,11 +1,11 @@
-"""What a run's history adds up: FLOPs, peak memory, the time of full training."""
+"""The history of a run adds up FLOPs, peak memory and the time of full training."""
 
 import csv
 
 import numpy as np
 import pytest
 from conftest import make_small_model
-from small_runs import curve, trained
+from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer.machine import peak_memory_mb
@@ -23,12 +23,12 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
         return counted[-1]
 
     monkeypatch.setattr(train, "count_flops", count)
-    full, rows = trained(tmp_path / "full", name="full_training")
+    full, rows = train_and_read(tmp_path / "full", name="full_training")
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]
     assert [float(row["train_flops"]) for row in rows] == [step * 6, step * 12, step * 18]
     counted.clear()
-    elastic, rows = trained(tmp_path / "elastic")
+    elastic, rows = train_and_read(tmp_path / "elastic")
     with (tmp_path / "elastic" / "selections.csv").open(newline="") as file:
         masks: dict[int, list[bool]] = {}
         for row in csv.DictReader(file):
@@ -47,7 +47,7 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
 
 
 def test_run_records_its_peak_memory(tmp_path):
-    summary, rows = trained(tmp_path, name="full_training")
+    summary, rows = train_and_read(tmp_path, name="full_training")
     peaks = [float(row["peak_memory_mb"]) for row in rows]
     assert summary["peak_memory_mb"] == max(peaks)
     assert 50 < peaks[0] <= (peak_memory_mb() or 0)
@@ -57,7 +57,7 @@ def test_run_records_its_peak_memory(tmp_path):
 
 def test_full_training_time_follows_the_slowdowns_before_and_during_each_interval():
     history = History()
-    for slowdown, among in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
-        choice = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
-        history.intervals.append(SelectionInterval(choice, 0, step_ms=[1.0, 1.0], slowdowns=among))
+    for slowdown, later_slowdowns in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
+        selection = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
+        history.intervals.append(SelectionInterval(selection, 0, step_ms=[1.0, 1.0], slowdowns=later_slowdowns))
     assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))

@@ -1,4 +1,4 @@
-"""Reading what earlier runs left."""
+"""Reading the folders of earlier runs."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""A run that was cut off goes on from its last checkpoint and ends as if nothing had happened."""
+"""A resumed run continues from its last checkpoint and ends like an uninterrupted run."""
 
 import signal
 import time
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import make_small_data, make_small_model
-from interrupted_runs import EPOCHS, STEPS, Cut, CuttingData, latest, run
+from interrupted_runs import EPOCHS, STEPS, InterruptingData, PowerCut, latest, run
 from small_runs import rows_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -32,38 +32,39 @@ def events_of(folder):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     return folder, *run(folder, make_small_data(), elastic=True)
 
 
 @pytest.fixture(scope="module")
-def unbroken_weights(tmp_path_factory):
-    """Of full training."""
-    return run(tmp_path_factory.mktemp("unbroken") / "run", make_small_data())[0]
+def uninterrupted_weights(tmp_path_factory):
+    """The weights after full training."""
+    return run(tmp_path_factory.mktemp("uninterrupted") / "run", make_small_data())[0]
 
 
 @pytest.mark.parametrize(
     ("optimizer", "cuts", "every"),
     [
-        ("sgd", [(1, False), (STEPS, False)], 1),  # after the first step, and between two epochs
-        ("sgd", [(9, False), (2 * STEPS, True)], 1),  # before a selection in the middle of an epoch, and in a test
-        ("sgd", [(10, False), (10, False), (17, False)], 4),  # some way after a checkpoint, again before the next
+        ("sgd", [(1, False), (STEPS, False)], 1),  # after the first step; between two epochs
+        ("sgd", [(9, False), (2 * STEPS, True)], 1),  # before a selection within an epoch; in a validation
+        ("sgd", [(10, False), (10, False), (17, False)], 4),  # between two checkpoints, twice; later again
         ("sgd", [(2, False)], 100),  # before the first checkpoint
         ("adam", [(10, False), (14, False)], 4),
     ],
 )
-def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(optimizer, cuts, every, tmp_path, unbroken):
-    folder, weights, summary = unbroken
+def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
+    optimizer, cuts, every, tmp_path, uninterrupted
+):
+    folder, weights, summary = uninterrupted
     if optimizer == "adam":
-        folder = tmp_path / "unbroken"
+        folder = tmp_path / "uninterrupted"
         weights, summary = run(folder, make_small_data(), optimizer="adam", elastic=True)
-    for at, in_test in cuts:
-        with pytest.raises(Cut):
-            run(tmp_path / "cut", CuttingData(at, in_test), optimizer=optimizer, checkpoint_steps=every, elastic=True)
-    resumed, resumed_summary = run(
-        tmp_path / "cut", make_small_data(), optimizer=optimizer, checkpoint_steps=every, elastic=True
-    )
+    changes = {"optimizer": optimizer, "checkpoint_steps": every, "elastic": True}
+    for at, in_validation in cuts:
+        with pytest.raises(PowerCut):
+            run(tmp_path / "resumed", InterruptingData(at, in_validation), **changes)
+    resumed, resumed_summary = run(tmp_path / "resumed", make_small_data(), **changes)
     for one, other in zip(weights, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
     assert (resumed_summary["steps"], resumed_summary["epochs"]) == (EPOCHS * STEPS, EPOCHS)
@@ -72,10 +73,10 @@ def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(op
         ("metrics", ["epoch", "step", "learning_rate", "train_loss", "train_accuracy", "test_loss", "trained_tensors"]),
         ("selections", ["epoch", "step", "name", "importance", "chosen", "budget_step_ms"]),
     ):
-        pairs = zip(rows_of(folder / f"{name}.csv"), rows_of(tmp_path / "cut" / f"{name}.csv"), strict=True)
+        pairs = zip(rows_of(folder / f"{name}.csv"), rows_of(tmp_path / "resumed" / f"{name}.csv"), strict=True)
         for expected, found in pairs:
             assert [expected[column] for column in columns] == [found[column] for column in columns]
-    seconds = [float(row["train_seconds"]) for row in rows_of(tmp_path / "cut" / "metrics.csv")]
+    seconds = [float(row["train_seconds"]) for row in rows_of(tmp_path / "resumed" / "metrics.csv")]
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
 
 
@@ -84,7 +85,7 @@ def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, caps
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3))
         x = keras.layers.Rescaling(1 / 255)(inputs)
-        for name in ("first", "second"):  # Keras' own names count on within one process
+        for name in ("first", "second"):  # Keras numbers its default names through a process
             x = keras.layers.Conv2D(32, 3, padding="same", activation="relu", name=name)(x)
         x = keras.layers.Dropout(0.2, seed=0)(keras.layers.GlobalAveragePooling2D()(x))
         model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
@@ -96,21 +97,21 @@ def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, caps
             log.finish(train.prunetrain(model, data, settings, log))
         return [variable.numpy() for variable in keras.models.load_model(folder / "last.keras").variables]
 
-    whole = prunetrain(tmp_path / "whole", make_small_data())
-    assert whole[0].shape[-1] < 32 and "channels left" in capsys.readouterr().out
-    for at, in_test in ((8, False), (12, True)):
-        with pytest.raises(Cut):
-            prunetrain(tmp_path / "cut", CuttingData(at, in_test))
-    for one, other in zip(whole, prunetrain(tmp_path / "cut", make_small_data()), strict=True):
+    expected = prunetrain(tmp_path / "uninterrupted", make_small_data())
+    assert expected[0].shape[-1] < 32 and "channels left" in capsys.readouterr().out
+    for at, in_validation in ((8, False), (12, True)):
+        with pytest.raises(PowerCut):
+            prunetrain(tmp_path / "resumed", InterruptingData(at, in_validation))
+    for one, other in zip(expected, prunetrain(tmp_path / "resumed", make_small_data()), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, unbroken):
-    for at, in_test in [(2, False), (10, False), (2 * STEPS, True)]:
-        with pytest.raises(Cut):
-            run(tmp_path / "cut", CuttingData(at, in_test), checkpoint_steps=4, elastic=True)
-    run(tmp_path / "cut", make_small_data(), checkpoint_steps=4, elastic=True)
-    expected, found = events_of(unbroken[0]), events_of(tmp_path / "cut")
+def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupted):
+    for at, in_validation in [(2, False), (10, False), (2 * STEPS, True)]:
+        with pytest.raises(PowerCut):
+            run(tmp_path / "resumed", InterruptingData(at, in_validation), checkpoint_steps=4, elastic=True)
+    run(tmp_path / "resumed", make_small_data(), checkpoint_steps=4, elastic=True)
+    expected, found = events_of(uninterrupted[0]), events_of(tmp_path / "resumed")
     assert set(expected) <= set(found)
     for tag in expected:
         if tag.startswith(("test/", "selection/", "budget/")):
@@ -118,48 +119,48 @@ def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, unbroken):
     assert expected["budget/rho"] == [0, 3, 6, 9, 12, 15]
     for tag, steps in found.items():
         assert sorted(set(steps)) == steps, tag
-    for tag in ("train/loss", "learning_rate"):  # a point at each selection, checkpoint, and end of an epoch
+    for tag in ("train/loss", "learning_rate"):  # one point at each selection, checkpoint and end of an epoch
         assert {*range(3, EPOCHS * STEPS + 1, 3), *range(4, EPOCHS * STEPS, 4)} <= set(found[tag])
 
 
 def test_resumed_run_continues_its_clocks_without_the_time_in_between(tmp_path):
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(14))
-    before = latest(tmp_path / "cut" / "checkpoints").state["history"]["clocks"]
-    time.sleep(0.5)  # a time without power is nobody's
-    begin = time.perf_counter()
-    _, summary = run(tmp_path / "cut", make_small_data())
-    took = time.perf_counter() - begin
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(14))
+    before = latest(tmp_path / "resumed" / "checkpoints").state["history"]["clocks"]
+    time.sleep(0.5)  # the time without power must not be counted
+    start = time.perf_counter()
+    _, summary = run(tmp_path / "resumed", make_small_data())
+    took = time.perf_counter() - start
     spans = summary["training_spans"]
     assert spans[: len(before["spans"])] == before["spans"] and len(spans) > len(before["spans"])
     for name in (*CLOCKS, "elapsed"):
         seconds, after = before[name], summary[f"{'train' if name == 'training' else name}_seconds"]
         assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
-    assert not (tmp_path / "cut" / "checkpoints").exists()  # a finished run needs none
+    assert not (tmp_path / "resumed" / "checkpoints").exists()  # a finished run does not need them
 
 
 def test_resumed_run_continues_the_correction_of_the_budget(tmp_path, monkeypatch):
     allowed = []
     original = RhoBudget.allow
 
-    def remembering(self, progress):
+    def recording(self, progress):
         allowed.append(
             (progress.step, self.correction, self._allowed, self._step_over_prediction(progress), progress.slowdowns)
         )
         return original(self, progress)
 
-    monkeypatch.setattr(RhoBudget, "allow", remembering)
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(11), correct_budget=True, elastic=True)
-    interval = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]
+    monkeypatch.setattr(RhoBudget, "allow", recording)
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
+    interval = latest(tmp_path / "resumed" / "checkpoints").state["history"]["intervals"][-1]
     saved = interval["choice"]
     assert saved["correction"] != 1 and interval["slowdowns"]
     allowed.clear()
-    run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True)
-    step, correction, rho, paces, slowdowns = allowed[0]
+    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True)
+    step, correction, rho, ratios, slowdowns = allowed[0]
     assert (step, correction, rho) == (12, saved["correction"], saved["rho"]) and rho != 0.6
-    # Steps and gradient passes before the cut are not forgotten (the first step after it has no time).
-    assert len(paces) == len(interval["step_ms"]) > 0
+    # Steps and gradient passes before the power cut count (the first step after it is not timed).
+    assert len(ratios) == len(interval["step_ms"]) > 0
     assert [*slowdowns[:2]] == interval["slowdowns"] and len(slowdowns) == 3
 
 
@@ -167,35 +168,35 @@ def test_resuming_with_another_timing_table_measures_the_slowdowns_again(tmp_pat
     allowed = []
     original = RhoBudget.allow
 
-    def remembering(self, progress):
+    def recording(self, progress):
         allowed.append(progress.slowdowns)
         return original(self, progress)
 
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(11), correct_budget=True, elastic=True)
-    old = latest(tmp_path / "cut" / "checkpoints").state["history"]["intervals"][-1]["slowdowns"]
-    monkeypatch.setattr(RhoBudget, "allow", remembering)
-    run(tmp_path / "cut", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
+    old = latest(tmp_path / "resumed" / "checkpoints").state["history"]["intervals"][-1]["slowdowns"]
+    monkeypatch.setattr(RhoBudget, "allow", recording)
+    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
     assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
     assert len(allowed[0]) == GRADIENT_PASSES[0] and not {*allowed[0]} & {*old}
-    assert len(allowed[1]) == 3  # from then on those among the interval's three steps
+    assert len(allowed[1]) == 3  # after that, only the passes during the interval's three steps
 
 
 def test_resuming_with_another_optimizer_is_refused(tmp_path):
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(9))
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(9))
     with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
-        run(tmp_path / "cut", make_small_data(), optimizer="adam")
+        run(tmp_path / "resumed", make_small_data(), optimizer="adam")
 
 
 def test_resuming_with_another_number_of_images_is_refused(tmp_path):
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", CuttingData(9))
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(9))
     with pytest.raises(UserError, match=r"started with \[24, 24\] training and test images, now they are \[28, 28\]"):
-        run(tmp_path / "cut", make_small_data(count=28))
+        run(tmp_path / "resumed", make_small_data(count=28))
 
 
-def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, unbroken_weights):
+def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, uninterrupted_weights):
     data = make_small_data()
     folder = tmp_path / "run"
     calls = []
@@ -203,7 +204,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     class CountingSignals(StopSignals):
         def check(self):
             calls.append(1)
-            if len(calls) == 2 * STEPS + STEPS + 2:  # in the test of the second epoch
+            if len(calls) == 2 * STEPS + STEPS + 2:  # in the validation of the second epoch
                 self.number = signal.SIGTERM
             super().check()
 
@@ -219,5 +220,5 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     assert latest(folder / "checkpoints").state["history"]["step"] == 2 * STEPS
     weights, summary = run(folder, data)
     assert summary["epochs"] == EPOCHS
-    for one, other in zip(unbroken_weights, weights, strict=True):
+    for one, other in zip(uninterrupted_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -8,7 +8,7 @@ import time
 
 import keras
 import pytest
-from command_line import ROOT, start, wait_for
+from command_line import ROOT, start_training, wait_for_file
 
 from elastic_trainer.runs.stop_signals import StopSignals
 
@@ -16,8 +16,8 @@ from elastic_trainer.runs.stop_signals import StopSignals
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(number, status, tmp_path):
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--deterministic", "--num_epochs", "3", "--save_model"]
-    process = start(*flags, "--checkpoint_steps", "20")
-    wait_for("mine/checkpoints/step-*", tmp_path, process)
+    process = start_training(*flags, "--checkpoint_steps", "20")
+    wait_for_file("mine/checkpoints/step-*", tmp_path, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == status, errors
@@ -25,10 +25,10 @@ def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(nu
     assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
     command = last.split("python main.py ")[1].split()
     assert not list((tmp_path / "mine").rglob(".*"))
-    if number == signal.SIGINT:  # what comes now is the same
+    if number == signal.SIGINT:  # the rest is the same for both signals
         return
 
-    other = start(*flags, "--resume", "--learning_rate", "0.5")
+    other = start_training(*flags, "--resume", "--learning_rate", "0.5")
     _, errors = other.communicate(timeout=120)
     assert (
         other.returncode == 2 and "was started with --learning_rate 0.002, not 0.5" in errors.strip().splitlines()[-1]
@@ -39,12 +39,12 @@ def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(nu
     )
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads((tmp_path / "mine" / "summary.json").read_text())["steps"] == 3 * 224
-    whole = start(*flags[:2], "--run_name", "whole", *flags[4:])
-    whole.communicate(timeout=300)
-    assert whole.returncode == 0
-    assert weights_of(tmp_path / "mine") == weights_of(tmp_path / "whole")
+    uninterrupted = start_training(*flags[:2], "--run_name", "uninterrupted", *flags[4:])
+    uninterrupted.communicate(timeout=300)
+    assert uninterrupted.returncode == 0
+    assert weights_of(tmp_path / "mine") == weights_of(tmp_path / "uninterrupted")
 
-    again = start(*flags, "--resume")
+    again = start_training(*flags, "--resume")
     output, errors = again.communicate(timeout=60)
     assert again.returncode == 0 and "is finished: accuracy" in output, errors
 
@@ -58,21 +58,22 @@ def weights_of(folder):
 
 def test_second_signal_exits_at_once():
     program = """
-import os, signal, time, utils
+import os, signal, time
+from elastic_trainer.runs.stop_signals import StopSignals
 with StopSignals() as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     end = time.monotonic() + 5
     while stop.number is None and time.monotonic() < end:
         time.sleep(0.01)
     assert stop.number == signal.SIGTERM
-    os.kill(os.getpid(), signal.SIGTERM)  # at the same moment: sent twice, meant once
+    os.kill(os.getpid(), signal.SIGTERM)  # at the same moment: one request that was sent twice
     time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
 """
-    begin = time.monotonic()
+    start_time = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 130 and time.monotonic() - begin < 15
+    assert done.returncode == 130 and time.monotonic() - start_time < 15
 
 
 def test_signal_handlers_are_restored_after_the_context():

@@ -18,7 +18,7 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (re
 pytestmark = pytest.mark.skipif(
     not (DRIVER and BROWSER), reason="needs a headless browser: apt-get install chromium chromium-driver"
 )
-SECONDS = 60  # until a page shows what it should
+SECONDS = 60  # to wait for a page to show something
 TEXT = """
     const texts = node => node.nodeType === 3 ? [node.data] : ["SCRIPT", "STYLE"].includes(node.nodeName) ? [] :
         [...(node.shadowRoot ? texts(node.shadowRoot) : []), ...[...node.childNodes].flatMap(texts)];
@@ -59,7 +59,7 @@ def serve(folder):
 
 
 def eventually(browser, look, seconds=SECONDS):
-    """What `look` finds once it is true; a page that is still being built may fail in between."""
+    """Wait until `look` returns something true; returns that. Errors of a page that is still loading are ignored."""
     from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -94,7 +94,7 @@ def test_curves_of_both_runs_are_shown_over_training_time(browser, board):
     eventually(browser, lambda: cards(lambda lines: {"elastic", "full"} <= {*lines}) == tags)
     browser.find_element("css selector", "tb-dropdown mat-select").click()
     eventually(browser, lambda: browser.find_elements("xpath", "//mat-option[normalize-space()='Relative']"))[0].click()
-    # The last mark of the axis; without points it would be 1 ms.
+    # The last label of the axis; without points it would be 1 ms.
     eventually(browser, lambda: cards(lambda lines: re.fullmatch(r"[\d.]+ sec|\d\d+ ms", lines[-1])) == tags)
 
 

@@ -1,4 +1,4 @@
-"""The curves that a run writes for TensorBoard."""
+"""The events that a run writes for TensorBoard."""
 
 from conftest import make_small_model, make_table
 from small_runs import run

@@ -1,15 +1,16 @@
-"""Runs with a deadline stop in time."""
+"""Runs with a deadline stop in time, with their last validation."""
 
 import signal
 from dataclasses import replace
 
 import pytest
 from conftest import make_small_data, make_small_model, make_table
-from small_runs import elastic
+from small_runs import elastic_run
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection import time_budget
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
 from elastic_trainer.selection.time_budget import (
@@ -22,18 +23,21 @@ from utils import Stopped
 
 def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):
     table = make_table(make_small_model())
-    lying = replace(table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6)
-    lying = replace(lying, fit=replace(lying.fit, constant_ms=1e-4))
+    optimistic = replace(
+        table, full_step_ms=1e-3, t_dy_ms=0 * table.t_dy_ms, t_dw_ms=0 * table.t_dw_ms, forward_ms=1e-6
+    )
+    optimistic = replace(optimistic, fit=replace(optimistic.fit, constant_ms=1e-4))
     settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
-    summary, *_ = elastic(tmp_path, settings, lying)
+    summary, *_ = elastic_run(tmp_path, settings, optimistic)
     assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
     assert summary["elapsed_seconds"] > 2.5
-    assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0  # the last test may meet a busy machine
+    # The last validation may run on a busy machine.
+    assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0
     assert summary["epochs"] == -(-summary["steps"] // 6)
 
 
 class FakeTime:
-    """Stands for the module `time` of the training loop: passes only where it is told to, 1 s in each step."""
+    """Replaces the module `time` of the training loop. Each step takes 1 s; other calls take what `let_pass` sets."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
@@ -52,44 +56,45 @@ class FakeTime:
     time = monotonic = perf_counter
 
     def let_pass(self, monkeypatch, owner, name, seconds):
-        """From now on each call takes the next of `seconds`, and the last of them from there on."""
-        calls, left = getattr(owner, name), list(seconds)
+        """Each call of `owner.name` takes the next of `seconds`; after the last, each takes the last."""
+        original, left = getattr(owner, name), list(seconds)
 
         def called(*args, **kwargs):
             self.now += left.pop(0) if len(left) > 1 else left[0]
-            return calls(*args, **kwargs)
+            return original(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, called)
 
 
-def hurried(folder, deadline):
-    """10 epochs of 6 steps, or what is left of them in `folder`; a selection every second epoch."""
+def run_with_deadline(folder, deadline, stop=None):
+    """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline)
     budget = make_budget(model, data, settings, make_table(model))
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:
-        return train.elastic_training(model, data, settings, log, budget)
+        return train.elastic_training(model, data, settings, log, budget, stop)
 
 
 @pytest.mark.parametrize(
-    ("deadline", "tests", "selections", "steps"),
+    ("deadline", "validations", "selections", "steps"),
     [
-        # Steps of 1 s, six an epoch; 1.5 times the longest of the latest three tests is kept for the last one.
-        (21.0, [2], [0], 14),  # 16 s after the second test; a third step would leave too little
-        (19.9, [2], [0], 12),  # already the first would
+        # Steps take 1 s, an epoch has six. 1.5 times the longest of the latest three validations is reserved for the
+        # last one.
+        (21.0, [2], [0], 14),  # 16 s after the second validation; a third step would leave too little time
+        (19.9, [2], [0], 12),  # even the first step would
         (28.0, [4, 2, 5], [0], 16),
-        (50.0, [10, 1], [0], 23),  # 15 s are kept; that the last test then takes 1 s begins nothing anew
-        (28.5, [2], [5], 12),  # 21 s after the second test: another selection and a step would end at 27 s
+        (50.0, [10, 1], [0], 23),  # 15 s are reserved; the last validation takes 1 s, and no step follows
+        (28.5, [2], [5], 12),  # 21 s after the second validation; a selection and a step would end at 27 s
     ],
 )
 def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
-    deadline, tests, selections, steps, tmp_path, monkeypatch
+    deadline, validations, selections, steps, tmp_path, monkeypatch
 ):
     clock = FakeTime(monkeypatch)
-    clock.let_pass(monkeypatch, Evaluation, "__call__", tests)
+    clock.let_pass(monkeypatch, Evaluation, "__call__", validations)
     clock.let_pass(monkeypatch, ElasticScheme, "select", selections)
-    summary = hurried(tmp_path, deadline)
+    summary = run_with_deadline(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
 
@@ -97,24 +102,24 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
 def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
-    # 1 s on the device as profiled; nothing while the run is planned, which must not be refused.
+    # 3 s at the measured slowdown; 0 s before the run, so that the deadline is accepted.
     seconds = {1.0: 0.0, 3.0: 3.0}
     monkeypatch.setattr(DeadlineBudget, "_first_validation_seconds", lambda budget, slowdown: seconds[slowdown])
-    summary = hurried(tmp_path, 8.9)  # 4.5 s are kept for the test
+    summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
 
 def test_run_stopped_at_its_deadline_resumes_with_the_validation(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
-    is_up = train._Training._is_out_of_time
+    stop, is_out_of_time = StopSignals(), ElasticScheme.is_out_of_time
 
-    def is_up_and_stop(training):  # the signal comes as soon as time is up
-        if is_up(training):
-            training._stop.number = signal.SIGTERM
-        return is_up(training)
+    def stop_if_out_of_time(scheme, progress):  # the signal comes when the time is over
+        if is_out_of_time(scheme, progress):
+            stop.number = signal.SIGTERM
+        return is_out_of_time(scheme, progress)
 
     with monkeypatch.context() as patched, pytest.raises(Stopped, match="stopped after step 8 of 60"):
-        patched.setattr(train._Training, "_is_out_of_time", is_up_and_stop)
-        hurried(tmp_path, 8.5)
-    summary = hurried(tmp_path, 8.5)
+        patched.setattr(ElasticScheme, "is_out_of_time", stop_if_out_of_time)
+        run_with_deadline(tmp_path, 8.5, stop)
+    summary = run_with_deadline(tmp_path, 8.5)
     assert (summary["steps"], summary["epochs"]) == (8, 2)

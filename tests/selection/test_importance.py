@@ -1,4 +1,4 @@
-"""Importance: its definition, and that measuring it leaves no trace."""
+"""Importance equals its definition, and measuring it changes no variable."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def test_measuring_importance_restores_all_variables(name, small_model, small_da
 
 
 def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
-    """Against the definition, computed with eager TensorFlow and plain arithmetic (no momentum yet, so dw = -lr·g)."""
+    """Compared with the definition in eager TensorFlow (there is no momentum yet, so dw = -lr·g)."""
     import tensorflow as tf
 
     model = make_small_model()

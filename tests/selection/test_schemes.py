@@ -1,9 +1,9 @@
-"""Elastic training's scheme: it measures the device's speed, and changes nothing else."""
+"""The elastic scheme: it measures the device's slowdown during training."""
 
 import numpy as np
 import pytest
 from conftest import make_small_data, make_small_model, make_table
-from small_runs import elastic
+from small_runs import elastic_run
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
@@ -21,34 +21,36 @@ from elastic_trainer.settings import Settings
 def test_elastic_run_records_slowdown_and_correction(tmp_path):
     table = make_table(make_small_model())
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    summary, choices, intervals = elastic(tmp_path, settings, table)
-    assert len(choices) == 3
-    for row in choices:
+    summary, selections, intervals = elastic_run(tmp_path, settings, table)
+    assert len(selections) == 3
+    for row in selections:
         slowdown, correction = float(row["slowdown"]), float(row["correction"])
         assert slowdown > 0 and 1 / CORRECTION_BOUND <= correction <= CORRECTION_BOUND
         assert abs(float(row["rho"]) - 0.6) <= CARRIED + 1e-9
         assert float(row["budget_step_ms"]) == pytest.approx(float(row["rho"]) * table.full_step_ms * slowdown)
         assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
-    assert float(choices[0]["correction"]) == 1
-    assert len({row["slowdown"] for row in choices}) == 3  # measured each time
+    assert float(selections[0]["correction"]) == 1
+    assert len({row["slowdown"] for row in selections}) == 3  # measured before each selection
     slowdowns = [one for interval in intervals for one in (interval.selection.slowdown, *interval.slowdowns)]
     full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
-    most = 1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)  # three first steps have no time
+    most = (
+        1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)
+    )  # the first step of each selection is not timed
     assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
-    assert summary["time_over_full"] > summary["rho_measured"]  # it counts selecting too
+    assert summary["time_over_full"] > summary["rho_measured"]  # it includes the time of selecting
 
 
 def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
-    """At rho 1 selections follow from importance alone, so runs with passes and without agree."""
+    """At rho 1 selections depend only on importance, so runs with and without gradient passes are equal."""
     weights, timed = [], []
     original = ElasticScheme.slowdown
 
-    def remembering(self, step, images, labels):
+    def recording(self, step, images, labels):
         slowdown = original(self, step, images, labels)
         timed.append((step, slowdown is not None))
         return slowdown
 
-    monkeypatch.setattr(ElasticScheme, "slowdown", remembering)
+    monkeypatch.setattr(ElasticScheme, "slowdown", recording)
     for correct in (True, False):
         model = make_small_model()
         settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
@@ -59,5 +61,5 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
     passes = {step for step, was_timed in timed[:24] if was_timed}
     assert passes == gradient_pass_steps([0, 12, 24]) and len(passes) == 2 * GRADIENT_PASSES[0]
     assert not any(was_timed for _, was_timed in timed[24:])
-    for ours, plain in zip(*weights, strict=True):
-        np.testing.assert_array_equal(ours, plain)
+    for with_passes, without in zip(*weights, strict=True):
+        np.testing.assert_array_equal(with_passes, without)

@@ -14,11 +14,11 @@ def test_selection_fits_the_budget_and_contains_the_head(small_model):
     smallest = table.predict_ms(head) / table.full_step_ms
     for rho in np.linspace(smallest, 1, 20):
         importance = rng.normal(0.2, 0.5, len(head))
-        choice = select_tensors(table, importance, head, float(rho))
-        assert choice.mask[head].all()
-        assert choice.predicted_step_ms == pytest.approx(table.predict_ms(choice.mask))
-        assert choice.predicted_step_ms is not None and choice.budget_step_ms is not None
-        assert choice.predicted_step_ms <= choice.budget_step_ms + 1e-9
-        assert not (choice.mask & ~head & (importance <= 0)).any()
+        selection = select_tensors(table, importance, head, float(rho))
+        assert selection.mask[head].all()
+        assert selection.predicted_step_ms == pytest.approx(table.predict_ms(selection.mask))
+        assert selection.predicted_step_ms is not None and selection.budget_step_ms is not None
+        assert selection.predicted_step_ms <= selection.budget_step_ms + 1e-9
+        assert not (selection.mask & ~head & (importance <= 0)).any()
     everything = select_tensors(table, np.ones(len(head)), head, 1.0)
     assert everything.mask.all()

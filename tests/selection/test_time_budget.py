@@ -1,4 +1,4 @@
-"""The time budget: corrected by what is measured, bounded, and a deadline that is met on a device that changes."""
+"""The time budget is corrected by measurements, within bounds, and deadlines are met on a device that slows down."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def case():
 
 
 def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
-    """Train on a device where what the table says takes `ms` takes `device(epoch, ms)`: allowances, masks, seconds."""
+    """Train on a device that takes `device(epoch, ms)` for `ms` of the table; returns allowances, masks and seconds."""
     table = budget.table
     rng = np.random.default_rng(0)
     elapsed, allowances, masks = 0.0, [], []
@@ -42,10 +42,10 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
             epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, slowdowns, overhead_ms=0.0, **beside
         )
         allowances.append(budget.allow(progress))
-        choice = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
-        budget.adopt(choice.mask)
-        masks.append(choice.mask)
-        step_ms = [device(epoch, table.predict_ms(choice.mask))] * steps
+        selection = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
+        budget.adopt(selection.mask)
+        masks.append(selection.mask)
+        step_ms = [device(epoch, table.predict_ms(selection.mask))] * steps
         elapsed += sum(step_ms) / 1e3 + 2 * seconds_beside
     return allowances, masks, elapsed
 
@@ -73,7 +73,7 @@ def test_uniform_slowdown_changes_the_allowance_but_not_the_selection(case):
 
 @pytest.mark.parametrize("wrong", [1.15, 0.9])
 def test_wrong_prediction_is_corrected(case, wrong):
-    """Sparse selections take `wrong` times what the table says; the full gradient pass takes what it says."""
+    """Selections take `wrong` times their prediction; the gradient pass over all tensors takes what the table says."""
     table, head = case
 
     def device(epoch, ms):
@@ -91,7 +91,7 @@ def test_wrong_prediction_is_corrected(case, wrong):
 @pytest.mark.parametrize("rho", [0.5, 0.6, 0.8, 0.99])
 @pytest.mark.parametrize("correction", [0.9, 1.0, 1.1])
 def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
-    """On tensors of very different sizes, which seldom fill a budget."""
+    """With tensors of very different times, selections seldom fill their budget."""
     table, head = case
     rng = np.random.default_rng(0)
     table = replace(table, t_dw_ms=rng.choice([0.1, 2.0], len(head)))
@@ -116,7 +116,7 @@ def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
 
 @pytest.mark.parametrize("wrong", [1.1, 0.9])
 def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance(case, monkeypatch, wrong):
-    """All in all they are nearer to rho than without, and nothing is carried any more once the table is corrected."""
+    """The mean is nearer to rho than without carrying over. Once the table is corrected, nothing is carried over."""
     table, head = case
     errors = []
     for carried in (CARRIED, 0.0):
@@ -124,7 +124,7 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
         budget = RhoBudget(table, head, 0.6)
         allowance, took = budget.allow(Progress()), []
         for _ in range(12):
-            # A selection that fills its budget to the last bit, on a device where steps take `wrong` times as long.
+            # The selection fills its budget exactly; the device takes `wrong` times as long.
             budget._predicted_ms = allowance.table_share * table.full_step_ms
             took.append(wrong * allowance.table_share)
             steps = [wrong * budget._predicted_ms] * 50
@@ -141,8 +141,8 @@ def test_carry_over_still_allows_the_head(case):
     steps = [1.2 * budget.adopt(head)] * 50
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
     assert allowance.correction > 1.05 and allowance.rho == budget.smallest_rho
-    choice = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
-    np.testing.assert_array_equal(choice.mask, head)
+    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    np.testing.assert_array_equal(selection.mask, head)
 
 
 def test_correction_is_bounded(case):
@@ -166,7 +166,7 @@ def test_correction_uses_only_the_latest_steps(case):
 
 
 def test_noisy_measurements_change_the_correction_less(case):
-    """The correction nears the truth with many that agree, hardly with few that do not, and a wild one is no matter."""
+    """Many equal measurements correct most, a few that differ correct least, and one outlier changes nothing."""
     table, head = case
     rng = np.random.default_rng(0)
     corrections = []
@@ -175,20 +175,20 @@ def test_noisy_measurements_change_the_correction_less(case):
         budget.adopt(head)
         steps = [1.1 * table.predict_ms(head) * noise for noise in rng.normal(1, 0.02, 50)]
         corrections.append(budget.allow(Progress(step_ms=steps, slowdowns=slowdowns)).correction)
-    many, few, scattered, wild = corrections
+    many, few, scattered, with_outlier = corrections
     assert 1.1 > many > few > scattered > 1.0
-    assert wild == pytest.approx(many, abs=0.01)
+    assert with_outlier == pytest.approx(many, abs=0.01)
 
 
-@pytest.mark.parametrize(("begin", "end", "passes"), [(0, 1, 1), (3, 6, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)])
-def test_gradient_passes_are_spread_evenly_over_the_latest_steps(begin, end, passes):
-    steps = sorted(gradient_pass_steps([begin, end]))
+@pytest.mark.parametrize(("start", "end", "passes"), [(0, 1, 1), (3, 6, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)])
+def test_gradient_passes_are_spread_evenly_over_the_latest_steps(start, end, passes):
+    steps = sorted(gradient_pass_steps([start, end]))
     assert len(steps) == passes
-    latest = min(end - begin, LATEST_STEPS)
+    latest = min(end - start, LATEST_STEPS)
     assert end - latest < steps[0] and steps[-1] <= end
     if latest > passes:
         assert set(np.diff(steps)) <= {latest // passes, latest // passes + 1}
-    assert gradient_pass_steps([begin, end, end + 7]) == {*steps} | {end + step for step in gradient_pass_steps([0, 7])}
+    assert gradient_pass_steps([start, end, end + 7]) == {*steps} | {end + step for step in gradient_pass_steps([0, 7])}
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.5])
@@ -246,8 +246,8 @@ def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(ca
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9))
     assert allowance.rho == budget.smallest_rho
-    choice = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
-    np.testing.assert_array_equal(choice.mask, head)
+    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    np.testing.assert_array_equal(selection.mask, head)
 
 
 def test_one_slow_validation_does_not_change_the_plan(case):

@@ -1,4 +1,4 @@
-"""Attribution by data flow, against a naive reading of it."""
+"""Attribution of operation times by data flow, compared with a naive traversal."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from elastic_trainer.timing.fit import selection_sums
 
 @pytest.fixture(scope="module")
 def attributed():
-    """A step of the small network, random operation times, and their attribution."""
+    """The small network, its step, random operation times, and their attribution."""
     model = make_small_model()
     step = full_step(model)
     rng = np.random.default_rng(0)
@@ -29,11 +29,11 @@ def test_attribution_equals_a_naive_traversal_of_the_data_flow(attributed):
     seen: set[str] = set()
     for rank, k in enumerate(order):
         others = set().union(*(needs[j] for j in range(count) if j != k))
-        own = needs[k] - others
+        exclusive = needs[k] - others
         shared = (needs[k] & others) - seen
         seen |= shared
         gradient_ms = costs.t_dw_ms[rank] - costs.update_ms[rank]
-        assert gradient_ms == pytest.approx(sum(op_ms[name] for name in own))
+        assert gradient_ms == pytest.approx(sum(op_ms[name] for name in exclusive))
         assert costs.t_dy_ms[rank] == pytest.approx(sum(op_ms[name] for name in shared))
 
 
@@ -51,8 +51,8 @@ def test_selection_sum_is_at_least_the_operations_it_needs(attributed):
     for _ in range(300):
         selected = rng.random(len(needs)) < rng.random()
         union = set().union(*(needs[costs.positions[k]] for k in np.flatnonzero(selected)))
-        chain, own = selection_sums(selected, costs.t_dy_ms, gradient_ms)
-        assert chain + own >= sum(op_ms[name] for name in union) - 1e-9
+        t_dy_ms, t_dw_ms = selection_sums(selected, costs.t_dy_ms, gradient_ms)
+        assert t_dy_ms + t_dw_ms >= sum(op_ms[name] for name in union) - 1e-9
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "ResourceApplyKerasMomentum"), ("adam", "ResourceApplyAdam")])

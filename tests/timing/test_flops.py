@@ -1,10 +1,10 @@
-"""Counted FLOPs against the literature, TensorFlow's own numbers, and plain arithmetic."""
+"""Counted FLOPs, compared with the literature, TensorFlow's registry, and arithmetic by hand."""
 
 import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import ops
-from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # fills TensorFlow's own registry
+from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # fills TensorFlow's registry
 
 import models
 from elastic_trainer.timing.flops import contraction_flops, count_flops
@@ -15,8 +15,8 @@ def graph_of(function, *shapes):
 
 
 @pytest.mark.parametrize(
-    # Keras' ResNet50 halves the size in a block's first 1×1 convolution: 3.86. The 4.1 often quoted is of the variant
-    # that does so in the 3×3 (test below).
+    # Keras' ResNet50 halves the size in the first 1×1 convolution of a block: 3.86. The 4.1 that is often quoted is for
+    # the variant that halves it in the 3×3 convolution, see below.
     ("name", "gmacs"),
     [("resnet50", 3.86), ("mobilenetv2", 0.30), ("vgg16", 15.5), ("vit", 17.6)],
 )
@@ -26,14 +26,14 @@ def test_forward_flops_equal_the_literature(name, gmacs):
     counted = sum(contraction_flops(op) or 0 for op in graph.get_operations()) / 2e9
     assert counted == pytest.approx(gmacs, rel=0.03)
     if name == "resnet50":
-        # There the first convolution of three blocks still has twice the height and width.
+        # In that variant the first convolution of three blocks has twice the height and width.
         later = sum(depth * out * (size**2 - (size // 2) ** 2) for depth, out, size in RESNET50_HALVING) / 1e9
         assert counted + later == pytest.approx(4.1, rel=0.03)
     total = sum(count_flops(graph).values()) / 2e9
     assert counted < total < 1.1 * counted
 
 
-# Depth of what that convolution reads and of what it writes, and the size before it is halved.
+# Input depth and output depth of that convolution, and the size before it is halved.
 RESNET50_HALVING = ((256, 128, 56), (512, 256, 28), (1024, 512, 14))
 
 
@@ -52,14 +52,14 @@ def test_contraction_flops_equal_the_registry_of_tensorflow():
         return tape.gradient(loss, [images, kernel, depthwise, weights])
 
     graph = graph_of(gradients, (2, 8, 8, 8))
-    own: dict[str, float] = {}
+    first: dict[str, float] = {}
     both, seen, products = 0, set(), set()
     for op in graph.get_operations():
         flops = contraction_flops(op)
         if flops is None:
             continue
         seen.add(op.type)
-        own.setdefault(op.type, flops)
+        first.setdefault(op.type, flops)
         registered = ops.get_stats_for_node_def(graph, op.node_def, "flops").value
         transposed = op.type == "BatchMatMulV2" and (op.get_attr("adj_x") or op.get_attr("adj_y"))
         if transposed:  # TensorFlow sums over the wrong axis; [16, 12]ᵀ[16, 5] and [16, 16]ᵀ[16, 16], two of each
@@ -69,11 +69,11 @@ def test_contraction_flops_equal_the_registry_of_tensorflow():
             assert flops == registered, op.type
     assert both >= 6
     assert products == {2 * 2 * 12 * 5 * 16, 2 * 2 * 16**3}
-    # What TensorFlow does not count: the gradients of a convolution cost what it costs itself.
-    assert own["DepthwiseConv2dNativeBackpropInput"] == own["DepthwiseConv2dNative"] == 2 * 3 * 3 * (2 * 4 * 4 * 12)
-    assert own["DepthwiseConv2dNativeBackpropFilter"] == own["DepthwiseConv2dNative"]
-    assert own["Conv2DBackpropInput"] == own["Conv2DBackpropFilter"] == own["Conv2D"]
-    assert own["Einsum"] == 2 * 2 * 16 * 16 * 5
+    # TensorFlow does not count these: each gradient of a convolution costs as much as the convolution.
+    assert first["DepthwiseConv2dNativeBackpropInput"] == first["DepthwiseConv2dNative"] == 2 * 3 * 3 * (2 * 4 * 4 * 12)
+    assert first["DepthwiseConv2dNativeBackpropFilter"] == first["DepthwiseConv2dNative"]
+    assert first["Conv2DBackpropInput"] == first["Conv2DBackpropFilter"] == first["Conv2D"]
+    assert first["Einsum"] == 2 * 2 * 16 * 16 * 5
     assert seen >= {"Conv2D", "MatMul", "BatchMatMulV2", "Einsum"}
 
 
@@ -94,7 +94,7 @@ def test_other_operations_count_elements_and_unused_operations_nothing():
     for op in graph.get_operations():
         counted[op.type] = count_flops(graph)[op.name]
     assert counted["AddV2"] == 3 * 20 and counted["Reshape"] == 0
-    assert counted["MatMul"] == 0, "nothing needs it, so TensorFlow never runs it"
+    assert counted["MatMul"] == 0, "no output needs it, so TensorFlow never runs it"
 
 
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
@@ -113,7 +113,8 @@ def test_loop_flops_are_proportional_to_the_iterations(layer):
         return [flops[op.name] for op in graph.get_operations() if "While" in op.type]
 
     forward, backward = loops(5)
-    # At least the product of 2 states [8] with all gates' weights, each of five times; two such going back.
+    # At least the product of 2 states [8] with the weights of all gates in each of five iterations, and twice that in
+    # the backward pass.
     gates = {keras.layers.GRU: 3, keras.layers.LSTM: 4}[layer]
     assert forward > 5 * 2 * 2 * 8 * gates * 8 and backward > 2 * 5 * 2 * 2 * 8 * gates * 8
     assert loops(10) == pytest.approx([2 * forward, 2 * backward], rel=0.02)

@@ -1,4 +1,4 @@
-"""A trace from another board is matched to the network as built here."""
+"""A trace from another board is matched to the network that is built here."""
 
 import pytest
 import record_trace_fixture as fixture
@@ -29,7 +29,7 @@ def test_committed_trace_matches_its_network(small):
 
 
 def keras2_name(name):
-    """A trace's name of an operation of the small fixture, as Keras 2 would have written it."""
+    """The name that Keras 2 would give to an operation of the small network."""
     for ours, theirs in (("small_classifier_1", "model"), ("head_1", "dense"), ("_1/", "/"), ("convolution", "Conv2D")):
         name = name.replace(ours, theirs)
     return name
@@ -62,7 +62,7 @@ MATCHED_TYPES = {
 def test_rewritten_operations_match_their_origin(small):
     model, step, _ = small
     cases = {
-        # event, its type: the operations here that take its time
+        # (event, its type): the operations that its time is given to
         ("model/tail/Relu", "_FusedConv2D"): {"tail_1/convolution"},
         ("model/stem_bn/FusedBatchNormV3", "_FusedBatchNormEx"): {"stem_bn_1/FusedBatchNormV3"},
         ("gradient_tape/model/tail/Conv2D/Conv2DBackpropFilter-2-TransposeNHWCToNCHW-LayoutOptimizer", "Transpose"): {
@@ -70,7 +70,7 @@ def test_rewritten_operations_match_their_origin(small):
         },
         ("gradient_tape/model/pool/truediv", "Mul"): {"pool_1/truediv"},
     }
-    fill = {"model/stem/Conv2D": 100.0}  # most of the time must match for a trace to be this network's
+    fill = {"model/stem/Conv2D": 100.0}  # a trace is refused unless most of its time matches
     for (name, kind), expected in cases.items():
         types = {name: kind, "model/stem/Conv2D": "Conv2D"}
         op_ms, unmatched = foreign_trace.match_operations(
@@ -90,7 +90,7 @@ def test_rewritten_operations_match_their_origin(small):
     [
         ("model/dense/MatMul", ["head", "MatMul"]),
         ("gradient_tape/model/vit-b16/head/MatMul_1", ["head", "MatMul_1"]),
-        ("model/dense_1/MatMul", ["dense_1", "MatMul"]),  # a layer of that very name is here
+        ("model/dense_1/MatMul", ["dense_1", "MatMul"]),  # the network has a layer of this name
         ("model/block/Dense_0/Tensordot/MatMul", ["block", "Dense_0", "Tensordot", "MatMul"]),
         ("model/random_flip/Cast_1/_2", ["random_flip", "Cast_1"]),
         ("AddN_3", ["AddN_3"]),

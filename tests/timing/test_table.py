@@ -1,4 +1,4 @@
-"""The timing table's files: read back as written, and refused where they do not fit."""
+"""Timing tables load as saved, and are refused if they do not fit the network, its settings or the machine."""
 
 import json
 import re
@@ -96,7 +96,7 @@ def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setti
         load(logdir, names, table, other, allow_stale=True)
 
 
-ELSEWHERE = {
+OTHER_ENVIRONMENTS = {
     "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"TensorFlow 2\.0\.0, here 2\.\d+\.\d+"),
     "machine": ("machine", "pdp11", r"machine pdp11, here \w+"),
     "processor": ("processor", "abacus", r"processor abacus, here .+"),
@@ -114,10 +114,10 @@ def change_environment(logdir, **changed):
     path.write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("what", ELSEWHERE)
+@pytest.mark.parametrize("what", OTHER_ENVIRONMENTS)
 def test_table_of_another_environment_is_refused_or_allowed_with_a_warning(what, saved, capsys):
     logdir, names, table = saved
-    key, value, words = ELSEWHERE[what]
+    key, value, words = OTHER_ENVIRONMENTS[what]
     change_environment(logdir, **{key: value})
     with pytest.raises(
         UserError, match=f"made elsewhere: {words}; make it again: python profiler.* with --allow_stale_profile$"
@@ -153,12 +153,12 @@ def test_same_environment_is_not_stale():
 
 def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, small_model):
     network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, augment="none", weights="none")
-    own = table_folder(network, tmp_path)
+    measured_here = table_folder(network, tmp_path)
     folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")
-    assert folder == own.with_name(own.name + "_from_tx2")
+    assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
     table = make_table(small_model)
     table.settings.update(table_settings(network))
-    table.details["trace"] = "tx2.xplane.pb"  # of another machine, and not refused for that
+    table.details["trace"] = "tx2.xplane.pb"  # of another machine; accepted nevertheless
     unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]

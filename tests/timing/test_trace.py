@@ -1,4 +1,4 @@
-"""Traces of a CPU and a GPU: operation times and iterations."""
+"""Traces of a CPU and of a GPU give operation times per iteration."""
 
 import pytest
 import record_trace_fixture as fixture
@@ -34,8 +34,8 @@ def key_of(metadata, name):
 def write_trace(path, lines, device=None):
     """An XSpace with one CPU plane; `lines` is a list of lists of (event name, milliseconds).
 
-    `device`: line name -> list of (operation or None, step or None, milliseconds), the kernels of a GPU plane. Every
-    other operation is referred to, the others are written out, as both occur.
+    `device`: line name -> list of (operation or None, step or None, milliseconds), the kernels of a GPU plane. Their
+    operations are written in turn as a reference and as text, since real traces contain both.
     """
     space = xplane_pb2.XSpace()
     space.planes.add(name="/host:metadata")
@@ -72,13 +72,14 @@ def test_cpu_trace_gives_median_times_over_all_threads(tmp_path):
         ],
     )
     times, unmatched = read_op_times(path, {"a/Conv2D", "b/while"}, steps=3)
-    # Once a step: the median of 2.0, 2.2 and 9.0. A loop's inner operations: four in three steps. The loop itself: not.
+    # One event a step: the median of 2.0, 2.2 and 9.0. Operations in a loop: four events in three steps. The event of
+    # the loop is not counted.
     assert times == pytest.approx({"a/Conv2D": 2.2, "b/while": 4 / 3})
     assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
 
 
 def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
-    """Two kernels of one operation add up; the host's events, repeated lines and the step cut off do not count."""
+    """Kernels of one operation add up. Events of the host, repeated lines and the incomplete step do not count."""
     kernels: list[tuple[str | None, int | None, float]] = []
     for step, slow in ((0, 30.0), (1, 3.0), (2, 3.2), (3, 2.8)):
         kernels += [("a/Conv2D:Conv2D", step, slow), ("a/Conv2D:Conv2D", step, 1.0), ("a/Relu:Relu", step, 0.5)]
@@ -91,18 +92,18 @@ def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
     )
     trace = read_trace(path)
     assert (trace.iterations, trace.planes) == (4, ("/device:GPU:0",))
-    # The first use of a kernel, which tries out algorithms, is an outlier.
+    # The first use of a kernel is an outlier, because it tries several algorithms.
     assert trace.op_ms == pytest.approx({"a/Conv2D": 4.0, "a/Relu": 0.5})
     assert trace.types == {"a/Conv2D": "Conv2D", "a/Relu": "Relu"}
-    whole, everything = 9.0 + 4.0 + 2.0 + 30.0, 9.0 + 4.0 + 2.0 + 30.0 + 3.0
-    assert trace.unnamed_ms == pytest.approx(4 * 0.2 * whole / everything / 4)
+    complete, everything = 9.0 + 4.0 + 2.0 + 30.0, 9.0 + 4.0 + 2.0 + 30.0 + 3.0
+    assert trace.unnamed_ms == pytest.approx(4 * 0.2 * complete / everything / 4)
     times, unmatched = read_op_times(path, {"a/Conv2D"}, steps=4)
-    assert times["a/Conv2D"] == pytest.approx((whole - 2.0 + 3.0) / 4)
+    assert times["a/Conv2D"] == pytest.approx((complete - 2.0 + 3.0) / 4)
     assert unmatched == pytest.approx(0.7 / (0.7 + times["a/Conv2D"]))
 
 
 def test_trace_without_step_numbers_counts_its_iterations(tmp_path):
-    """Four iterations and the beginning of a fifth: operations of the forward pass run once more."""
+    """Four iterations and the start of a fifth: the operations of the forward pass run once more."""
     events = [("f/Mul:Mul", 1.0)] * 5 + [("f/Add:Add", 1.0)] * 10
     events += [(f"g{i}/Mul:Mul", 2.0) for i in range(6)] * 4 + [("g/Add:Add", 1.0)] * 12
     trace = read_trace(write_trace(tmp_path / "t.xplane.pb", [events]))
@@ -130,7 +131,7 @@ def test_jetson_tx2_traces_contain_four_iterations(name):
     trace = read_trace(tx2_trace(name))
     gradient_ms = sum(ms for op, ms in trace.op_ms.items() if op.startswith("gradient_tape/"))
     assert GRADIENT_MS[name] <= gradient_ms < trace.total_ms
-    # Each holds four iterations and what was recorded of a fifth.
+    # Each trace has four iterations and a part of a fifth.
     assert trace.iterations == 4 and trace.planes == ("/device:GPU:0",)
     assert trace.unnamed_ms < 0.005 * trace.total_ms
 

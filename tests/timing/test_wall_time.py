@@ -1,4 +1,4 @@
-"""Measuring wall time on a machine that others disturb."""
+"""Wall time is measured reliably on a machine that other programs disturb."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
 
 def test_drift_of_the_machine_is_removed_from_the_times():
-    """Runs of known times on a machine that a neighbour slows down for spells of some calls."""
+    """Calls of known times on a machine that other programs slow down for ten calls at a time."""
     rng = np.random.default_rng(0)
     true_ms = np.array([100.0, 140.0, 60.0, 180.0, 120.0, 90.0, 160.0])
     calls = 12 * len(true_ms)
     speed = np.ones(calls)
-    for begin in range(5, calls, 25):
-        speed[begin : begin + 10] = rng.uniform(1.2, 1.6)
+    for start in range(5, calls, 25):
+        speed[start : start + 10] = rng.uniform(1.2, 1.6)
     times = true_ms * (speed * rng.normal(1, 0.01, calls)).reshape(12, -1)
     plain, found = (np.abs(np.median(t, axis=0) / true_ms - 1).max() for t in (times, without_drift(times)))
     assert found < 0.02 < plain
@@ -24,15 +24,15 @@ def test_drift_of_the_machine_is_removed_from_the_times():
 @pytest.mark.parametrize(("stolen_ms", "calls"), [([0, 0], 1), ([9, 0], 2), ([9, 9, 0], 3), ([9, 9, 9], 3)])
 def test_disturbed_call_is_measured_again(stolen_ms, calls, monkeypatch):
     clock = [0.0, 0.0]  # wall time, stolen time
-    done = iter(stolen_ms)
+    stolen = iter(stolen_ms)
 
     def run():
         clock[0] += 0.1
-        clock[1] += next(done) / 1e3
+        clock[1] += next(stolen) / 1e3
 
     monkeypatch.setattr(wall_time.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(wall_time, "stolen_seconds", lambda: clock[1])
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)  # of 400 ms, 8 may be stolen
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)  # of 400 ms of processor time, 8 may be stolen
     assert measure_ms([run], 1, most_tries=3).tolist() == [[pytest.approx(100)]]
     assert clock[0] == pytest.approx(calls * 0.1)
 

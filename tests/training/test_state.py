@@ -1,4 +1,4 @@
-"""The state of training: its values are restored exactly."""
+"""The state of training restores the values that it returned."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The training step: exactly the selected tensors move, also over many selections."""
+"""The training step: exactly the selected tensors change, over any number of selections."""
 
 import gc
 import resource
@@ -34,12 +34,12 @@ def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small
     rng = np.random.default_rng(0)
     masks = [rng.random(count) < 0.5 for _ in range(4)]
     masks[0][:] = False
-    masks[0][-2:] = True  # the head alone
+    masks[0][-2:] = True  # only the head
     batches = list(small_data.train(0))
     for mask in masks:
         step = TrainStep(small_model, optimizer, BATCH, mask)
         for images, labels in batches[:2]:
-            before, slots_before = values(variables), [values(own) for own in slots]
+            before, slots_before = values(variables), [values(one) for one in slots]
             step(images, labels)
             for k in range(count):
                 moved = (variables[k].numpy() != before[k]).any()
@@ -53,8 +53,10 @@ def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_model, small_data):
-    """Its momentum waits unchanged, and Adam's bias correction counts its own steps: the update is that of a tensor
-    that was never away, at the rate that the schedule has now."""
+    """Its momentum is unchanged, and Adam's bias correction counts the steps of this tensor only.
+
+    The update equals that of a tensor that was always selected, at the present learning rate.
+    """
     variables = small_model.trainable_variables
     alone = np.zeros(len(variables), bool)
     alone[0] = True
@@ -71,13 +73,15 @@ def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_m
     step(*batches[3])
     if name == "sgd":
         momentum = slots_of(optimizer, len(variables))[0][0].numpy()
-        gradient = (0.9 * slots[0] - momentum) / rate  # what the update must have been made of
+        gradient = (0.9 * slots[0] - momentum) / rate  # the gradient that this update implies
         assert np.abs(gradient).max() > 0
         np.testing.assert_allclose(variables[0].numpy(), before * (1 - rate * 0.1) + momentum, rtol=1e-4, atol=1e-7)
         assert rate == pytest.approx(0.5e-2 * (1 + np.cos(np.pi * 6 / 100)), rel=1e-4)
     else:
         mean, square = (slot.numpy() for slot in slots_of(optimizer, len(variables))[0])
-        corrected = mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)  # its 4th step, the run's 7th
+        corrected = (
+            mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)
+        )  # the tensor's 4th step is the run's 7th
         np.testing.assert_allclose(variables[0].numpy(), before - rate * corrected, rtol=1e-3, atol=1e-6)
 
 
@@ -111,7 +115,7 @@ def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small
 
 
 def test_memory_stays_flat_over_30_selections():
-    """On a network large enough that keeping its graphs would show."""
+    """On a network so large that graphs that are not released would show."""
     inputs = x = keras.Input((32, 32, 3))
     for _ in range(30):
         x = keras.layers.Conv2D(4, 1, activation="relu")(x)
