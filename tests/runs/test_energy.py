@@ -3,12 +3,15 @@
 import sys
 import threading
 import types
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer.runs import energy
+from elastic_trainer.runs.energy import EnergyMeter, Sensor
 
 
 def sensor_files(folder, **files):
@@ -27,10 +30,11 @@ class Clock:
 
 
 def meter_of(root):
-    meter = energy.find_energy_meter(root)
-    assert isinstance(meter, energy.EnergyMeter), meter
-    meter._clock = clock = Clock()
-    meter._last = (clock.now, meter._last[1])
+    """The meter of the sensors under `root`, and its clock."""
+    clock = Clock()
+    with patch.object(energy, "EnergyMeter", partial(EnergyMeter, clock=clock)):
+        meter = energy.find_energy_meter(root)
+    assert isinstance(meter, EnergyMeter), meter
     return meter, clock
 
 
@@ -124,8 +128,8 @@ def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
 
 def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
     assert "no energy sensor" in str(energy.find_energy_meter(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
         assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path))
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     real = type(counter).read_text
@@ -159,7 +163,7 @@ def test_sampling_thread_sees_each_wrap_around_of_a_counter(tmp_path, monkeypatc
         done.append(value)
         return value
 
-    with energy.EnergyMeter([energy.Sensor("counter", read, 5.0)]) as meter:
+    with EnergyMeter([Sensor("counter", read, 5.0)]) as meter:
         while len(done) < 5:
             pass
         assert meter.joules() == pytest.approx(7)
@@ -174,8 +178,8 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
         total[0] += 0.5
         return total[0]
 
-    sensors = [energy.Sensor("simulated", read, float("inf"))]
-    monkeypatch.setattr(train, "find_energy_meter", lambda: energy.EnergyMeter(sensors))
+    sensors = [Sensor("simulated", read, float("inf"))]
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter(sensors))
     summary, rows = train_and_read(tmp_path)
     joules = [float(row["energy_joules"]) for row in rows]
     assert joules == sorted(joules) and joules[0] > 0

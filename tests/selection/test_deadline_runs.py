@@ -11,11 +11,9 @@ import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection import time_budget
+from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
-from elastic_trainer.selection.time_budget import (
-    DeadlineBudget,
-)
+from elastic_trainer.selection.time_budget import DeadlineBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import Stopped
@@ -101,7 +99,8 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
 
 def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
-    monkeypatch.setattr(time_budget, "_slowdown", lambda progress: 3.0)
+    pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, images, labels: pass_ms)
     # 3 s at the measured slowdown; 0 s before the run, so that the deadline is accepted.
     seconds = {1.0: 0.0, 3.0: 3.0}
     monkeypatch.setattr(DeadlineBudget, "_first_validation_seconds", lambda budget, slowdown: seconds[slowdown])

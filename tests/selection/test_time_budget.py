@@ -20,6 +20,7 @@ from elastic_trainer.selection.time_budget import (
     RhoBudget,
     gradient_pass_steps,
 )
+from elastic_trainer.timing.table import TimingTable
 from utils import UserError
 
 
@@ -125,9 +126,12 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
         allowance, took = budget.allow(Progress()), []
         for _ in range(12):
             # The selection fills its budget exactly; the device takes `wrong` times as long.
-            budget._predicted_ms = allowance.table_share * table.full_step_ms
+            with monkeypatch.context() as patched:
+                predicted_ms = allowance.table_share * table.full_step_ms
+                patched.setattr(TimingTable, "predict_ms", lambda *_, ms=predicted_ms: ms)
+                budget.adopt(head)
             took.append(wrong * allowance.table_share)
-            steps = [wrong * budget._predicted_ms] * 50
+            steps = [wrong * predicted_ms] * 50
             allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
             assert (allowance.rho - 0.6) * (1 - wrong) >= 0 and abs(allowance.rho - 0.6) <= carried + 1e-9
         assert took[0] == pytest.approx(0.6 * wrong) and allowance.rho == pytest.approx(0.6, abs=1e-3)
