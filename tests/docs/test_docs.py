@@ -10,11 +10,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from elastic_trainer import settings
+from elastic_trainer.settings import DIGITS, PAPER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -63,7 +63,8 @@ def flags_of(command: Words) -> dict[str, str]:
 def helps() -> None:
     """Ask the commands of flags.md for their flags side by side: most of the time is Python's start."""
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(flags_of, COMMANDS))
+        for command in COMMANDS:
+            pool.submit(flags_of, command)  # one that fails does so again in its tests
 
 
 def stated_default(help_text: str) -> str | None:
@@ -132,18 +133,11 @@ def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> Non
     assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"
 
 
-def defaults_of_data_sets() -> tuple[dict[str, Any], dict[str, Any]]:
-    """For digits and for the others, by the name of the flag."""
-    return getattr(settings, "DIGITS", None) or vars(settings)["EMBEDDED"], settings.PAPER
-
-
 def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:
     page = documented(("main.py",))
-    digits, others = defaults_of_data_sets()
-    special = {"weights"}  # words of its own: the digits' depend on the width
-    assert len(digits) >= 10
-    for name in sorted(set(digits) - special):
-        values = [digits[name]] if digits[name] == others[name] else [digits[name], others[name]]
+    assert len(DIGITS) >= 10
+    for name in sorted(set(DIGITS) - {"weights"}):  # the weights' default is described in words
+        values = [DIGITS[name]] if DIGITS[name] == PAPER[name] else [DIGITS[name], PAPER[name]]
         written = page[f"--{name}"].split(" / ")
         assert [type(value)(text) for value, text in zip(values, written, strict=True)] == values, name
 
@@ -181,6 +175,14 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
         if page.parent.name == "docs":  # the site holds nothing else
             assert target.resolve().parent == ROOT / "docs", link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_path_in_code_font_exists(page: Path) -> None:
+    """The pages of the site name files outside docs/ in code font."""
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:docs|elastic_trainer|scripts|tests|weights)/[\w./]+)`", prose):
+        assert (ROOT / path).exists(), path
 
 
 def test_the_pages_link_to_each_other() -> None:
