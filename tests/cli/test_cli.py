@@ -239,17 +239,6 @@ def test_comparing_nothing_is_refused(tmp_path):
     assert "does not hold a finished run" in error_line("scripts/figures/plot_accuracy_time.py", tmp_path)
 
 
-def test_the_readme_names_every_flag_and_file():
-    text = (ROOT / "README.md").read_text()
-    source = (ROOT / "options.py").read_text()
-    flags = set(re.findall(r'"(--[a-z_]+)"', source))
-    assert len(flags) > 20
-    assert not [flag for flag in flags if f"`{flag}`" not in text]
-    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
-    for linked in re.findall(r"\]\(([^):]+)\)", text):
-        assert (ROOT / linked).exists(), linked
-
-
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
 def test_memory_that_runs_out_is_one_line(kind, capsys):
     import numpy as np
