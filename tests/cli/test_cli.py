@@ -1,10 +1,9 @@
 """The command lines as a user runs them."""
 
 import json
-import re
 
 import pytest
-from command_line import NETWORK, ROOT, command, error_line
+from command_line import NETWORK, command, error_line
 
 
 def test_bad_option_is_one_line_on_stderr():
@@ -91,14 +90,3 @@ def test_a_benchmark_ends_with_one_json_object_and_draws(script, keys, tmp_path)
 
 def test_comparing_nothing_is_refused(tmp_path):
     assert "does not hold a finished run" in error_line("scripts/figures/plot_accuracy_time.py", tmp_path)
-
-
-def test_the_readme_names_every_flag_and_file():
-    text = (ROOT / "README.md").read_text()
-    source = (ROOT / "options.py").read_text()
-    flags = set(re.findall(r'"(--[a-z_]+)"', source))
-    assert len(flags) > 20
-    assert not [flag for flag in flags if f"`{flag}`" not in text]
-    assert not [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in text]
-    for linked in re.findall(r"\]\(([^):]+)\)", text):
-        assert (ROOT / linked).exists(), linked

@@ -127,7 +127,7 @@ def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
 
 
 def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
-    assert "no energy sensor" in str(energy.find_energy_meter(tmp_path))
+    assert "no supported energy sensor" in str(energy.find_energy_meter(tmp_path))
     with monkeypatch.context() as patched:
         patched.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
         assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path))

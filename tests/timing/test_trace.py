@@ -122,7 +122,7 @@ def test_file_without_traced_steps_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no operations"):
         read_trace(write_trace(path, [[("ExecutorState::Process", 1.0)]]))
     uneven = [(f"a{count}/Mul:Mul", 1.0) for count in (3, 7, 11, 16, 23) for _ in range(count)]
-    with pytest.raises(UserError, match="how many steps it holds cannot be told"):
+    with pytest.raises(UserError, match="the number of its steps is unclear"):
         read_trace(write_trace(path, [uneven]))
 
 
