@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TX2 = Path(__file__).resolve().parents[3] / "shared" / "traces" / "jetson_tx2"
+TX2 = Path(__file__).resolve().parents[2] / "shared" / "traces" / "jetson_tx2"
 
 
 # By network: the least time per iteration of the operations under `gradient_tape`.
