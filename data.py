@@ -1,19 +1,23 @@
-"""Data sets as tf.data pipelines, all through one function: `load`. Run as a script: the commands of dataset_tools.py.
+"""Data sets as batches, all through one function: `load`. Run as a script: `data.py show|prepare|pack|unpack`.
 
-Whatever the source, images reach the network as float32 [batch, size, size, 3] in 0…255 with int32 labels [batch].
-All are read before training begins (images.py), so an epoch decodes nothing and a broken file shows at once. The order
-of an epoch depends on the seed and the epoch's number alone, so a run can be repeated or taken up again.
+Images of every data set reach the network as float32 [batch, size, size, 3] in 0…255, with int32 labels [batch]. All
+images are read before training starts, so an epoch decodes nothing and a broken file is reported at once. The order of
+an epoch depends only on the seed and the epoch's number, so a run can be repeated or resumed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import utils
+from elastic_trainer.cli.commands import PackCommand, PrepareCommand, ShowCommand, parse_data
+from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes, printable
 from elastic_trainer.datasets.images import read
 from elastic_trainer.datasets.names import TFDS_NAMES
+from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import find
 from elastic_trainer.settings import DataSettings
 from utils import UserError
@@ -31,23 +35,23 @@ def load(
     cache_dir: Path | None = None,
     image_memory: float | None = None,
 ) -> ImageData:
-    """A data set by the name that `--dataset_name` takes, its images read; shows a progress bar.
+    """The data set that `--dataset_name` names, with its images read. Shows a progress bar.
 
     Args:
         name: digits, caltech_birds2011, oxford_iiit_pet, stanford_dogs, or image_folder.
         input_size: height and width in pixels.
-        batch_size: images a step.
+        batch_size: images per step.
         seed: of the training order.
         data_dir: for image_folder the folder with train/<class>/ and test/<class>/ or val/<class>/, or with
             <class>/ alone; for the TFDS names the folder of TFDS.
         num_classes: outputs of the network, at least as many as the data set has classes.
-        skip_broken: of image_folder, leave out images that cannot be decoded; says how many.
-        test_fraction: of image_folder, the share of each class to test on where there is no test/ or val/.
-        cache_dir, image_memory: where images go that are more than so many MB; see `images.read`.
+        skip_broken: for image_folder, leave out images that cannot be decoded, and print how many.
+        test_fraction: for image_folder without test/ or val/, the share of each class to test on.
+        cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
 
     Raises:
-        UserError: the data set is not there, cannot be downloaded, has files that are no images, or does not fit the
-            other arguments.
+        UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
+            arguments.
     """
     source = find(name, data_dir, skip_broken, test_fraction)
     if num_classes is not None and num_classes < len(source.class_names):
@@ -60,7 +64,7 @@ def load(
     if broken:
         count = f"{len(broken)} of {source.train.count + source.test.count} images"
         if name in TFDS_NAMES:
-            raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it anew")
+            raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
         if not skip_broken:
             raise broken_images(broken, count)
         print(f"left out as broken: {count}; the first: {printable(broken[0])}")
@@ -86,7 +90,18 @@ def load_settings(
     )
 
 
-if __name__ == "__main__":
-    from elastic_trainer.datasets import commands
+def main(words: Sequence[str] | None = None) -> None:
+    """Run one of the commands; `words` are those of the process if not given."""
+    command = parse_data(words)
+    if isinstance(command, ShowCommand):
+        show(command.dataset_name, command.data_dir, command.test_fraction, command.output)
+    elif isinstance(command, PrepareCommand):
+        prepare(command.dataset_name, command.data_dir)
+    elif isinstance(command, PackCommand):
+        pack(command.dataset_name, command.data_dir, command.output)
+    else:
+        unpack(command.archive, command.data_dir)
 
-    utils.run_cli(commands.main)
+
+if __name__ == "__main__":
+    utils.run_cli(main)

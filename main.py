@@ -145,11 +145,10 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     Raises:
         UserError: the file holds no model, or one that does not suit the data set or the options.
     """
-    from elastic_trainer.evaluation.loading import fixed_input_size, with_checked_outputs
-
     import data
     import models
     from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.evaluation.loading import fixed_input_size, with_checked_outputs
     from elastic_trainer.networks.pretrained import load_saved
     from elastic_trainer.networks.saved_model import load_model
     from elastic_trainer.settings import defaults_of

@@ -1,4 +1,4 @@
-"""What the tests share: a small network with a head, a small data set, and a timing table made up for it."""
+"""What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
 import utils
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import Pixels
+from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.timing.fit import Fit
@@ -41,7 +41,7 @@ def make_small_data(count=24, seed=0):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
-    pixels = Pixels(images, labels, {})
+    pixels = DecodedImages(images, labels, {})
     return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
 
 
@@ -58,7 +58,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         t_dy_ms=np.full(count, t_dy_ms),
         forward_ms=constant_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
-        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # no selection's time
+        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # differs from the time of every selection
         fit=Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},

@@ -11,13 +11,13 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, make_small_data, make_small_model, make_table
+from small_runs import run
 
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import Scheme, make_budget
+from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import CARRIED, RhoBudget
 from elastic_trainer.settings import Settings
@@ -84,10 +84,10 @@ def test_measuring_importance_leaves_everything_as_it_was(name, small_model, sma
     assert any("seed" in v.path for v in everything)
     before = values(everything)
     evaluator = ImportanceEvaluator(small_model, BATCH)
-    evaluator(optimizer, small_data.probe(0))
+    evaluator(optimizer, small_data.importance_batches(0))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
-    [(images, labels)] = small_data.probe(1)
+    [(images, labels)] = small_data.importance_batches(1)
     step(images, labels)
     assert any((v.numpy() != old).any() for v, old in zip(everything, before, strict=True))
 
@@ -102,7 +102,7 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(small_data):
             layer.rate = 0.0
     rate, decay = 0.05, 0.1
     optimizer = built_optimizer("sgd", model, rate, decay)
-    [(images, labels)] = small_data.probe(0)
+    [(images, labels)] = small_data.importance_batches(0)
 
     def gradients():
         with tf.GradientTape() as tape:
@@ -128,7 +128,7 @@ def test_the_other_importances_are_sums_of_magnitudes(evaluator, of, small_model
     import tensorflow as tf
 
     optimizer = built_optimizer("sgd", small_model)
-    [(images, labels)] = small_data.probe(0)
+    [(images, labels)] = small_data.importance_batches(0)
     everything = [*small_model.variables, *optimizer.variables]
     before = values(everything)
     measured = evaluator(small_model, BATCH)(optimizer, [(images, labels)])
@@ -146,9 +146,9 @@ def test_the_other_importances_are_sums_of_magnitudes(evaluator, of, small_model
 def test_importance_over_several_batches_is_their_mean(small_model, small_data):
     optimizer = built_optimizer("adam", small_model)
     evaluator = ImportanceEvaluator(small_model, BATCH)
-    batches = small_data.probe(0, 3)
+    batches = small_data.importance_batches(0, 3)
     assert len(batches) == 3 and (batches[0][0].numpy() != batches[1][0].numpy()).any()
-    np.testing.assert_array_equal(batches[0][0], small_data.probe(0)[0][0])
+    np.testing.assert_array_equal(batches[0][0], small_data.importance_batches(0)[0][0])
     single = [np.array([float(one) for one in evaluator._measure(optimizer, *batch)]) for batch in batches]
     mean = np.mean(single, axis=0)
     np.testing.assert_allclose(evaluator(optimizer, batches), mean / np.abs(mean).max(), rtol=1e-4, atol=1e-7)
@@ -156,7 +156,7 @@ def test_importance_over_several_batches_is_their_mean(small_model, small_data):
 
 def test_timing_gradient_passes_leaves_the_random_state_alone(small_model, small_data):
     before = values(small_model.variables)
-    [(images, labels)] = small_data.probe(0)
+    [(images, labels)] = small_data.importance_batches(0)
     assert ImportanceEvaluator(small_model, BATCH).pass_ms(images, labels) > 0
     for variable, old in zip(small_model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
@@ -193,7 +193,7 @@ def test_a_tensor_that_comes_back_goes_on_with_what_it_had(name, small_model, sm
 
 
 def test_what_a_models_regularisers_add_belongs_to_the_loss(small_data):
-    [(images, labels)] = small_data.probe(0)
+    [(images, labels)] = small_data.importance_batches(0)
     inputs = keras.Input(images.shape[1:])
     penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
     model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
@@ -208,7 +208,7 @@ def test_importance_that_is_not_finite_is_refused(small_model, small_data):
     optimizer = built_optimizer("sgd", small_model)
     small_model.get_layer("head").bias.assign([np.nan, 0, 0])
     with pytest.raises(UserError, match=r"importance is not finite.*lower --learning_rate"):
-        ImportanceEvaluator(small_model, BATCH)(optimizer, small_data.probe(0))
+        ImportanceEvaluator(small_model, BATCH)(optimizer, small_data.importance_batches(0))
 
 
 def test_selection_keeps_the_budget_and_always_has_the_head(small_model):
@@ -240,14 +240,6 @@ def test_a_rho_below_the_head_names_the_smallest_feasible_one(small_model):
 def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def run(tmp_path, scheme, settings, model=None, table=None):
-    model = model or make_small_model()
-    more = {"budget": make_budget(model, make_small_data(), settings, table)} if table else {}
-    log = RunLog(tmp_path, {"model_name": "small", "rho": settings.rho, "seed": 0}, tensor_names(model))
-    with log:
-        return model, log.finish(scheme(model, make_small_data(), settings, log, **more))
 
 
 @pytest.mark.parametrize(
@@ -380,7 +372,7 @@ def test_a_run_leaves_complete_records(tmp_path):
     assert max(float(row["test_accuracy"]) for row in epochs) == summary["best_accuracy"]
     assert "environment" in json.loads((tmp_path / "config.json").read_text())
     last = keras.models.load_model(tmp_path / "last.keras")
-    [(images, _)] = make_small_data().probe(0)
+    [(images, _)] = make_small_data().importance_batches(0)
     np.testing.assert_allclose(last(images, training=False), model(images, training=False), rtol=1e-5)
     assert (tmp_path / "best.keras").is_file()
     assert not list(tmp_path.glob(".*"))

@@ -1,4 +1,4 @@
-"""Own models, one for each way a network can be built; each is called as `--model_name zoo.py:function` would be."""
+"""Models as a user may bring them, one for each way to build a network: `--model_name zoo.py:function`."""
 
 import keras
 from keras import layers
@@ -23,7 +23,7 @@ def branches(input_shape, num_classes):
 
 
 def shared_weights(input_shape, num_classes):
-    """One convolution applied three times, one dense layer on two ways that are added."""
+    """One convolution applied three times, one dense layer on two branches that are added."""
     inputs, x = _image(input_shape)
     x = layers.Conv2D(6, 1)(x)
     again = layers.Conv2D(6, 3, padding="same", activation="relu", name="again")
@@ -74,7 +74,7 @@ def normalisations(input_shape, num_classes):
 
 
 class Gated(layers.Layer):
-    """A layer with variables of its own, and a layer inside."""
+    """A layer with variables and an inner layer."""
 
     def build(self, input_shape):
         self.gate = self.add_weight(shape=(input_shape[-1],), name="gate")
@@ -100,7 +100,7 @@ def nested(input_shape, num_classes):
 
 
 class Subclassed(keras.Model):
-    """A model without a graph that could be followed."""
+    """A model without a graph."""
 
     def __init__(self, num_classes):
         super().__init__()
@@ -117,7 +117,7 @@ def subclassed(input_shape, num_classes):
 
 
 class Idle(layers.Layer):
-    """Holds a variable that its output does not depend on."""
+    """Has a variable that its output does not depend on."""
 
     def build(self, input_shape):
         self.unused = self.add_weight(shape=(5,), name="unused")

@@ -83,21 +83,38 @@ class ProfileCommand:
 
 
 @dataclass(frozen=True)
-class DataCommand:
-    """One of `data.py show|prepare|pack|unpack`; what a command does not take is None.
+class ShowCommand:
+    """`data.py show`; `output` is the path of the pictures without _train.png."""
 
-    Attributes:
-        name: of the command.
-        output: file or stem to write to.
-        archive: to unpack.
-    """
-
-    name: str
-    dataset_name: str | None
+    dataset_name: str
     data_dir: Path | None
     test_fraction: float | None
+    output: Path
+
+
+@dataclass(frozen=True)
+class PrepareCommand:
+    """`data.py prepare`."""
+
+    dataset_name: str
+    data_dir: Path | None
+
+
+@dataclass(frozen=True)
+class PackCommand:
+    """`data.py pack`; `output` is the tar file, or None for <name>.tar."""
+
+    dataset_name: str
+    data_dir: Path | None
     output: Path | None
-    archive: Path | None
+
+
+@dataclass(frozen=True)
+class UnpackCommand:
+    """`data.py unpack`."""
+
+    archive: Path
+    data_dir: Path
 
 
 def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
@@ -116,15 +133,21 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
     )
 
 
-def parse_data(arguments: Sequence[str] | None = None) -> DataCommand:
+def parse_data(
+    arguments: Sequence[str] | None = None,
+) -> ShowCommand | PrepareCommand | PackCommand | UnpackCommand:
     """The command line of data.py. Raises `UserError` for a value out of range."""
     args = data_parser().parse_args(arguments)
-    if args.command == "show":
-        check_data_dir(args)
-        check_folder_options(args)
-        args.output = args.output or Path("figures") / args.dataset_name
-    fields = ("dataset_name", "data_dir", "test_fraction", "output", "archive")
-    return DataCommand(args.command, *(getattr(args, name, None) for name in fields))
+    if args.command == "prepare":
+        return PrepareCommand(args.dataset_name, args.data_dir)
+    if args.command == "pack":
+        return PackCommand(args.dataset_name, args.data_dir, args.output)
+    if args.command == "unpack":
+        return UnpackCommand(args.archive, args.data_dir)
+    check_data_dir(args)
+    check_folder_options(args)
+    output = args.output or Path("figures") / args.dataset_name
+    return ShowCommand(args.dataset_name, args.data_dir, args.test_fraction, output)
 
 
 def network_settings(args: argparse.Namespace) -> NetworkSettings:

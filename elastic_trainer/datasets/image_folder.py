@@ -1,4 +1,9 @@
-"""Folders of the user's own photos, one folder for each class."""
+"""Reads a folder of the user's photos, with one subfolder per class.
+
+Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, from which a share of each class
+is taken for testing. Whether a file is an image is decided by its content, not by its extension. Broken images are
+found before training starts.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from elastic_trainer.datasets.image_data import DataSource
-from elastic_trainer.datasets.images import KINDS, Encoded, wrong_start
-from elastic_trainer.datasets.sources import SPLIT_SEED
+from elastic_trainer.datasets.data_source import SPLIT_SEED, DataSource
+from elastic_trainer.datasets.decoding import KINDS, header_error
+from elastic_trainer.datasets.images import ImageFiles
 from utils import UserError
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # whose content must be an image
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
+
+LabelledPaths = list[tuple[str, int]]
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """What the system refuses in this block becomes a `UserError` that names `path`."""
+    """Turn an `OSError` in this block into a `UserError` that names `path`."""
     try:
         yield
     except OSError as error:
@@ -30,7 +36,11 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def image_folder(data_dir: Path | None) -> Path:
-    """`data_dir`, which must be a folder. Raises `UserError`."""
+    """`data_dir`, checked.
+
+    Raises:
+        UserError: it is not given, or not a folder.
+    """
     layout = "train/<class>/ and test/<class>/, or with <class>/ alone"
     if data_dir is None:
         raise UserError(f"--data_dir: image_folder needs the folder with {layout}")
@@ -47,77 +57,102 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _train_folder(folder: Path) -> Path:
-    """Where the classes of an image folder lie: in train/, or in the folder itself."""
+    """The folder that holds the class folders for training: train/ if there is one, else `folder` itself."""
     with _reading(folder):
         return folder / "train" if (folder / "train").is_dir() else folder
 
 
 def train_classes(folder: Path) -> list[str]:
-    """Names of the classes of an image folder, in the order of their labels."""
+    """Names of the classes of an image folder, in the order of their labels.
+
+    Raises:
+        UserError: there are fewer than two.
+    """
     train = _train_folder(folder)
     classes = _class_folders(train)
     if not classes:
-        raise UserError(f"--data_dir {train}: holds no folders; it needs one for each class")
+        raise UserError(f"--data_dir {train}: contains no folders; it needs one for each class")
     if len(classes) == 1:
-        raise UserError(f"--data_dir {train}: has one class only, '{classes[0]}'; there must be two to tell apart")
+        raise UserError(f"--data_dir {train}: has only one class, '{classes[0]}'; at least two are needed")
     return classes
 
 
 def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | None) -> DataSource:
+    """List the images of an image folder and check their headers.
+
+    Args:
+        folder: with one of the layouts above.
+        skip_broken: do not refuse broken images; `images.read` leaves them out later.
+        test_fraction: share of each class to test on if there is no test/ or val/, else None.
+
+    Raises:
+        UserError: the layout is wrong, a class has no training images, a split has no images, or an image is broken.
+    """
     train_folder, classes = _train_folder(folder), train_classes(folder)
+    test_folder = _test_folder(folder, train_folder, test_fraction)
+    if test_folder is not None:
+        unknown = sorted(set(_class_folders(test_folder)) - set(classes))
+        if unknown:
+            names = ", ".join(f"'{name}'" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
+            are = f"class {names} is" if len(unknown) == 1 else f"classes {names} are"
+            raise UserError(f"--data_dir {test_folder}: {are} not among those of {train_folder}")
+    found = [_image_files(place, classes) for place in (train_folder, test_folder) if place is not None]
+    broken = [f"{path}: {why}" for _, wrong in found for path, why in wrong.items()]
+    if broken and not skip_broken:
+        raise broken_images(broken, f"{len(broken)} of {sum(len(files) for files, _ in found)} images")
+    if test_folder is None:
+        train, test = _split_by_class(found[0][0], len(classes), test_fraction or 0)
+    else:
+        train, test = (files for files, _ in found)
+    train_labels, test_labels = ([label for _, label in files] for files in (train, test))
+    check_classes(classes, train_labels, test_labels, folder)
+    return DataSource(
+        classes, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
+    )
+
+
+def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
+    """test/ or val/, or None if `test_fraction` is given instead. Raises `UserError` for both or neither."""
     with _reading(folder):
-        held_out = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
-    if train_folder == folder and held_out is not None:
-        raise UserError(f"--data_dir {folder}: has '{held_out.name}' but no 'train' with one folder for each class")
-    if held_out is None and test_fraction is None:
+        test_folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+    if train_folder == folder and test_folder is not None:
+        raise UserError(f"--data_dir {folder}: has '{test_folder.name}' but no 'train' with one folder for each class")
+    if test_folder is None and test_fraction is None:
         raise UserError(
             f"--data_dir {folder}: has neither 'test' nor 'val' with one folder for each class; give "
             "--test_fraction 0.2 to test on a fifth of each class"
         )
-    if held_out is not None and test_fraction is not None:
-        raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{held_out.name}'; leave it out")
-    if held_out is not None:
-        unknown = sorted(set(_class_folders(held_out)) - set(classes))
-        if unknown:
-            names = ", ".join(f"'{name}'" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
-            raise UserError(f"--data_dir {held_out}: {_counted(names, unknown)} not among those of {train_folder}")
-    found = [_image_files(place, classes) for place in (train_folder, held_out) if place is not None]
-    broken = [f"{path}: {why}" for files, wrong in found for path, why in wrong.items()]
-    if broken and not skip_broken:
-        raise broken_images(broken, f"{len(broken)} of {sum(len(files) for files, _ in found)} images")
-    train, test = [files for files, _ in found] if held_out else _apart(found[0][0], len(classes), test_fraction or 0)
-    train_labels, test_labels = ([label for _, label in files] for files in (train, test))
-    check_classes(classes, train_labels, test_labels, folder)
-    return DataSource(
-        classes, *(Encoded(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
-    )
+    if test_folder is not None and test_fraction is not None:
+        raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{test_folder.name}'; leave it out")
+    return test_folder
 
 
 def broken_images(broken: Sequence[str], count: str) -> UserError:
+    """The error for broken images: names the first one and says what to do.
+
+    Args:
+        broken: one line on each.
+        count: "3 of 50 images".
+    """
     more = f" ({count} are broken)" if len(broken) > 1 else ""
-    return UserError(f"{broken[0]}{more}; mend or remove it, or leave out what is broken with --skip_broken")
-
-
-def _counted(names: str, items: Sequence[str]) -> str:
-    return f"class {names} is" if len(items) == 1 else f"classes {names} are"
+    return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
 def printable(text: str) -> str:
-    """`text` in letters that every terminal takes; a file's name may be any bytes."""
+    """`text` with escapes for what no terminal can print; the name of a file may consist of any bytes."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def _image_files(folder: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], dict[str, str]]:
-    """Images in the class folders of `folder`, and those that cannot be any.
+def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
+    """The images in the class folders of `folder`.
 
-    Content decides, so a file without an ending can be an image. One that is none is broken if its name says that it is
-    an image, and else passed over, which is said. Names that begin with a dot are not looked at: macOS leaves such
-    files beside each photo.
+    A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored; a message gives
+    the number of ignored files. Names that start with a dot are skipped: macOS puts such a file beside each photo.
 
     Returns:
-        Paths with their labels, broken ones among them; and broken paths with what is wrong.
+        Paths with labels, including broken images; and for the path of each broken image, what is wrong.
     """
-    images: list[tuple[str, int]] = []
+    images: LabelledPaths = []
     broken: dict[str, str] = {}
     others: Counter[str] = Counter()
     for label, name in enumerate(classes):
@@ -125,27 +160,30 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[list[tuple[str, 
             entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
             paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
         for path in paths:
-            why, ending = wrong_start(path), Path(path).suffix.lower()
-            if why is not None and ending not in IMAGE_ENDINGS:
-                others[ending] += 1
+            why, extension = header_error(path), Path(path).suffix.lower()
+            if why is not None and extension not in IMAGE_EXTENSIONS:
+                others[extension] += 1
                 continue
             images.append((path, label))
             if why is not None:
                 broken[path] = why
     if others:
-        kinds = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in others.most_common(5))
-        print(f"passed over in {folder}, being no {KINDS}: {printable(kinds)}")
+        kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in others.most_common(5))
+        print(f"ignored in {folder}, not {KINDS}: {printable(kinds)}")
     return images, broken
 
 
-def _apart(files: list[tuple[str, int]], classes: int, fraction: float) -> tuple[list[Any], list[Any]]:
-    """`files` for training and for testing: of each class `fraction` for the test, one at least if it has two."""
+def _split_by_class(files: LabelledPaths, classes: int, fraction: float) -> tuple[LabelledPaths, LabelledPaths]:
+    """Split `files` for training and testing.
+
+    `fraction` of each class is for testing, but at least one image of a class that has two or more.
+    """
     rng = np.random.default_rng(SPLIT_SEED)
     tested: set[str] = set()
     for label in range(classes):
-        own = [path for path, of in files if of == label]
-        count = min(max(round(fraction * len(own)), 1), len(own) - 1)
-        tested.update(own[k] for k in rng.permutation(len(own))[: max(count, 0)])
+        paths = [path for path, path_label in files if path_label == label]
+        count = min(max(round(fraction * len(paths)), 1), len(paths) - 1)
+        tested.update(paths[k] for k in rng.permutation(len(paths))[: max(count, 0)])
     return [file for file in files if file[0] not in tested], [file for file in files if file[0] in tested]
 
 
@@ -155,10 +193,14 @@ def check_classes(
     test_labels: Sequence[int] | np.ndarray,
     folder: Path | None,
 ) -> None:
-    """Refuse a class without training images, and warn of one without test images."""
+    """Print a warning if a class has no test images.
+
+    Raises:
+        UserError: a split has no images, or a class has no training images.
+    """
     for what, labels in (("training", train_labels), ("test", test_labels)):
         if not len(labels):
-            raise UserError(f"--data_dir {folder}: holds no {what} images ({KINDS}) in its class folders")
+            raise UserError(f"--data_dir {folder}: has no {what} images ({KINDS}) in its class folders")
     for what, labels in (("training", train_labels), ("test", test_labels)):
         counts = np.bincount(labels, minlength=len(classes))
         empty = [f"'{name}'" for name, count in zip(classes, counts, strict=True) if not count]
@@ -166,7 +208,5 @@ def check_classes(
             shown = f"{', '.join(empty[:5])}{', …' if len(empty) > 5 else ''}"
             without = f"no {what} images of {'class' if len(empty) == 1 else f'{len(empty)} classes'}: {shown}"
             if what == "training":
-                raise UserError(
-                    f"--data_dir {folder}: has {without}, which cannot be learned so; give some or remove the folder"
-                )
-            print(f"warning: {folder} has {without}; accuracy will not tell how well that is learned")
+                raise UserError(f"--data_dir {folder}: has {without}; add some or remove the folder")
+            print(f"warning: {folder} has {without}; the accuracy does not cover them")

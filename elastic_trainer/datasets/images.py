@@ -1,8 +1,7 @@
-"""Images read once: decoded, turned upright, resized to the network's input, and kept as uint8.
+"""Reads all images of a data set once, before training: decoded, resized to the input size, as uint8.
 
-What a file holds shows in its content; its ending says nothing. Decoding is Pillow's, on all cores. The result stays in
-memory if it is small enough, else in a file that later runs find again (`read`), from which the system loads what a
-batch needs. An epoch then costs no decoding at all.
+An epoch then decodes nothing, and a broken file is reported at the start. The images stay in memory if they fit, else
+they go to a file that later runs use again; the system then loads only what a batch needs.
 """
 
 from __future__ import annotations
@@ -16,34 +15,30 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
 import utils
+from elastic_trainer.datasets.decoding import ImageSource, decode, decode_failure
 from elastic_trainer.machine import available_memory_mb
 
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-KINDS = "JPEG, PNG, BMP, WebP or GIF"
-MEMORY_SHARE = 4  # of the memory that is available, one in so many MB may hold images unless --image_memory says more
-UNTOLD_MEMORY_MB = 1024  # what they may take where the system does not tell
-_CHUNK = 64  # images in hand at one time while reading
-_READER = 1  # raised when the same file would be read to other pixels
-
-ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
+MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
+DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
+_CHUNK = 64  # images that are decoded at a time
+_READER_VERSION = 1  # increase it when `decode` returns different pixels: files of earlier versions are then ignored
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Images not yet read.
+class ImageFiles:
+    """Images that have not been read yet.
 
     Attributes:
-        count: how many.
-        examples: yields each source with its label, always in the same order.
-        files: what they lie in; when none of these has changed, images read before need not be read again.
+        count: number of images.
+        examples: yields each image source with its label, always in the same order.
+        files: the files that hold the images. While none of them changes, decoded images can be used again.
     """
 
     count: int
@@ -51,13 +46,14 @@ class Encoded:
     files: Sequence[str] = ()
 
 
-class Pixels(NamedTuple):
-    """Images as they were read.
+class DecodedImages(NamedTuple):
+    """Images that have been read.
 
     Attributes:
         images: uint8 [count, size, size, 3], in memory or mapped from a file.
         labels: int32 [count].
-        broken: which of the sources could not be read, counted from 0, each with its name and why; not in `images`.
+        broken: for each image that could not be read, its position in `ImageFiles.examples` and the reason. `images`
+            and `labels` leave it out.
     """
 
     images: np.ndarray
@@ -65,81 +61,24 @@ class Pixels(NamedTuple):
     broken: dict[int, str]
 
 
-def wrong_start(path: str) -> str | None:
-    """Why a file is no image by the first bytes of it, or None where it is one."""
-    try:
-        with Path(path).open("rb") as file:
-            if not file.read(1):
-                return "is empty"
-            file.seek(0)
-            with Image.open(file, formats=FORMATS):
-                return None
-    except OSError as error:
-        if error.strerror:
-            return f"cannot be read: {error.strerror}"
-        return f"is no {KINDS}, whatever its name says"
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's readers raise many kinds for a damaged header
-        return f"cannot be read as an image: {_reason(error)}"
-
-
-def decode(source: ImageSource, size: int) -> np.ndarray:
-    """One image as uint8 [size, size, 3], upright as its EXIF data says.
-
-    Grey becomes RGB, what is transparent becomes white. The sides are stretched to a square.
-
-    Raises:
-        OSError, and whatever else Pillow raises for an image that is damaged.
-    """
-    if isinstance(source, np.ndarray):
-        return _fitted(Image.fromarray(source), size)
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-        return _decode_file(file, size)
-
-
-def _decode_file(file: BinaryIO, size: int) -> np.ndarray:
-    with Image.open(file, formats=FORMATS) as image:
-        image.draft("RGB", (size, size))  # a JPEG much larger than that is decoded to a half, a quarter or an eighth
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits of grey
-            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
-        if upright.has_transparency_data:
-            white = Image.new("RGBA", upright.size, "white")
-            upright = Image.alpha_composite(white, upright.convert("RGBA"))
-        return _fitted(upright.convert("RGB"), size)
-
-
-def told(source: ImageSource, index: int, error: Exception) -> str:
-    """What to say of the `index`-th image, which `decode` raised `error` for."""
-    why = wrong_start(source) if isinstance(source, str) else None
-    where = source if isinstance(source, str) else f"image {index}"
-    return f"{where}: {why or f'cannot be read as an image: {_reason(error)}'}"
-
-
-def _reason(error: Exception) -> str:
-    return utils.first_line(error).rstrip(".")
-
-
-def _fitted(image: Image.Image, size: int) -> np.ndarray:
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+_Label = tuple[int, str | None]  # of one image: its label, and why it cannot be read (None if it can)
 
 
 def read(
-    parts: Sequence[Encoded],
+    parts: Sequence[ImageFiles],
     size: int,
     name: str,
     folder: Path | None = None,
     memory_mb: float | None = None,
-) -> list[Pixels]:
-    """Read all images of all `parts`, with a progress bar; broken ones are left out and reported.
+) -> list[DecodedImages]:
+    """Read all images of all `parts`, with a progress bar. Broken images are left out and reported in the result.
 
     Args:
-        parts: the images, such as of each split.
-        size: height and width they are resized to.
-        name: of the data set, for what is printed and for the file's name.
-        folder: where a file may be put when they are more than fits; None: always in memory.
-        memory_mb: how many MB they may take; None: a quarter of what the system can give now.
+        parts: for example the training and the test split.
+        size: height and width that the images are resized to.
+        name: of the data set, for messages and for the name of the file.
+        folder: where the file is written if the images do not fit in memory; None: they always stay in memory.
+        memory_mb: how many MB they may take; None: a quarter of the memory that is available.
 
     Raises:
         UserError: the file cannot be written.
@@ -148,68 +87,77 @@ def read(
     needed_mb = count * size * size * 3 / 1e6
     if memory_mb is None:
         available_mb = available_memory_mb()
-        memory_mb = UNTOLD_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
+        memory_mb = DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
     if folder is None or needed_mb <= memory_mb:
-        images = np.empty((count, size, size, 3), np.uint8)
-        found, whole = [], 0
-        for image, label, why in _decoded(parts, size):
-            if image is not None:
-                images[whole] = image
-                whole += 1
-            found.append((label, why))
-        return _apart(images, found, parts)
+        return _by_part(*_read_into_memory(parts, size, count), parts)
     stem = folder / f"{name}_{size}_{_digest(parts, size)}"
     record, pixels = stem.with_suffix(".json"), stem.with_suffix(".npy")
-    kept = _kept(record, pixels)
-    if kept is not None:
+    cached = _read_cached(record, pixels)
+    if cached is not None:
         print(f"{name}: images at {size}×{size} from {pixels}")
-        return _apart(*kept, parts)
+        return _by_part(*cached, parts)
     print(
-        f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} are more than the {memory_mb:,.0f} MB they may "
-        f"take in memory (--image_memory): they go into {pixels}"
+        f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take in "
+        f"memory (--image_memory); writing them to {pixels}"
     )
-    found = _write(parts, size, record, pixels)
-    return _apart(np.load(pixels, mmap_mode="r"), found, parts)
+    labels = _write(parts, size, record, pixels)
+    return _by_part(np.load(pixels, mmap_mode="r"), labels, parts)
 
 
-def _kept(record: Path, pixels: Path) -> tuple[np.ndarray, list[tuple[int, str | None]]] | None:
-    """What `_write` wrote, unless it did not, or somebody damaged it."""
+def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tuple[np.ndarray, list[_Label]]:
+    images = np.empty((count, size, size, 3), np.uint8)
+    labels: list[_Label] = []
+    row = 0
+    for image, label, why in _decoded(parts, size):
+        if image is not None:
+            images[row] = image
+            row += 1
+        labels.append((label, why))
+    return images, labels
+
+
+def _read_cached(record: Path, pixels: Path) -> tuple[np.ndarray, list[_Label]] | None:
+    """What `_write` has written, or None if a file is missing or damaged."""
     try:
-        found = [(label, why) for label, why in json.loads(record.read_text(encoding="utf-8"))]
-        return np.load(pixels, mmap_mode="r"), found
+        labels = [(label, why) for label, why in json.loads(record.read_text(encoding="utf-8"))]
+        return np.load(pixels, mmap_mode="r"), labels
     except (OSError, ValueError):
         return None
 
 
-def _write(parts: Sequence[Encoded], size: int, record: Path, pixels: Path) -> list[tuple[int, str | None]]:
-    """Read the images into file `pixels`, their labels and what is broken into `record`; returns the latter."""
+def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[_Label]:
+    """Read the images into the file `pixels`; write labels and reasons to `record`, and return them."""
     with utils.writing(pixels):
         pixels.parent.mkdir(parents=True, exist_ok=True)
-    found: list[tuple[int, str | None]] = []
-    whole = 0
-    # Written row by row: on a full disk a mapped file would end the process without a word.
+    labels: list[_Label] = []
+    rows = 0
+    # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
     with utils.atomic_path(pixels) as temporary, temporary.open("wb") as file:
         file.write(_header(0, size))
         for image, label, why in _decoded(parts, size):
             if image is not None:
                 file.write(image.tobytes())
-                whole += 1
-            found.append((label, why))
+                rows += 1
+            labels.append((label, why))
         file.seek(0)
-        file.write(_header(whole, size))
-    utils.write_json(record, found)
-    return found
+        file.write(_header(rows, size))
+    utils.write_json(record, labels)
+    return labels
 
 
 def _header(count: int, size: int) -> bytes:
-    """Start of a .npy file; of one length for any count, so that it can be written over."""
+    """The header of a .npy file. Its length does not depend on `count`, so it can be overwritten."""
     file = io.BytesIO()
     npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (count, size, size, 3)})
     return file.getvalue()
 
 
-def _decoded(parts: Sequence[Encoded], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
-    """Of each image its pixels, its label, and None; or None, its label, and why it cannot be read."""
+def _decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
+    """Decode all images on all cores, in order.
+
+    Yields:
+        (pixels, label, None) for an image, or (None, label, reason) for one that cannot be read.
+    """
 
     def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, int, str | None]:
         index, (source, label) = example
@@ -217,8 +165,8 @@ def _decoded(parts: Sequence[Encoded], size: int) -> Iterator[tuple[np.ndarray |
             return decode(source, size), label, None
         except MemoryError:
             raise
-        except Exception as error:  # Pillow raises many kinds for a damaged image
-            return None, label, told(source, index, error)
+        except Exception as error:  # Pillow raises many types for a damaged image
+            return None, label, decode_failure(source, index, error)
 
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -232,24 +180,24 @@ def _decoded(parts: Sequence[Encoded], size: int) -> Iterator[tuple[np.ndarray |
                     yield result
 
 
-def _apart(images: np.ndarray, found: Sequence[tuple[int, str | None]], parts: Sequence[Encoded]) -> list[Pixels]:
-    """`images`, those of all `parts` one after the other, part by part."""
-    result, begin, row = [], 0, 0
+def _by_part(images: np.ndarray, labels: Sequence[_Label], parts: Sequence[ImageFiles]) -> list[DecodedImages]:
+    """Divide the images and labels of all `parts`, one after the other, into those of each part."""
+    result, start, row = [], 0, 0
     for part in parts:
-        own = found[begin : begin + part.count]
-        labels = np.array([label for label, why in own if why is None], np.int32)
-        broken = {k: why for k, (_, why) in enumerate(own) if why is not None}
-        result.append(Pixels(images[row : row + len(labels)], labels, broken))
-        begin, row = begin + part.count, row + len(labels)
+        part_labels = labels[start : start + part.count]
+        read_labels = np.array([label for label, why in part_labels if why is None], np.int32)
+        broken = {k: why for k, (_, why) in enumerate(part_labels) if why is not None}
+        result.append(DecodedImages(images[row : row + len(read_labels)], read_labels, broken))
+        start, row = start + part.count, row + len(read_labels)
     return result
 
 
-def _digest(parts: Sequence[Encoded], size: int) -> str:
-    """Changes when a file does that one of the images lies in."""
-    told = hashlib.sha256(f"{_READER} {size}".encode())
+def _digest(parts: Sequence[ImageFiles], size: int) -> str:
+    """A digest that changes when one of the files that hold the images changes."""
+    digest = hashlib.sha256(f"{_READER_VERSION} {size}".encode())
     for part in parts:
-        told.update(f"|{part.count}".encode())
+        digest.update(f"|{part.count}".encode())
         for path in part.files:
             status = Path(path).stat()
-            told.update(f"|{path}|{status.st_size}|{status.st_mtime_ns}".encode(errors="surrogateescape"))
-    return told.hexdigest()[:16]
+            digest.update(f"|{path}|{status.st_size}|{status.st_mtime_ns}".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]

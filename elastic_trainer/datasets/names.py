@@ -1,6 +1,6 @@
-"""The data sets that are known by name."""
+"""The names that `--dataset_name` takes. No TensorFlow, so that the command line can check a name at once."""
 
 from __future__ import annotations
 
-TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")
+TFDS_NAMES = ("caltech_birds2011", "oxford_iiit_pet", "stanford_dogs")  # the paper's data sets (section 6)
 DATASET_NAMES = (*TFDS_NAMES, "digits", "image_folder")

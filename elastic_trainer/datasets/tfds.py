@@ -1,4 +1,4 @@
-"""Data sets of tensorflow-datasets."""
+"""Reads data sets of tensorflow-datasets (TFDS), among them the three of the paper (section 6)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import utils
-from elastic_trainer.datasets.image_data import DataSource
-from elastic_trainer.datasets.images import Encoded
+from elastic_trainer.datasets.data_source import DataSource
+from elastic_trainer.datasets.images import ImageFiles
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def tfds_builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
-    """TFDS' builder of a data set: knows its classes, and where it is or would be prepared."""
+    """TFDS' builder of a data set. It knows the classes and the folder, whether or not the data set is prepared."""
     utils.load_tensorflow()
     import tensorflow_datasets as tfds
 
@@ -26,36 +26,42 @@ def tfds_builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
 
 
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
-    """The builder of a data set that is prepared, downloaded if it was not.
+    """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
 
     Raises:
-        UserError: a download fails or is not what its author published; says which file can be put where by hand.
+        UserError: a download fails, or a file does not have the published checksum. The message says which files to
+            download by hand, and where to put them.
     """
     builder = tfds_builder(name, data_dir)
     import tensorflow_datasets as tfds
 
     root = Path(builder.data_dir).parents[1]  # <root>/<name>/<version>
     downloads = root / "downloads"
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # what is wrong is said once, not at every new attempt
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error below is enough; urllib3 warns at each attempt
     try:
         config = tfds.download.DownloadConfig(manual_dir=downloads / "manual")
         builder.download_and_prepare(download_dir=downloads, download_config=config)
-    except Exception as error:  # TFDS raises many kinds when a download or a file fails
+    except Exception as error:  # TFDS raises many types when a download or a file fails
         why = " ".join(str(error).split())[:300] or type(error).__name__
         files = {info.filename: f"{info.filename} from {url}" for url, info in builder.url_infos.items()}
         raise UserError(
             f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare "
-            "it where there is a network (python data.py prepare) and "
-            f"carry it here (pack, unpack), or put into {downloads / 'manual'}: {', '.join(files.values())}"
+            "it on a machine with a network (python data.py prepare) and copy it here (python data.py pack, unpack), "
+            f"or put into {downloads / 'manual'}: {', '.join(files.values())}"
         ) from error
     return builder
 
 
 def read_tfds(name: str, data_dir: Path | None) -> DataSource:
+    """The train and test splits of a data set, prepared first if necessary.
+
+    Raises:
+        UserError: see `prepare_tfds`.
+    """
     import tensorflow_datasets as tfds
 
     builder = prepare_tfds(name, data_dir)
-    config = tfds.ReadConfig(interleave_cycle_length=1)  # one order on every machine
+    config = tfds.ReadConfig(interleave_cycle_length=1)  # the same order on every machine
     decoders = tfds.decode.PartialDecoding(
         {"image": True, "label": True}, decoders={"image": tfds.decode.SkipDecoding()}
     )
@@ -67,7 +73,7 @@ def read_tfds(name: str, data_dir: Path | None) -> DataSource:
             yield example["image"], int(example["label"])
 
     train, test = (
-        Encoded(split.num_examples, partial(examples, split.name), [str(path) for path in split.filepaths])
+        ImageFiles(split.num_examples, partial(examples, split.name), [str(path) for path in split.filepaths])
         for split in (builder.info.splits["train"], builder.info.splits["test"])
     )
     return DataSource(builder.info.features["label"].names, train, test)

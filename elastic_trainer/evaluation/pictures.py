@@ -1,4 +1,4 @@
-"""Pictures of what a model gets wrong: the confusion matrix and the worst mistakes."""
+"""Pictures of an evaluation: the confusion matrix, and a sheet of misclassified images."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.evaluation.class_report import shortened
-from elastic_trainer.evaluation.predictions import Answers
+from elastic_trainer.evaluation.predictions import Predictions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-SHOWN_CONFUSIONS = 30  # pairs named beside a confusion matrix whose axes have no room for names
-COUNTED_CLASSES = 15  # up to so many, the matrix shows numbers in its cells
-SMALLEST_FONT = 5.0  # points; smaller names are no names
+SHOWN_CONFUSIONS = 30  # pairs listed beside a confusion matrix that is too large for class names
+COUNTED_CLASSES = 15  # the matrix shows counts in its cells up to this many classes
+SMALLEST_FONT = 5.0  # points; smaller class names cannot be read
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
-    """The confusion matrix, each row as shares of its true class.
+    """The confusion matrix; each row is normalised by its true class.
 
-    Few classes have their counts in the cells; names stand at the axes as long as they can be read; where they cannot,
-    numbers do, and the most frequent mistakes are listed beside.
+    With at most `COUNTED_CLASSES` classes, the cells show the counts. The axes show class names if these can be read,
+    else class numbers; then the most frequent mistakes are listed beside the matrix.
 
     Args:
         counts: [true class, predicted class].
@@ -43,7 +42,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     columns = figure.add_gridspec(1, 2, width_ratios=(side, 3.5)) if not named else figure.add_gridspec(1, 1)
     axes = figure.add_subplot(columns[0])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    # The square root of the share decides on the colour: one image in fifty must not look like none.
+    # The colour follows the square root of the share: otherwise 2 % would look like 0.
     drawn = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     axes.set_title("share of each true class (row) that is taken for each class (column)", fontsize=9)
     axes.set_xlabel("predicted class" if named else "predicted class (numbers as in classes.csv)")
@@ -65,31 +64,42 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> None:
+    """Write the most frequent pairs of true and predicted class into `axes`."""
     wrong = counts - np.diag(np.diag(counts))
     order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
     lines = ["most frequent mistakes", ""]
     for true, predicted in zip(*np.unravel_index(order, wrong.shape), strict=True):
         if wrong[true, predicted]:
-            told = [f"{shortened(names[k], 24)} ({k})" for k in (true, predicted)]
-            lines.append(f"{wrong[true, predicted]}×  {told[0]}\n       taken for {told[1]}")
+            labels = [f"{shortened(names[k], 24)} ({k})" for k in (true, predicted)]
+            lines.append(f"{wrong[true, predicted]}×  {labels[0]}\n       taken for {labels[1]}")
     axes.axis("off")
     axes.text(0, 1, "\n".join(lines), fontsize=8, va="top", linespacing=1.3, transform=axes.transAxes)
 
 
-def draw_mistakes(answers: Answers, names: Sequence[str]) -> Figure:
-    """The worst mistakes as a sheet of pictures, the highest loss first."""
+def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure:
+    """A sheet of the misclassified images that `predictions` holds, highest loss first, with true and predicted class.
+
+    Args:
+        predictions: with at least one misclassified image.
+        names: of the outputs.
+    """
     from matplotlib.figure import Figure
 
-    columns = min(6, len(answers.mistakes))
-    rows = math.ceil(len(answers.mistakes) / columns)
+    images = predictions.misclassified
+    columns = min(6, len(images))
+    rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(max(1.8 * columns, 4.5), 2.1 * rows + 0.4), layout="constrained")
-    total = int((answers.labels != answers.predictions).sum())
-    shown = f"the {len(answers.mistakes)} worst of " if total > len(answers.mistakes) else ""
-    figure.suptitle(f"{shown}{total} mistakes in {len(answers.labels)} test images", fontsize=9)
-    for position, mistake in enumerate(answers.mistakes, start=1):
+    shown = f"the {len(images)} worst of " if predictions.mistakes > len(images) else ""
+    figure.suptitle(f"{shown}{predictions.mistakes} mistakes in {len(predictions.labels)} test images", fontsize=9)
+    for position, one in enumerate(images, start=1):
         axes = figure.add_subplot(rows, columns, position)
-        axes.imshow(mistake.image, interpolation="nearest")
+        axes.imshow(one.image, interpolation="nearest")
         axes.set_axis_off()
-        said = f"said {shortened(names[mistake.prediction], 18)} ({mistake.confidence:.0%})"
-        axes.set_title(f"is {shortened(names[mistake.label], 22)}\n{said}", fontsize=6.5)
+        predicted = f"predicted {shortened(names[one.predicted], 18)} ({one.confidence:.0%})"
+        axes.set_title(f"is {shortened(names[one.label], 22)}\n{predicted}", fontsize=6.5)
     return figure
+
+
+def shortened(text: str, length: int) -> str:
+    """`text`, cut to `length` characters; the last one is then an ellipsis."""
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,4 +1,8 @@
-"""How each network that is known by name is built and what scaling its images need."""
+"""Builds the backbone of each network that has a name, and scales images the way its pre-training did.
+
+The paper trains ResNet50, VGG16, MobileNetV2 and ViT-B/16 (section 6). ViT comes from vit-keras, all others from
+keras.applications, so every network of Keras can be named.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,18 @@ from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.names import KERAS_NETWORKS, WIDTHS
 from utils import UserError
 
-SMALLEST_SIZE = 32  # of a known network's input; Keras asks for more in some
+SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
+_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1, as `_scaling` returns it
 
 
 class Architecture(NamedTuple):
-    """How one backbone is made.
+    """How one backbone is built.
 
     Attributes:
         build: (input_size, alpha, weights) -> backbone; `weights` is "imagenet" or None.
-        preprocess: maps images in 0…255 to what the backbone was pre-trained on.
+        preprocess: scales images in 0…255 to the range that the backbone was pre-trained on.
         size_step: the input size must be a multiple of this.
-        pool: whether the backbone returns a feature map to be averaged.
+        pool: whether the backbone returns a feature map, which needs global average pooling.
     """
 
     build: Callable[[int, float, str | None], keras.Model]
@@ -35,7 +40,7 @@ class Architecture(NamedTuple):
 
 
 def architecture(name: str) -> Architecture:
-    """The backbone called `name`, one of `options.MODEL_NAMES` or of `options.KERAS_NETWORKS` in small letters."""
+    """The architecture called `name`: one of `names.MODEL_NAMES`, or of `names.KERAS_NETWORKS` in lower case."""
     if name == "vit":
         return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
     keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
@@ -49,26 +54,29 @@ def architecture(name: str) -> Architecture:
     return Architecture(build, partial(_preprocess, *_scaling(module.preprocess_input)))
 
 
-_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)
-
-
 def _scaling(preprocess_input: Callable[[np.ndarray], np.ndarray]) -> tuple[bool, list[float], list[float]]:
-    """What a `preprocess_input` of Keras does: (order of channels reversed?, scale, offset) of each channel.
+    """What a `preprocess_input` function of Keras computes.
 
-    Keras' own function can be neither saved as a layer nor traced like one, so a layer that does the same is made from
-    what becomes of a black and a white image.
+    Keras' function can be neither saved nor traced as a layer. Its scale and offset are therefore found from its
+    results for a black and a white image, and a layer with the same effect is built from them.
+
+    Returns:
+        Whether the order of the channels is reversed, and the scale and the offset of each channel.
+
+    Raises:
+        NotImplementedError: the function does more than scale channels.
     """
-    usual = keras.config.floatx()
+    floatx = keras.config.floatx()
     keras.config.set_floatx("float64")
     try:
         offset, white = preprocess_input(np.array([[[[0.0] * 3]], [[[255.0] * 3]]]))[:, 0, 0]
         sample = np.random.default_rng(0).uniform(0, 255, (1, 2, 2, 3))
-        wanted = preprocess_input(sample.copy())
+        expected = preprocess_input(sample.copy())
     finally:
-        keras.config.set_floatx(usual)
+        keras.config.set_floatx(floatx)
     scale = ((white - offset) / 255).round(12)
     for reverse in (False, True):
-        if np.allclose((sample[..., ::-1] if reverse else sample) * scale + offset, wanted, atol=1e-6):
+        if np.allclose((sample[..., ::-1] if reverse else sample) * scale + offset, expected, atol=1e-6):
             return reverse, scale.tolist(), offset.tolist()
     raise NotImplementedError(f"{preprocess_input.__module__}.preprocess_input does more than scale channels")
 
@@ -76,13 +84,14 @@ def _scaling(preprocess_input: Callable[[np.ndarray], np.ndarray]) -> tuple[bool
 def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: keras.KerasTensor) -> keras.KerasTensor:
     if reverse:
         images = keras.ops.flip(images, axis=-1)
-    if scale == [1.0] * 3 and offset == [0.0] * 3:  # the backbone does it
+    if scale == [1.0] * 3 and offset == [0.0] * 3:  # the backbone has a layer for it
         return images
     common = [values[0] if len(set(values)) == 1 else values for values in (scale, offset)]
     return keras.layers.Rescaling(*common)(images)
 
 
 def image_shape(size: int) -> tuple[int, int, int]:
+    """Shape of an image of height and width `size`."""
     return (size, size, 3)
 
 
@@ -90,11 +99,22 @@ def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
     from vit_keras import vit
 
     network = vit.vit_b16(image_size=size, pretrained=weights == "imagenet", include_top=False, pretrained_top=False)
-    # vit-keras takes the class token by a Lambda layer, which Keras 3 refuses to load again; slicing does the same.
+    # vit-keras takes the class token with a Lambda layer, which Keras 3 refuses to load; slicing has the same result.
     return keras.Model(network.inputs, network.get_layer("Transformer_encoder_norm").output[:, 0], name="vit_b16")
 
 
 def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Model:
+    """Build the backbone of a network that has a name.
+
+    Args:
+        name: see `architecture`.
+        size: height and width of the images.
+        weights: "imagenet", or anything else for random weights.
+        alpha: width of a MobileNet.
+
+    Raises:
+        UserError: the size is too small or not a multiple of the patch size, or there are no such ImageNet weights.
+    """
     parts = architecture(name)
     if size < SMALLEST_SIZE or size % parts.size_step:
         rule = f"a multiple of {parts.size_step} and " if parts.size_step > 1 else ""
@@ -103,5 +123,7 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         if weights == "imagenet":
             return pretrained.with_imagenet_weights(partial(parts.build, size, alpha), name, alpha)
         return parts.build(size, alpha, None)
-    except ValueError as error:  # Keras' own smallest size
-        raise UserError(f"--input_size {size}: {name} cannot be built so: {utils.first_line(error)}") from error
+    except ValueError as error:  # smaller than Keras allows
+        raise UserError(
+            f"--input_size {size}: {name} cannot be built at this size: {utils.first_line(error)}"
+        ) from error

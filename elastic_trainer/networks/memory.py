@@ -1,4 +1,8 @@
-"""What training a network takes in memory at the least, and whether this machine has it."""
+"""Estimates the memory that training a network needs, and refuses to start if the machine does not have it.
+
+The estimate is a lower bound, computed from the shapes in the network's graph. On a small board, starting anyway would
+end in swapping or in a killed process. The paper does not cover memory.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +27,27 @@ _INPUT_KEEPERS = (
     keras.layers.DepthwiseConv2D,
     keras.layers.BatchNormalization,
 )
-_SAME_MEMORY = ("Flatten", "Reshape", "Squeeze", "ExpandDims", "Identity")  # layers that return what they were given
+# Layers whose output shares the memory of their input.
+_SAME_MEMORY = ("Flatten", "Reshape", "Squeeze", "ExpandDims", "Identity")
 
 
 def memory_needed_mb(
     model: keras.Model, batch_size: int, slots: int, mask: np.ndarray, measures_importance: bool = False
 ) -> float:
-    """What training `model` takes in MB at the very least, beside its weights, by the shapes in its graph.
+    """Lower bound on the memory in MB that training `model` needs beyond its weights.
 
-    Counted are the batch, the optimizer's variables, and the larger of two things that are not there at one time: what
-    the backward pass needs of the forward pass, and all gradients. Of the forward pass only inputs of convolutions,
-    dense layers and batch norm count. Left out are TensorFlow itself, its buffers, and layers within custom layers.
+    The sum of three parts: the batch; the optimizer's variables; and the largest of the activations that the backward
+    pass needs, all gradients, and the input and output of one layer. Of the activations, only the inputs of
+    convolutions, dense layers and batch norm count. TensorFlow itself, its buffers, and layers inside custom layers do
+    not count.
 
     Args:
         model: the network.
-        batch_size: images a step.
-        slots: variables that the optimizer keeps of each trainable one.
-        mask: bool [N] over `model.trainable_variables`, what trains.
-        measures_importance: each selection computes all gradients at once and keeps a copy of weights and optimizer.
+        batch_size: images per step.
+        slots: variables that the optimizer keeps for each trainable variable.
+        mask: bool [N] over `model.trainable_variables`: the tensors that train.
+        measures_importance: whether the scheme evaluates importance, which needs a copy of the weights and of the
+            optimizer's variables.
     """
     trainable_bytes = [prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.trainable_variables]
     gradient_bytes = sum(size for size, taken in zip(trainable_bytes, mask, strict=True) if taken)
@@ -54,7 +61,7 @@ def memory_needed_mb(
         if not isinstance(layer, _INPUT_KEEPERS):
             continue
         sizes = {id(tensor): _tensor_bytes(tensor, batch_size) for tensor in map(_source, inputs) if tensor is not None}
-        if not isinstance(layer, keras.layers.BatchNormalization):  # which may write over its input
+        if not isinstance(layer, keras.layers.BatchNormalization):  # batch norm may overwrite its input
             largest_call = max(largest_call, sum(sizes.values()) + _tensor_bytes(outputs[0], batch_size))
         if any(id(v) in trained and v.name not in ("bias", "beta") for v in layer.trainable_variables):
             kept |= sizes
@@ -63,11 +70,11 @@ def memory_needed_mb(
 
 
 def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
-    """Each call (layer, inputs, outputs) in the graph of `model` and of the models within it, where there is one."""
+    """Each call (layer, inputs, outputs) in the graphs of `model` and of the models inside it, if they have graphs."""
     calls: list[tuple[Any, list[Any], list[Any]]] = []
-    ways, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
-    while ways:
-        operation, index, _ = ways.pop()._keras_history
+    paths, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
+    while paths:
+        operation, index, _ = paths.pop()._keras_history
         if (id(operation), index) in seen:
             continue
         if getattr(operation, "outputs", None) and not any(id(operation) == done for done, _ in seen):
@@ -75,14 +82,14 @@ def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
         seen.add((id(operation), index))
         node = operation._inbound_nodes[index]
         calls.append((operation, node.input_tensors, node.output_tensors))
-        ways += node.input_tensors
+        paths += node.input_tensors
     return calls
 
 
 def _source(tensor: Any) -> Any:
-    """The symbolic tensor whose memory `tensor` is: through reshapes, and into the models that return it.
+    """The symbolic tensor whose memory `tensor` shares, found through reshapes and inside nested models.
 
-    None for what a model is given: that is the memory of another, or the batch itself.
+    None for the input of a model: its memory is counted elsewhere.
     """
     while True:
         operation, index, position = tensor._keras_history
@@ -97,7 +104,7 @@ def _source(tensor: Any) -> Any:
 
 
 def _tensor_bytes(tensor: Any, batch_size: int) -> int:
-    """Size of a symbolic tensor at a batch size, or 0 where the graph does not tell."""
+    """Size of a symbolic tensor at a batch size, or 0 if its shape is not known."""
     if None in tensor.shape[1:]:
         return 0
     return batch_size * prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size

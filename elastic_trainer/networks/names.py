@@ -1,11 +1,11 @@
-"""The networks that are known by name, and the user's own."""
+"""The networks that `--model_name` takes. No TensorFlow, so that the command line can check a name at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")
-# Further networks, by the names keras.applications has for them; any case will do.
+MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")  # the paper's networks (section 6)
+# All networks of keras.applications; the command line ignores case.
 KERAS_NETWORKS = (
     *("ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge"),
     *("DenseNet121", "DenseNet169", "DenseNet201", "InceptionResNetV2", "InceptionV3"),
@@ -14,13 +14,13 @@ KERAS_NETWORKS = (
     *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile"),
     *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
 )
-WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # those that --alpha is for
-AUGMENTATIONS = ("none", "flip", "flip_rotate")
+WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
+AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
 
 def is_own_model(model_name: str | None) -> bool:
-    """Whether `--model_name` names a file of the user's rather than a network we know."""
+    """Whether `--model_name` names the user's own model (a .keras file, or file.py:function)."""
     return model_name is not None and (model_name.endswith(".keras") or ".py:" in model_name)
 
 

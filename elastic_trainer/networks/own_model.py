@@ -1,4 +1,7 @@
-"""A Keras model that the user brings: a .keras file, or a function in a .py file."""
+"""Loads the user's own Keras model: `--model_name FILE.keras`, or `--model_name FILE.py:FUNCTION`.
+
+Any architecture can be trained: the schemes only need trainable variables and a head (tensors.py), not layer names.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from utils import UserError
 
 
 def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model:
-    """A user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
+    """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
 
-    It must take images [batch, input_size, input_size, 3] in 0…255 (whatever scaling it needs belongs into it). A
-    softmax at its end is taken off; a last dense layer for another number of classes is replaced by a new one.
+    The model must take images [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. A
+    softmax at its end is removed. A last dense layer for another number of classes is replaced.
 
     Args:
         name: a .keras file, or file.py:function; the function is called with the input shape (height, width, 3) and the
@@ -31,7 +34,8 @@ def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model
         num_classes: number of logits.
 
     Raises:
-        UserError: it cannot be loaded or made, or does not map such images to such logits.
+        UserError: the model cannot be loaded or built, does not map such images to such logits, or has no trainable
+            weights.
     """
     shape = image_shape(input_size)
     model = (
@@ -44,7 +48,7 @@ def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model
         output = model(keras.Input(shape))
     except UserError:
         raise
-    except Exception as error:  # whatever a user's layers raise
+    except Exception as error:  # a custom layer may raise anything
         takes = getattr(model, "input_shape", None)
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
@@ -56,21 +60,20 @@ def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model
             f"{num_classes} classes: (None, {num_classes})"
         )
     if not model.trainable_variables:
-        raise UserError(
-            f"--model_name {name}: has no trainable weights; set `trainable = True` on what is to be trained"
-        )
+        raise UserError(f"--model_name {name}: has no trainable weights; set `trainable = True` on the layers to train")
     return model
 
 
 def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """Import FILE.py and call its function. Raises `UserError` with the line number for an error in the user's code."""
     file, _, function = name.rpartition(":")
     path = Path(file).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"--model_name {name}: {file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)  # as an import would: dataclasses and Keras' files look there
-    sys.path.insert(0, str(path.parent))  # it may import its neighbours
+    sys.modules.setdefault(spec.name, module)  # as an import does: dataclasses and Keras look modules up there
+    sys.path.insert(0, str(path.parent))  # it may import other files of its folder
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
@@ -92,7 +95,15 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
 
 
 def with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
-    """`model` without a softmax at its end and with a last dense layer for `num_classes`, if its graph shows them."""
+    """`model` without a softmax at its end, and with a last dense layer for `num_classes` classes.
+
+    A model without a graph, or with several outputs, is returned as it is.
+
+    Args:
+        model: a classifier.
+        num_classes: number of logits.
+        name: of the model, for the message when the last layer is replaced.
+    """
     if len(getattr(model, "outputs", None) or ()) != 1:
         return model
     output = model.outputs[0]
@@ -105,9 +116,7 @@ def with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
         last = output._keras_history.operation
     if isinstance(last, keras.layers.Dense):
         if last.units != num_classes:
-            print(
-                f"{name}: last layer {last.name} has {last.units} outputs; a new one for {num_classes} takes its place"
-            )
+            print(f"{name}: last layer {last.name} has {last.units} outputs; replaced by a new one for {num_classes}")
             output = keras.layers.Dense(num_classes, name=HEAD)(last.input)
         elif last.activation is softmax:
             last.activation = keras.activations.linear

@@ -1,4 +1,8 @@
-"""Weights a network starts from: ImageNet's, a file of Keras' or vit-keras', or what an earlier run has learned."""
+"""Loads the weights that training starts from (`--weights`): ImageNet's, a file, or the model of an earlier run.
+
+The paper starts from ImageNet weights (section 6). A file that does not fit, or is damaged, is refused: Keras would
+silently keep random weights for some layers.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,19 @@ from utils import UserError
 if TYPE_CHECKING:
     import h5py
 
-KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that kept its model"
+KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that saved its model"
 
 
 def with_imagenet_weights(build: Callable[[str], keras.Model], name: str, alpha: float) -> keras.Model:
-    """The backbone that `build("imagenet")` makes, with ImageNet's weights from Keras or vit-keras.
+    """The backbone that `build("imagenet")` returns, with ImageNet weights from Keras or vit-keras.
+
+    Args:
+        build: takes "imagenet" and returns the backbone.
+        name, alpha: of the network, for error messages.
 
     Raises:
-        UserError: there are none for this width, or they cannot be downloaded; says which file can be put where.
+        UserError: there are no weights for this width, or they cannot be downloaded. The message says which file to
+            download by hand.
     """
     try:
         return build("imagenet")
@@ -36,25 +45,26 @@ def with_imagenet_weights(build: Callable[[str], keras.Model], name: str, alpha:
         raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {utils.first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
         url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
-        where = f"{url[0]} where there is" if url else "them where there is"
+        where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
         raise UserError(
-            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network here, fetch {where} "
-            "one and give --weights FILE, or --weights none"
+            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
+            "one, and give --weights FILE or --weights none"
         ) from error
 
 
 def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> None:
-    """Give `model` the weights in `path`: those of its `backbone` alone, or of all of it.
+    """Load the weights in `path` into `model`, or into its `backbone` if the file has no top layers.
 
     Args:
         model: a classifier.
-        backbone: the part of it that a file without the top layers belongs to.
-        path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The head of
-            the latter two is taken where it has as many classes, else a new one stays (said so).
+        backbone: the part of `model` without the head.
+        path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The last two
+            also supply the head if the number of classes is the same; otherwise the head stays new, and a message
+            says this.
         name: of the network.
 
     Raises:
-        UserError: there is no such file, or it is damaged or of another network.
+        UserError: the file is missing, damaged, or belongs to another network.
     """
     if not path.exists():
         raise UserError(f"--weights {path}: there is no such file or folder; give {KINDS}")
@@ -69,48 +79,48 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> No
     else:
         raise UserError(f"--weights {path}: must be one of {KINDS}")
     if not all(np.isfinite(weight.numpy()).all() for weight in model.weights):
-        raise UserError(f"--weights {path}: holds weights that are no finite numbers; the file is damaged")
+        raise UserError(f"--weights {path}: contains weights that are not finite; the file is damaged")
 
 
 def _model_of_run(folder: Path) -> Path:
     for file in ("best.keras", "last.keras"):
         if (folder / file).is_file():
             return folder / file
-    raise UserError(f"--weights {folder}: holds no best.keras; a run keeps it with --save_model or --export")
+    raise UserError(f"--weights {folder}: has no best.keras; a run saves it with --save_model or --export")
 
 
 def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
-    import h5py  # Keras brings it
+    import h5py  # a dependency of Keras
 
     what = name if is_own_model(name) else f"{name} without its top layers"
 
     try:
         with h5py.File(path) as file:
             arrays = _count_arrays(file)
-    except Exception as error:  # h5py raises many kinds for a file that is none of its own, or damaged
-        raise UserError(f"--weights {path}: is no HDF5 file, or a damaged one: {utils.first_line(error)}") from error
+    except Exception as error:  # h5py raises many types for a damaged file
+        raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {utils.first_line(error)}") from error
     try:
-        with every_layer():
+        with _all_layers_must_fit():
             backbone.load_weights(path)
-    except Exception as error:  # so does Keras for a file that does not fit
-        raise UserError(f"--weights {path}: does not fit {what}: {_reason(error)}") from error
-    # Keras takes what it finds and says nothing of what is left over, as from a deeper network.
+    except Exception as error:  # Keras raises many types for a file that does not fit
+        raise UserError(f"--weights {path}: does not fit {what}: {_mismatch(error)}") from error
+    # Keras ignores arrays that no layer asks for, such as those of a deeper network.
     if arrays > len(backbone.weights) and not is_own_model(name):
         raise UserError(
-            f"--weights {path}: does not fit {what}: it holds {arrays} arrays, the network has {len(backbone.weights)}"
+            f"--weights {path}: does not fit {what}: it has {arrays} arrays, the network has {len(backbone.weights)}"
         )
 
 
 @contextmanager
-def every_layer() -> Iterator[None]:
-    """Keras raises in this block where it would skip a layer that does not fit, and only warn."""
+def _all_layers_must_fit() -> Iterator[None]:
+    """Make Keras raise in this block when a layer does not fit; otherwise it skips the layer with a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Skipping")
         yield
 
 
 def _count_arrays(file: h5py.File) -> int:
-    """Weights in a file of Keras', without what an optimizer or a random seed left there."""
+    """Number of weights in a file of Keras, without those of an optimizer or a random seed."""
     import h5py
 
     names: list[str] = []
@@ -118,48 +128,57 @@ def _count_arrays(file: h5py.File) -> int:
     return sum("optimizer" not in name and "seed_generator" not in name for name in names)
 
 
-def _reason(error: Exception) -> str:
-    """Why Keras could not load: its first line, and the example it gives of the layers that do not fit."""
+def _mismatch(error: Exception) -> str:
+    """The first line of Keras' error, and its example of a layer that does not fit, if it gives one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
 
 
 def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
-    """ViT's weights as vit-keras publishes them; the position table is interpolated to the input's size."""
+    """Load ViT's weights as vit-keras publishes them. The position table is interpolated to the input size."""
     from vit_keras import utils as vit_utils
 
     if name != "vit":
         raise UserError(f"--weights {path}: an .npz file is for vit; {name} takes {KINDS}")
     patches = backbone.input_shape[1] // 16
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             vit_utils.load_weights_numpy(backbone, path, False, patches, patches)
-    except Exception as error:  # an assertion, a missing key, a shape: it has no error of its own
-        reason = f"has no {error}" if isinstance(error, KeyError) else utils.first_line(error)
+    except Exception as error:  # vit-keras raises assertion errors, key errors and shape errors
+        reason = f"lacks {error}" if isinstance(error, KeyError) else utils.first_line(error)
         raise UserError(f"--weights {path}: is damaged or does not fit ViT-B/16: {reason}") from error
-    for warning in said:
+    for warning in caught:
         if "Resizing" in str(warning.message):
             print(f"{path.name}: position table interpolated to {patches}×{patches} patches")
 
 
 def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
-    """Give `model` all weights of a .keras file of the same network, called `name`. Raises `UserError`."""
+    """Load all weights of a .keras file of the same network into `model`.
+
+    Args:
+        model: with the layers of the saved one.
+        path: the file.
+        flag, name: the command-line flag and the network, for the error message.
+
+    Raises:
+        UserError: the file is damaged, or belongs to another network.
+    """
     try:
-        with every_layer():
+        with _all_layers_must_fit():
             model.load_weights(path)
-    except Exception as error:  # Keras and h5py raise many kinds for a file that does not fit
+    except Exception as error:  # Keras and h5py raise many types for a file that does not fit
         raise UserError(f"{flag} {path}: does not fit {name}: {utils.first_line(error)}") from error
 
 
 def _from_model(model: keras.Model, path: Path, name: str) -> None:
-    """Take over the weights of a saved model with the same layers, but perhaps for other classes."""
+    """Load the weights of a saved model with the same layers, but possibly with another number of classes."""
     try:
         source = load_model(path, "--weights").weights
     except UserError:
         if not is_own_model(name):
             raise
-        load_saved(model, path, "--weights", name)  # Keras cannot make the user's layers, but fill those that are there
+        load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         return
     is_head = head_mask(model)
     head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
@@ -175,7 +194,7 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
             weight.assign(given)
     else:
         classes = f"for {rest[-1].shape[-1]} outputs " if rest else ""
-        print(f"{path}: its head {classes}is not taken; a new one is for {model.output_shape[-1]} classes")
+        print(f"{path}: its head {classes}is not used; a new one is for {model.output_shape[-1]} classes")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -183,8 +202,8 @@ def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def _difference(body: Sequence[Any], source: Sequence[Any]) -> str:
-    """The first weight of the network that a saved model does not have."""
+    """Describes the first weight of the network that differs from the saved model."""
     for weight, given in zip(body, source, strict=False):
         if tuple(weight.shape) != tuple(given.shape):
-            return f"{weight.path} is {tuple(weight.shape)}, in the file {tuple(given.shape)}"
-    return f"the network has {len(body)} weights below its head, the file {len(source)}"
+            return f"{weight.path} is {tuple(weight.shape)}, the file has {tuple(given.shape)}"
+    return f"the network has {len(body)} weights without its head, the file has {len(source)}"

@@ -1,4 +1,4 @@
-"""Saves and loads networks as .keras files that need none of this project's code."""
+"""Saves and loads networks as .keras files. Plain Keras can load them, without the code of this project."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import utils
 from elastic_trainer.networks.batch_norm import (
     KERAS_NAME,
     FrozenBatchNormalization,
-    WhileSaved,
+    SavedBatchNormalization,
     freeze_batch_norm_statistics,
 )
 from utils import UserError
 
 
 def save_model(model: keras.Model, path: Path) -> None:
-    """Save `model` as a .keras file that needs no code of this project.
+    """Save `model` as a .keras file that plain Keras can load.
 
-    Frozen batch norms become Keras' own with `trainable=False`: they use and keep their statistics in training too; to
-    train gamma and beta of such a layer elsewhere is to unfreeze it. Loaded by `load_model`, all is as it was. Layers
-    of the user's own (and ViT's, from vit-keras) stay what they are; a batch norm inside them is theirs to make.
+    Frozen batch norms are saved as Keras' layers with `trainable=False`: plain Keras then neither changes their
+    statistics nor trains gamma and beta. `load_model` restores the frozen layers of this project. Custom layers (and
+    those of vit-keras) are saved as they are; a program that loads the file needs their code.
 
-    `model` may be in use: only the class of those layers changes, and only meanwhile.
+    `model` may be in training: only the class of the frozen batch norms changes, until the file is written.
     """
     frozen = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
     try:
         for layer in frozen:
-            layer.__class__ = WhileSaved
+            layer.__class__ = SavedBatchNormalization
         model.save(path)
     finally:
         for layer in frozen:
@@ -37,15 +37,23 @@ def save_model(model: keras.Model, path: Path) -> None:
 
 
 def load_model(path: Path | str, flag: str) -> keras.Model:
-    """The model in a .keras file, with frozen batch-norm statistics. Raises `UserError` naming `flag`."""
+    """The model in a .keras file, with frozen batch-norm statistics.
+
+    Args:
+        path: the file.
+        flag: the command-line flag that named it, for the error message.
+
+    Raises:
+        UserError: the file is missing, damaged, or has custom layers.
+    """
     try:
         with zipfile.ZipFile(path) as file:
             if b'"vit_keras.' in file.read("config.json"):
-                import vit_keras.layers  # noqa: F401 Keras does not import what a file names
+                import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
         frozen = {KERAS_NAME: FrozenBatchNormalization}
         return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
-    except Exception as error:  # Keras raises many kinds, for damage as for layers it does not know
+    except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
-            f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with layers of its own is given "
-            "as file.py:function)"
+            f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with custom layers is "
+            "given as file.py:function)"
         ) from error

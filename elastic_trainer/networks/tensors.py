@@ -1,4 +1,8 @@
-"""Which tensors of a network are which: names, the head, and those each scheme trains."""
+"""Names and groups of a network's tensors: the head, biases and normalisation, the last layers.
+
+"Tensors" are the trainable variables, as in the paper. The groups are what its baselines train (section 6). A mask is
+bool [N] over `model.trainable_variables`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ def tensor_names(model: keras.Model) -> list[str]:
 
 
 def head_mask(model: keras.Model) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: True for those of the head, which every scheme trains.
+    """Mask of the head, which every scheme trains.
 
-    The head is what is met first on every way back from the output: the last layers that have trainable weights.
+    The head consists of the last layers with trainable weights: the first ones on each path back from the output.
     """
     head = {id(variable) for layer in _last_layers(model) for variable in layer.trainable_variables}
     return np.array([id(variable) in head for variable in model.trainable_variables])
@@ -29,14 +33,14 @@ def head_mask(model: keras.Model) -> np.ndarray:
 
 def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     outputs = getattr(layer, "outputs", None)
-    if not outputs:  # no graph to follow: whichever inner layer owns the last variable
+    if not outputs:  # without a graph: the inner layer that has the last variable
         last = id(layer.trainable_variables[-1])
         owners = [inner for inner in layer._flatten_layers() if last in map(id, inner._trainable_variables)]
         return owners[:1] or [layer]
     found: list[keras.layers.Layer] = []
-    ways, seen = list(outputs), set()
-    while ways:
-        tensor = ways.pop()
+    paths, seen = list(outputs), set()
+    while paths:
+        tensor = paths.pop()
         operation, node, _ = tensor._keras_history
         if (id(operation), node) in seen:
             continue
@@ -44,7 +48,7 @@ def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
         if getattr(operation, "trainable_variables", None):
             found += _last_layers(operation)
         else:
-            ways += operation._inbound_nodes[node].input_tensors
+            paths += operation._inbound_nodes[node].input_tensors
     return found
 
 
@@ -54,13 +58,13 @@ def all_mask(model: keras.Model) -> np.ndarray:
 
 
 def normalisation_and_bias_mask(model: keras.Model) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: scales and shifts of normalisation layers, biases, and the head."""
+    """Mask of the head, all biases, and the scales and shifts of normalisation layers."""
     names = np.array([variable.name in ("gamma", "beta", "bias") for variable in model.trainable_variables])
     return names | head_mask(model)
 
 
 def last_layers_mask(model: keras.Model, count: int) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: those of the last `count` layers that have weights, and the head."""
+    """Mask of the head and the last `count` layers with trainable weights."""
     layers = [name.rpartition("/")[0] for name in tensor_names(model)]
     last = [*dict.fromkeys(layers)][-count:]
     return np.array([layer in last for layer in layers]) | head_mask(model)

@@ -96,7 +96,7 @@ class PruneTrainScheme(Scheme):
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
         self.full_counts = {name: channels.size(group) for name, group in channels.prunable().items()}
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
-        [(images, labels)] = data.probe(0)
+        [(images, labels)] = data.importance_batches(0)
         loss = float(classification_loss(labels, model(images, training=False)))
         self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
 
@@ -133,7 +133,7 @@ class PruneTrainScheme(Scheme):
         """
         channels = ChannelGroups(model)
         batches = math.ceil(SPREAD_IMAGES / self._data.batch_size)
-        images = [self._data.probe(self._batches_drawn + k)[0][0] for k in range(batches)]
+        images = [self._data.importance_batches(self._batches_drawn + k)[0][0] for k in range(batches)]
         contributions = ChannelContributions(channels, model, images)
         self._batches_drawn += batches
         if not self._medians:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.runs.energy import EnergyMeter
-from elastic_trainer.runs.history import History
+if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
+    from elastic_trainer.runs.energy import EnergyMeter
+    from elastic_trainer.runs.history import History
 
 
 def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) -> dict[str, Any]:

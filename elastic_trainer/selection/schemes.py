@@ -119,7 +119,7 @@ class ElasticScheme(Scheme):
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """Measure importance and speed, correct the budget, and solve."""
         index = self._selection_of_step[progress.step]
-        batches = self._data.probe(index, self._settings.importance_batches)
+        batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
         if not self._settings.correct_budget:
             progress = progress._replace(step_ms=())

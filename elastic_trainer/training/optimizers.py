@@ -2,8 +2,10 @@
 
 The paper trains with tensorflow-addons' SGDW: learning rate and weight decay both follow one cosine schedule, so that
 each step takes `w <- w - lr_t*wd*w` and then a momentum step (Loshchilov & Hutter, arXiv 1711.05101). Keras 3 writes
-the same updates as five or more small operations a tensor; on a small network with 150 tensors those take a large share
-of a step. TensorFlow's fused kernels do it in one (two with decay).
+the same update as five or more small operations per tensor, which take a large part of a step on a small network with
+150 tensors. TensorFlow's fused kernels need one operation (two with weight decay).
+
+A tensor without a gradient is not updated: neither its weights nor its optimizer state change while it is not selected.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import tensorflow as tf
 class _OneDevice:
     """Applies updates variable by variable, without Keras' reduction over replicas.
 
-    That reduction registers a custom gradient in a global table at every trace, which keeps the whole graph alive: each
-    new selection would leave its predecessor in memory (10 MB apiece for MobileNetV2).
+    At every trace, that reduction registers a custom gradient in a global table, which keeps the graph in memory: each
+    new selection would leak the graph of the previous one (10 MB for MobileNetV2).
     """
 
     def apply(self: Any, grads: list[tf.Tensor | None], trainable_variables: list[keras.Variable]) -> None:
@@ -32,11 +34,11 @@ class _OneDevice:
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class SGDW(_OneDevice, keras.optimizers.SGD):
-    """SGD with momentum whose weight decay is multiplied by the scheduled learning rate and kept out of the momentum.
+    """SGD with momentum and decoupled weight decay, which follows the learning-rate schedule and skips the momentum.
 
     Args:
         learning_rate: float or Keras schedule.
-        momentum: share of the last update that is carried on.
+        momentum: factor of the previous update.
         decoupled_weight_decay: wd in `w <- w - lr_t*wd*w`, per unit of learning rate.
     """
 
@@ -74,14 +76,15 @@ class SGDW(_OneDevice, keras.optimizers.SGD):
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class FusedAdam(_OneDevice, keras.optimizers.Adam):
-    """keras.optimizers.Adam with TensorFlow's fused kernel, and a step count for each tensor.
+    """keras.optimizers.Adam with TensorFlow's fused kernel, and a separate step count for each tensor.
 
-    The bias correction must know how often a tensor's own averages were updated. By the common step count, as in Keras,
-    a tensor first selected at step 1,000 would be moved several times too far by its averages, which start at 0.
+    Bias correction depends on how often the averages of a tensor were updated. With one common step count, as in Keras,
+    the first updates of a tensor that is first selected at step 1,000 would be several times too large, because its
+    averages start at 0.
     """
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Make both moving averages and the step count of every variable."""
+        """Create both moving averages and the step count of every variable."""
         if self.built:
             return
         super().build(variables)
@@ -113,9 +116,15 @@ class FusedAdam(_OneDevice, keras.optimizers.Adam):
 def make_optimizer(
     name: str, learning_rate: float, weight_decay: float, total_steps: int
 ) -> keras.optimizers.Optimizer:
-    """The paper's optimizers: `sgd` with cosine decay to 0 over `total_steps`, or `adam` at a constant rate.
+    """The paper's optimizers (section 6): `sgd`, or `adam` for ViT.
 
-    Where Keras' policy is mixed_float16, it scales the loss, since small gradients are 0 in float16.
+    Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
+
+    Args:
+        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0) or "adam" (constant learning rate, no weight decay).
+        learning_rate: at the first step.
+        weight_decay: of SGDW, per unit of learning rate.
+        total_steps: after which cosine decay reaches 0.
     """
     if name == "adam":
         optimizer = FusedAdam(learning_rate)

@@ -51,14 +51,14 @@ def decoding_every_time(source: Any, size: int, batch_size: int) -> Any:
     """The batches of one epoch of `source`; each image is decoded when it is needed, on all cores."""
     import tensorflow as tf
 
-    from elastic_trainer.datasets import images
+    from elastic_trainer.datasets import decoding
 
     examples = [*source.train.examples()]
     count = len(examples) // batch_size * batch_size
     order = np.random.default_rng(0).permutation(len(examples))[:count]
 
     def decode(k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        image = tf.numpy_function(lambda k: images.decode(examples[k][0], size), [k], tf.uint8)
+        image = tf.numpy_function(lambda k: decoding.decode(examples[k][0], size), [k], tf.uint8)
         label = tf.numpy_function(lambda k: np.int32(examples[k][1]), [k], tf.int32)
         return tf.cast(tf.ensure_shape(image, (size, size, 3)), tf.float32), tf.ensure_shape(label, ())
 

@@ -101,7 +101,7 @@ def pruned_network(
     from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
     model, optimizer = new_network(network)
-    data = SimpleNamespace(probe=lambda index: [batch], batch_size=SPREAD_IMAGES)
+    data = SimpleNamespace(importance_batches=lambda index: [batch], batch_size=SPREAD_IMAGES)
     settings = Settings(prune_ratio=0.2, prune_threshold=0.0)
     scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)

@@ -169,7 +169,8 @@ def measure(
         table = profiler.profile(model, network, Path(folder))
     dataset = AlternatingDigits(network, steps, full_training_step(network))
     if network.weights == "none" and not is_own_model(network.model_name):
-        standardize(model, np.concatenate([images for images, _ in dataset.probe(0, 32 // network.batch_size or 1)]))
+        batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
+        standardize(model, np.concatenate([images for images, _ in batches]))
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in feasible_rhos(model, table)}
     for _ in range(rounds):
         for rho, of_rho in runs.items():

@@ -1,39 +1,14 @@
 """The command lines: each mistake is one clear line, and profiler.py then main.py leave what they promise."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from command_line import NETWORK, ROOT, command, error_line
 
 from elastic_trainer.cli.commands import parse_profiler, profiler_command
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
-
-ROOT = Path(__file__).resolve().parents[2]
-# A network small enough to profile in seconds; the demo runs the same chain on the embedded default.
-NETWORK = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-
-
-def command(script, *arguments):
-    words = [sys.executable, ROOT / script, *map(str, arguments)]
-    # Whoever runs the tests may have set the variable; a user's shell has not.
-    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
-    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
-
-
-def error_line(script, *arguments):
-    """The one line that a refused command prints on stderr."""
-    done = command(script, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith(f"{Path(script).name}: error: ")
-    return lines[0]
 
 
 @pytest.mark.parametrize(

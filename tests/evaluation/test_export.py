@@ -1,8 +1,6 @@
-"""What leaves the project: TensorFlow Lite files that answer as Keras does, and .keras files that plain Keras loads."""
+"""TensorFlow Lite files: they predict what Keras predicts, and the report says where they do not."""
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -12,35 +10,17 @@ import pytest
 import tensorflow as tf
 import zoo
 from conftest import CLASSES, SIZE, make_small_data, make_small_model
+from small_networks import as_if_trained, some_images
 
 import models
 from elastic_trainer.evaluation import export
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
-from elastic_trainer.networks.saved_model import load_model, save_model
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
 
 
-def unsettled(model, seed=0):
-    """`model` with batch-norm statistics and weights as far from their start as training would take them."""
-    rng = np.random.default_rng(seed)
-    for variable in model.variables:
-        if variable.name in ("moving_mean", "beta", "bias"):
-            variable.assign(rng.normal(0, 0.1, variable.shape))
-        if variable.name in ("moving_variance", "gamma"):
-            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
-    return model
-
-
-def some_images(size, count=4, seed=0):
-    return np.random.default_rng(seed).uniform(0, 255, (count, size, size, 3)).astype(np.float32)
-
-
 def largest_difference(model, converted, images):
-    """Of the logits, as a share of the largest logit."""
+    """The largest difference between two logits, divided by the largest logit."""
     expected = model(images, training=False).numpy()
     interpreter = export.Interpreter(converted)
     got = np.array([interpreter(image) for image in images])
@@ -48,12 +28,9 @@ def largest_difference(model, converted, images):
     return np.abs(got - expected).max() / np.abs(expected).max()
 
 
-# --- TensorFlow Lite --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("quantise", [False, True])
-def test_the_small_network_answers_as_keras_does(quantise):
-    model = unsettled(make_small_model())
+def test_converted_small_network_returns_the_logits_of_keras(quantise):
+    model = as_if_trained(make_small_model())
     converted = export.convert(model, quantise)
     assert converted.tensorflow_kernels == ()
     assert largest_difference(model, converted, some_images(SIZE)) < (0.05 if quantise else 1e-5)
@@ -61,9 +38,9 @@ def test_the_small_network_answers_as_keras_does(quantise):
     assert (tuple(details["shape"]), details["dtype"]) == ((1, SIZE, SIZE, 3), np.float32)
 
 
-def test_mobilenet_without_its_augmentation_and_smaller_when_quantised():
+def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised():
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
+    model = as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
     plain, quantised = export.convert(model, False), export.convert(model, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
     assert len(quantised.content) < 0.5 * len(plain.content) < 0.5 * 4.5 * model.count_params()
@@ -72,20 +49,20 @@ def test_mobilenet_without_its_augmentation_and_smaller_when_quantised():
 
 
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
-def test_own_networks_convert(function):
+def test_converted_own_networks_return_the_logits_of_keras(function):
     keras.utils.set_random_seed(0)
-    model = unsettled(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
+    model = as_if_trained(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
     assert largest_difference(model, export.convert(model, False), some_images(12)) < 1e-4
 
 
 class ByPython(keras.layers.Layer):
-    """An operation that only Python can do."""
+    """An operation that runs Python code, which cannot be converted."""
 
     def call(self, inputs):
         return tf.ensure_shape(tf.numpy_function(lambda x: x * 2, [inputs], tf.float32), inputs.shape)
 
 
-def test_what_the_converter_cannot_express_is_one_line():
+def test_an_unsupported_operation_is_one_line():
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ByPython()(inputs))))
     with pytest.raises(UserError, match="--export tflite: TensorFlow Lite cannot express this model") as caught:
@@ -94,17 +71,17 @@ def test_what_the_converter_cannot_express_is_one_line():
 
 
 class ErrorFunction(keras.layers.Layer):
-    """An operation that TensorFlow Lite has no kernel for, but TensorFlow has."""
+    """An operation for which only TensorFlow has a kernel, not TensorFlow Lite."""
 
     def call(self, inputs):
         return tf.math.erf(inputs / 255)
 
 
-def test_tensorflows_kernels_are_taken_where_need_be_and_said(tmp_path):
+def test_tensorflow_kernels_are_used_if_needed_and_reported(tmp_path):
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ErrorFunction()(inputs))))
     text = export.export_tflite(model, make_small_data(), tmp_path, "m")
-    assert "model.tflite needs TensorFlow's own kernels (SELECT_TF_OPS): Erf" in text
+    assert "model.tflite needs TensorFlow's kernels (SELECT_TF_OPS): Erf" in text
     row = json.loads((tmp_path / "export.json").read_text())["model.tflite"]
     assert row["tensorflow_kernels"] == ["Erf"]
     assert (tmp_path / "model.tflite").stat().st_size == row["bytes"]
@@ -115,7 +92,7 @@ def test_tensorflows_kernels_are_taken_where_need_be_and_said(tmp_path):
 
 
 def test_the_files_are_written_checked_and_reported(tmp_path):
-    model, dataset = unsettled(make_small_model()), make_small_data()
+    model, dataset = as_if_trained(make_small_model()), make_small_data()
     text = export.export_tflite(model, dataset, tmp_path, "somewhere/best.keras")
     record = json.loads((tmp_path / "export.json").read_text())
     assert (tmp_path / "labels.txt").read_text().splitlines() == ["0", "1", "2"]
@@ -131,17 +108,17 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
     assert record["model.tflite"]["largest_logit_difference"] < 1e-4
     assert (record["checked_images"], record["input"], record["outputs"]) == (24, [1, SIZE, SIZE, 3], 3)
     assert "model_dynamic.tflite" in text and "warning" not in text
-    # as any other program would read the file
+    # Any other program would read the file like this.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tf.lite's own end
+        warnings.simplefilter("ignore")  # that tf.lite.Interpreter is deprecated
         interpreter = tf.lite.Interpreter(str(tmp_path / "model.tflite"))
     run = interpreter.get_signature_runner()
     np.testing.assert_allclose(run(image=images[:1])["logits"], model(images[:1]), rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_that_answers_differently_is_warned_about(tmp_path, monkeypatch):
-    model, dataset = unsettled(make_small_model()), make_small_data()
-    other = unsettled(make_small_model(), seed=1)
+def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
+    model, dataset = as_if_trained(make_small_model()), make_small_data()
+    other = as_if_trained(make_small_model(), seed=1)
     right = export.convert
     monkeypatch.setattr(export, "convert", lambda model, quantise: right(other, quantise))
     text = export.export_tflite(model, dataset, tmp_path, "m")
@@ -149,7 +126,7 @@ def test_a_file_that_answers_differently_is_warned_about(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "export.json").read_text())["model.tflite"]["largest_logit_difference"] > 0.01
 
 
-def test_the_checked_images_are_spread_over_the_whole_split():
+def test_the_checked_images_are_spread_evenly_over_the_test_split():
     dataset = make_small_data()
     images, labels = export.checked_images(dataset, most=7)
     everything = np.concatenate([batch.numpy() for batch, _ in dataset.test()])
@@ -157,126 +134,3 @@ def test_the_checked_images_are_spread_over_the_whole_split():
     assert positions == [0, 4, 8, 12, 15, 19, 23]
     assert list(labels) == [position % CLASSES for position in positions]
     assert len(export.checked_images(dataset)[0]) == 24
-
-
-# --- .keras files -----------------------------------------------------------------------------------------------------
-
-ELSEWHERE = """
-import sys, numpy as np, keras
-path, images, answers = sys.argv[1:]
-model = keras.models.load_model(path)
-assert "models" not in sys.modules and "utils" not in sys.modules
-images = np.load(images)
-before = [v.numpy() for v in model.variables if "moving" in v.name]
-for training in (False, True):
-    np.save(answers + str(training), model(images, training=training))
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(images, np.zeros(len(images)), epochs=2, verbose=0)
-after = [v.numpy() for v in model.variables if "moving" in v.name]
-assert before and all((a == b).all() for a, b in zip(before, after))
-norms = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.BatchNormalization]
-assert norms and not any(norm.trainable_variables for norm in norms)
-assert any(v.name == "kernel" for v in model.trainable_variables)
-"""
-
-
-def network(kind):
-    """A network without dropout and augmentation, so that training and inference must agree; and its input size."""
-    keras.utils.set_random_seed(0)
-    if kind == "mobilenetv2":
-        inputs = keras.Input((32, 32, 3))
-        backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
-        x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
-        model = keras.Model(inputs, keras.layers.Dense(3)(x))
-        return unsettled(freeze_batch_norm_statistics(model)), 32
-    return unsettled(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
-
-
-@pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
-def test_a_saved_model_loads_where_nobody_knows_this_project(kind, tmp_path):
-    model, size = network(kind)
-    save_model(model, tmp_path / "best.keras")
-    images = some_images(size)
-    np.save(tmp_path / "images.npy", images)
-    words = [sys.executable, "-I", "-c", ELSEWHERE, "best.keras", "images.npy", "answers"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = model(images, training=False).numpy()
-    for training in (False, True):
-        got = np.load(tmp_path / f"answers{training}.npy")
-        np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
-def test_here_a_saved_model_is_what_it_was(kind, tmp_path):
-    model, size = network(kind)
-    untrained = next(layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization)
-    untrained.trainable = False  # as a user may wish
-    save_model(model, tmp_path / "best.keras")
-    loaded = load_model(tmp_path / "best.keras", "--evaluate")
-    kinds = [type(layer) for layer in loaded._flatten_layers()]
-    assert FrozenBatchNormalization in kinds and keras.layers.BatchNormalization not in kinds
-    for now, before in zip(loaded.trainable_variables, model.trainable_variables, strict=True):
-        assert (now.name, now.shape) == (before.name, before.shape)
-    for old, new in zip(model.variables, loaded.variables, strict=True):
-        np.testing.assert_array_equal(old, new)
-    images = some_images(size)
-    np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
-    save_model(loaded, tmp_path / "again.keras")
-    again = load_model(tmp_path / "again.keras", "--evaluate")
-    assert len(again.trainable_variables) == len(model.trainable_variables)
-
-
-def test_saving_does_not_disturb_a_model_in_training(tmp_path):
-    def train(saving):
-        model = unsettled(make_small_model())
-        optimizer = make_optimizer("sgd", 0.1, 5e-4, 10)
-        optimizer.build(model.trainable_variables)
-        step = TrainStep(model, optimizer, 4)
-        for k in range(4):
-            step(tf.constant(some_images(SIZE, seed=k)), tf.constant([0, 1, 2, 0]))
-            if saving:
-                save_model(model, tmp_path / "last.keras")
-        assert all(layer.trainable for layer in model._flatten_layers())
-        return model
-
-    plain, saved = train(False), train(True)
-    for expected, got in zip(plain.variables, saved.variables, strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert [type(layer) for layer in plain.layers] == [type(layer) for layer in saved.layers]
-    trained = keras.models.clone_model(saved)
-    assert len(trained.trainable_variables) == len(saved.trainable_variables)
-
-
-def test_a_failing_save_leaves_the_model_as_it_was(tmp_path):
-    model = make_small_model()
-    kinds = [type(layer) for layer in model.layers]
-    with pytest.raises((OSError, ValueError)):
-        save_model(model, tmp_path / "no" / "such" / "folder.keras")
-    assert [type(layer) for layer in model.layers] == kinds
-
-
-def test_weights_go_to_and_fro_between_frozen_and_plain_networks(tmp_path):
-    model, _ = network("branches")
-    save_model(model, tmp_path / "best.keras")
-    model.save_weights(tmp_path / "frozen.weights.h5")
-    plain = keras.models.load_model(tmp_path / "best.keras")
-    plain.save_weights(tmp_path / "plain.weights.h5")
-    assert type(plain.layers[-1]) is not FrozenBatchNormalization
-    for target, name in ((plain, "frozen.weights.h5"), (model, "plain.weights.h5"), (model, "best.keras")):
-        expected = [variable.numpy() for variable in target.variables]
-        for variable in target.variables:
-            variable.assign(tf.zeros_like(variable))
-        target.load_weights(tmp_path / name)
-        for old, new in zip(expected, target.variables, strict=True):
-            np.testing.assert_array_equal(old, new)
-
-
-def test_a_plain_model_of_the_users_keeps_what_it_trains(tmp_path):
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = keras.layers.BatchNormalization(name="fixed", trainable=False)(keras.layers.Conv2D(3, 3)(inputs))
-    x = keras.layers.Flatten()(keras.layers.BatchNormalization(name="free")(x))
-    keras.Model(inputs, keras.layers.Dense(3)(x)).save(tmp_path / "my.keras")
-    loaded = load_model(tmp_path / "my.keras", "--model_name")
-    assert [loaded.get_layer(name).trainable for name in ("fixed", "free")] == [False, True]
-    assert type(loaded.get_layer("fixed")) is FrozenBatchNormalization

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 from conftest import make_small_model, make_table
-from test_profiler import SETTINGS
-from test_train import run
+from small_runs import SETTINGS, run
 
 import profiler
 import train

@@ -21,9 +21,9 @@ import plotting
 import pytest
 import report
 import run_figure
+from command_line import ROOT
 from conftest import make_table
-from test_cli import ROOT
-from test_data import prepare_small
+from small_tfds import prepare_small
 
 import models
 import utils

@@ -8,30 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, make_table, naive_needs
+from small_runs import SETTINGS
 
 import profiler
 from elastic_trainer import machine
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.machine import environment, stolen_seconds
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.settings import DataSettings, NetworkSettings
+from elastic_trainer.settings import DataSettings
 from elastic_trainer.timing import wall_time
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import fit_wall_time, selection_sums
 from elastic_trainer.timing.table import TABLE_SETTINGS, load_table, stale_since, table_folder, table_settings
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 from utils import UserError
-
-SETTINGS = NetworkSettings(
-    model_name="mobilenetv2",
-    alpha=0.5,
-    input_size=SIZE,
-    num_classes=CLASSES,
-    batch_size=BATCH,
-    optimizer="sgd",
-    augment="none",
-    weights="none",
-)
 
 
 @pytest.fixture(scope="module")

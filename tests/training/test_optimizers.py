@@ -1,4 +1,4 @@
-"""Our fused optimizers make the same steps as the ones they stand for."""
+"""The fused optimizers make the same steps as the optimizers they replace."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_sgd_makes_the_steps_of_tensorflow_addons_sgdw(case):
     np.testing.assert_allclose(trajectory(optimizer, RECORD["start"]), recorded, rtol=2e-6, atol=1e-7)
     undecayed = make_optimizer("sgd", case["learning_rate"], 0.0, RECORD["steps"])
     drift = np.abs(trajectory(undecayed, RECORD["start"]) - recorded).max()
-    assert drift > 2e-7, "the record must be able to tell decay from none"
+    assert drift > 2e-7, "the recorded steps must differ from steps without weight decay"
 
 
 def test_sgdw_is_keras_sgd_with_the_same_weight_decay():
@@ -50,7 +50,7 @@ def test_fused_adam_is_keras_adam():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
+def test_a_tensor_selected_later_gets_the_same_updates(name):
     early, late = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
     optimizer = FusedAdam(1e-2) if name == "adam" else SGDW(1e-2)
     optimizer.build([early, late])
@@ -64,7 +64,7 @@ def test_a_tensor_that_starts_late_moves_as_one_that_starts_early(name):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_optimizers_survive_serialisation(name):
+def test_optimizers_make_the_same_steps_after_serialisation(name):
     optimizer = make_optimizer(name, 1e-2, 0.1, 10)
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))

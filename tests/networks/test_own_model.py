@@ -1,4 +1,4 @@
-"""Own Keras models of every build: attribution, what trains, what stays, and how mistakes in them are answered."""
+"""The user's own Keras models, each model of zoo.py: attribution of times, what trains, and errors in one line."""
 
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from conftest import BATCH, CLASSES, full_step, naive_needs
 import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import attribute_times
-from elastic_trainer.timing.fit import chain_and_own
+from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
@@ -46,7 +47,7 @@ def traced(request, tmp_path_factory):
     return model, step, op_ms, unmatched, attribute_times(step, model.trainable_variables, op_ms)
 
 
-def test_the_table_covers_every_tensor_and_sums_agree_with_the_trace(traced):
+def test_attribution_covers_every_tensor_and_sums_to_the_trace(traced):
     model, step, op_ms, unmatched, costs = traced
     assert sorted(costs.positions) == list(range(len(model.trainable_variables)))
     counted = costs.forward_ms + costs.other_ms + costs.t_dw_ms.sum() + costs.t_dy_ms.sum()
@@ -68,11 +69,11 @@ def test_the_chain_never_costs_less_than_the_operations_a_selection_needs(traced
     for _ in range(200):
         selected = rng.random(count) < rng.random()
         union = set().union(*(needs[k] for k, taken in zip(trained, selected, strict=True) if taken))
-        chain, own = chain_and_own(selected, costs.t_dy_ms[:count], gradient_ms)
+        chain, own = selection_sums(selected, costs.t_dy_ms[:count], gradient_ms)
         assert chain + own >= sum(op_ms.get(name, 0.0) for name in union) - 1e-9
 
 
-def test_exactly_the_selected_variables_move_and_no_statistics(traced):
+def test_a_step_changes_only_selected_variables_and_no_statistics(traced):
     model = traced[0]
     variables = model.trainable_variables
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
@@ -96,20 +97,20 @@ def test_exactly_the_selected_variables_move_and_no_statistics(traced):
             np.testing.assert_array_equal(old, variable.numpy())
 
 
-def test_every_batch_norm_is_reached_and_the_head_found(traced):
+def test_every_batch_norm_is_frozen_and_the_head_is_found(traced):
     model = traced[0]
     assert not any(type(layer) is keras.layers.BatchNormalization for layer in model._flatten_layers())
     head = head_mask(model)
     shapes = {tuple(v.shape)[-1] for v, taken in zip(model.trainable_variables, head, strict=True) if taken}
     assert head.sum() == 2 and shapes == {CLASSES}
     logits = model(a_batch()[0]).numpy()
-    assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # no probabilities: a softmax would sum to 1
+    assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # logits, not probabilities, which sum to 1
 
 
 def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp_path):
     model = build(zoo.without_gradient)
-    settings = {"optimizer": "sgd", "batch_size": BATCH}
-    table = profiler.profile(model, settings, tmp_path)
+    network = NetworkSettings(optimizer="sgd", batch_size=BATCH)
+    table = profiler.profile(model, network, tmp_path)
     (name,) = table.details["tensors_without_gradient"]
     assert name.endswith("/unused")
     assert f"warning: {name} has no influence on the loss" in "\n".join(profiler._report(table, 0.1))
@@ -124,7 +125,7 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     assert not choice.mask[tensor_names(model).index(name)]
 
 
-# --- files of the user ------------------------------------------------------------------------------------------------
+# --- the user's files -------------------------------------------------------------------------------------------------
 
 
 def save_softmax_model(path, classes):
@@ -147,13 +148,13 @@ def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
     original = save_softmax_model(tmp_path / "my.keras", 7)
     model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
     assert model.output_shape == (None, CLASSES)
-    assert "last layer last has 7 outputs; a new one for 3 takes its place" in capsys.readouterr().out
+    assert "last layer last has 7 outputs; replaced by a new one for 3" in capsys.readouterr().out
     convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")
     np.testing.assert_array_equal(convolution, original.get_layer("conv").kernel)
     assert head_mask(model).sum() == 2
 
 
-def test_mistakes_in_own_models_are_answered_in_one_line(tmp_path):
+def test_errors_in_own_models_are_one_line(tmp_path):
     save_softmax_model(tmp_path / "my.keras", CLASSES)
     (tmp_path / "junk.keras").write_text("no model")
     (tmp_path / "bad.py").write_text(

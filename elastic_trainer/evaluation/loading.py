@@ -1,0 +1,71 @@
+"""Checks that a model to evaluate fits the data set: its input size and its outputs (see `main.load_to_evaluate`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+
+import utils
+from elastic_trainer.networks.own_model import with_logits
+from utils import UserError
+
+
+def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> int | None:
+    """Height and width of the images that `model` takes; `requested` (which may be None) if it takes any size.
+
+    Raises:
+        UserError: the model takes no square RGB images, or not images of the requested size.
+    """
+    try:
+        shape = model.input_shape
+    except AttributeError:  # a subclass of keras.Model without a defined input shape
+        return requested
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (3, None):
+        raise UserError(f"--evaluate {path}: takes {shape}, not RGB images [batch, height, width, 3]")
+    sizes = {size for size in shape[1:3] if size is not None}
+    if len(sizes) > 1:
+        raise UserError(f"--evaluate {path}: takes images of {shape[1]}×{shape[2]}, but only square ones are supported")
+    if requested is not None and sizes - {requested}:
+        raise UserError(
+            f"--input_size {requested}: {path} takes images of {sizes.pop()} pixels; give that or leave out "
+            "--input_size"
+        )
+    return next(iter(sizes), requested)
+
+
+def with_checked_outputs(
+    model: keras.Model, size: int, path: Path, dataset_name: str, classes: int, num_classes: int | None
+) -> keras.Model:
+    """`model` for images of one size, returning logits.
+
+    Args:
+        model: a classifier, with or without a softmax at its end.
+        size: height and width of the images.
+        path: of the model, for error messages.
+        dataset_name, classes: the data set and its number of classes.
+        num_classes: the number of outputs that `--num_classes` asks for, or None.
+
+    Raises:
+        UserError: the model does not take such images, or its number of outputs does not fit the number of classes.
+    """
+    inputs = keras.Input((size, size, 3), name="image")
+    try:
+        shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())
+        outputs = shape[1] if len(shape) == 2 else None
+        logits = None if outputs is None else with_logits(model, outputs, str(path))(inputs)
+    except Exception as error:  # a custom layer may raise anything
+        raise UserError(
+            f"--evaluate {path}: does not take images of {size}×{size} ({utils.first_line(error)}); see --input_size"
+        ) from error
+    if outputs is None:
+        raise UserError(f"--evaluate {path}: returns {shape or 'several outputs'}, not one number per class")
+    if outputs != (num_classes or classes) or outputs < classes:
+        wrong = num_classes if num_classes and num_classes != outputs else None
+        flag = f"--num_classes {wrong}" if wrong else f"--dataset_name {dataset_name}"
+        hint = f"; give --num_classes {outputs} if it has more outputs on purpose" if outputs > classes else ""
+        raise UserError(
+            f"{flag}: {path} has outputs for {outputs} classes, {dataset_name} has {classes}; "
+            f"name the data set it was trained on{hint}"
+        )
+    return keras.Model(inputs, logits, name=model.name)

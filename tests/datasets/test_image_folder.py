@@ -1,0 +1,290 @@
+"""Folders of the user's photos: layouts, splits, refusals, and broken images."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from small_images import labels_of, shades, write_red_and_blue
+
+import data
+from elastic_trainer.datasets.sources import count_classes
+from utils import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_red_and_blue(tmp_path)
+
+
+@pytest.fixture
+def loose(tmp_path):
+    """Class folders without train/ and test/: 20 blue, 10 red, 3 green, 1 white, each of another shade."""
+    colours = {"blue": ((0, 0, 1), 20), "green": ((0, 1, 0), 3), "red": ((1, 0, 0), 10), "white": ((1, 1, 1), 1)}
+    for name, (colour, count) in colours.items():
+        (tmp_path / name).mkdir()
+        for i in range(count):
+            Image.new("RGB", (9, 9), tuple(channel * (255 - 5 * i) for channel in colour)).save(
+                tmp_path / name / f"{i}.png"
+            )
+    return tmp_path
+
+
+def test_image_folder_gives_each_image_the_label_of_its_folder(folder):
+    images = data.load("image_folder", 16, 2, data_dir=folder)
+    assert (images.num_classes, images.train_count, images.test_count) == (2, 10, 4)
+    assert images.class_names == ("blue", "red")
+    assert count_classes("image_folder", folder) == 2
+    for batch, labels in images.train(0):
+        assert batch.shape == (2, 16, 16, 3)
+        for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
+            assert image[..., 2 - 2 * label].mean() > 250 and image[..., 2 * label].mean() < 5
+
+
+def test_image_folder_without_test_uses_val(folder):
+    (folder / "test").rename(folder / "val")
+    assert data.load("image_folder", 16, 2, data_dir=folder).test_count == 4
+
+
+def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
+    with pytest.raises(UserError, match="--data_dir: image_folder needs"):
+        data.load("image_folder", 16, 2)
+    with pytest.raises(UserError, match=r"/train: has neither 'test' nor 'val' .*--test_fraction 0.2"):
+        data.load("image_folder", 16, 2, data_dir=tmp_path / "train")
+    with pytest.raises(UserError, match=r"--data_dir .*/nowhere: there is no such folder with train/<class>/"):
+        data.load("image_folder", 16, 2, data_dir=tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"--data_dir .*\.jpg: is a file; it must be a folder"):
+        data.load("image_folder", 16, 2, data_dir=folder / "train" / "red" / "0.jpg")
+    with pytest.raises(UserError, match=r"batch_size 11.*only 10 training images"):
+        data.load("image_folder", 16, 11, data_dir=folder)
+    with pytest.raises(UserError, match=r"num_classes 1: .* has 2 classes"):
+        data.load("image_folder", 16, 2, data_dir=folder, num_classes=1)
+    with pytest.raises(UserError, match=r"--test_fraction 0.2: .* has its own 'test'; leave it out"):
+        data.load("image_folder", 16, 2, data_dir=folder, test_fraction=0.2)
+    (folder / "test" / "green").mkdir()
+    with pytest.raises(UserError, match="class 'green' is not among"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    (folder / "test" / "amber").mkdir()
+    with pytest.raises(UserError, match="classes 'amber', 'green' are not among"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    (folder / "train").rename(folder / "trian")
+    with pytest.raises(UserError, match="has 'test' but no 'train' with one folder for each class"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+
+
+@pytest.mark.parametrize("inside", ["", "train"])
+def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, inside, capsys):
+    if inside:
+        (loose / "train").mkdir()
+        for name in ("blue", "green", "red", "white"):
+            (loose / name).rename(loose / "train" / name)
+    assert count_classes("image_folder", loose) == 4
+    split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
+    train, test = shades(split.train(0)), shades(split.test())
+    assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
+    assert {label: len(values) for label, values in train.items()} == {0: 16, 1: 2, 2: 8, 3: 1}
+    for label in test:
+        both = train[label] + test[label]
+        assert len(set(both)) == len(both), "no image is in both"
+    assert re.search(r"has no test images of class: 'white'; the accuracy", capsys.readouterr().out)
+    other_seed = data.load("image_folder", 8, 1, seed=7, data_dir=loose, test_fraction=0.2)
+    assert shades(other_seed.test()) == test
+    assert shades(data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.5).test()) != test
+
+
+def test_a_class_without_training_images_is_refused_and_one_without_test_images_warned_about(folder, capsys):
+    for path in (folder / "test" / "red").iterdir():
+        path.unlink()
+    assert data.load("image_folder", 16, 2, data_dir=folder).test_count == 2
+    assert re.search(r"warning: .* has no test images of class: 'red'; the accuracy", capsys.readouterr().out)
+    (folder / "train" / "red" / "more").mkdir()
+    for path in (folder / "train" / "red").glob("*.*"):
+        path.rename(folder / "train" / "red" / "more" / path.name)  # subfolders of a class are ignored
+    with pytest.raises(UserError, match=r"has no training images of class: 'red'; add some or remove the folder"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    for path in folder.glob("train/blue/*.*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"has no training images \(JPEG, "):
+        data.load("image_folder", 16, 2, data_dir=folder)
+
+
+def test_a_split_without_images_is_refused(folder):
+    for path in folder.glob("test/*/*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"has no test images \(JPEG, "):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    for name in ("blue", "red"):
+        (folder / "test" / name).rmdir()
+    with pytest.raises(UserError, match=r"has no test images \(JPEG, "):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    (folder / "test").rmdir()
+    with pytest.raises(UserError, match="has neither 'test' nor 'val'"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+
+
+@pytest.mark.parametrize("read", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
+def test_one_class_or_none_is_refused(read, folder):
+    (folder / "train" / "red").rename(folder / "red")
+    with pytest.raises(UserError, match=r"/train: has only one class, 'blue'; at least two"):
+        read("image_folder", folder)
+    (folder / "train" / "blue").rename(folder / "train" / ".blue")
+    with pytest.raises(UserError, match=r"/train: contains no folders"):
+        read("image_folder", folder)
+
+
+def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
+    where = folder / "train" / "red"
+    for name in ("a.txt", "b.TXT", "notes", "._0.jpg", ".DS_Store"):
+        (where / name).write_bytes(b"anything")
+    (where / "folder.jpg").mkdir()
+    assert data.load("image_folder", 16, 2, data_dir=folder).train_count == 10
+    assert re.search(r"ignored in .*/train, not JPEG.*: 2 \.txt, 1 without extension\n", capsys.readouterr().out), (
+        "hidden files and folders are not reported"
+    )
+
+
+def test_images_are_recognised_by_content_not_extension(folder):
+    image = Image.new("RGB", (20, 30), (200, 200, 200))
+    for name, kind in (("png.jpg", "PNG"), ("jpg.gif", "JPEG"), ("webp", "WEBP"), ("bmp.txt", "BMP")):
+        image.save(folder / "train" / "red" / name, kind)
+    images = data.load("image_folder", 16, 2, data_dir=folder)
+    assert len(labels_of(images.train(0))) == images.train_count == 14
+
+
+def test_file_names_that_are_not_utf8_are_read(folder):
+    (folder / "train" / "red" / "0.jpg").rename(os.fsdecode(bytes(folder / "train" / "red") + b"/\xff\xfe.jpg"))
+    assert len(labels_of(data.load("image_folder", 16, 2, data_dir=folder).train(0))) == 10
+
+
+def truncated(path):
+    """Write an image in the format of `path`'s extension without the last third of its bytes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    encoded = (tf.io.encode_png(pixels) if path.suffix == ".png" else tf.io.encode_jpeg(pixels)).numpy()
+    path.write_bytes(encoded[: len(encoded) * 2 // 3])
+
+
+BROKEN_AT_START = {
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "text": (lambda path: path.write_text("<html>not found</html>"), "is not a JPEG, PNG, .*, whatever its name"),
+    "gone": (lambda path: path.symlink_to("nowhere.jpg"), "cannot be read: No such file or directory"),
+}
+
+
+BROKEN_INSIDE = {
+    "truncated.jpg": truncated,
+    "truncated.png": truncated,
+}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("kind", BROKEN_AT_START)
+def test_a_file_with_a_wrong_header_is_named_before_training(kind, split, folder):
+    make, why = BROKEN_AT_START[kind]
+    make(folder / split / "red" / "broken.jpg")
+    with pytest.raises(UserError, match=f"/{split}/red/broken.jpg: {why}.*; replace or remove it, or .*--skip_broken"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    make(folder / split / "blue" / "also.png")
+    with pytest.raises(UserError, match=rf"/{split}/blue/also.png: {why}.* \(2 of 16 images are broken\); replace"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_or_folder_without_permission_is_named(folder):
+    (folder / "train" / "red" / "0.jpg").chmod(0)
+    with pytest.raises(UserError, match=r"/train/red/0\.jpg: cannot be read: Permission denied"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    (folder / "train" / "red").chmod(0)
+    with pytest.raises(UserError, match=r"--data_dir .*/train/red: cannot be read: Permission denied"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+    (folder / "train" / "red").chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(UserError, match=r"--data_dir .*: cannot be read: Permission denied"):
+        data.load("image_folder", 16, 2, data_dir=folder)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", BROKEN_INSIDE)
+def test_an_image_that_cannot_be_decoded_is_named_before_training(name, split, folder):
+    broken = folder / split / "red" / name
+    BROKEN_INSIDE[name](broken)
+    message = f"{re.escape(str(broken))}: cannot be read as an image: .+; replace or remove it, or .*--skip_broken"
+    with pytest.raises(UserError, match=message) as caught:
+        data.load("image_folder", 16, 2, data_dir=folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsys):
+    intact = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    assert intact.skipped_images == 0 and intact.steps_per_epoch == 5
+    capsys.readouterr()
+    for name, make in BROKEN_INSIDE.items():
+        make(folder / "train" / "red" / name)
+    for name, (make, _) in BROKEN_AT_START.items():
+        make(folder / "test" / "blue" / f"{name}.jpg")
+    truncated(folder / "train" / "blue" / "0.jpg")
+    images = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    assert (images.train_count, images.test_count, images.skipped_images) == (9, 4, 6)
+    assert images.steps_per_epoch == 4
+    assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
+    printed = capsys.readouterr().out
+    assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed)
+    again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
+
+
+def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folder):
+    """All batches of an epoch, compared with those of a folder from which the file was removed."""
+    for i, path in enumerate(sorted(folder.glob("train/*/*"))):
+        tf.io.write_file(str(path), tf.io.encode_png(np.full((16, 16, 3), 20 * i, np.uint8)))
+    removed = folder / "train" / "blue" / "2.jpg"
+    removed.write_bytes(b"")
+    skipped = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    removed.unlink()
+    never = data.load("image_folder", 16, 2, data_dir=folder)
+    for one, other in zip(skipped.train(2), never.train(2), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+
+
+def test_skip_broken_does_not_leave_a_class_or_a_batch_empty(folder):
+    for path in folder.glob("train/red/*"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="no training images of class: 'red'"):
+        data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    for path in folder.glob("test/*/*"):
+        path.write_bytes(b"")
+    for path in folder.glob("train/red/*"):
+        tf.io.write_file(str(path), tf.io.encode_png(np.zeros((9, 9, 3), np.uint8)))
+    with pytest.raises(UserError, match=r"has no test images"):
+        data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+
+
+def test_main_names_a_broken_image_in_the_last_line_of_stderr(folder):
+    """As a process: C libraries and progress bars write to stderr too, but the error is the last line."""
+    truncated(folder / "train" / "red" / "1.png")
+    root = Path(__file__).resolve().parents[2]
+    flags = ["--train_type", "traditional_tl_training", "--model_name", f"{root}/tests/zoo.py:branches"]
+    flags += ["--input_size", "16", "--batch_size", "2", "--max_steps", "5", "--logdir", str(folder / "logs")]
+    flags += ["--dataset_name", "image_folder", "--data_dir", str(folder)]
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+
+    def run(*more):
+        words = [sys.executable, str(root / "main.py"), *flags, *more]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
+
+    done = run()
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.match(r"main\.py: error: .*/train/red/1\.png: cannot be read as an", done.stderr.splitlines()[-1])
+    done = run("--skip_broken")
+    assert done.returncode == 0, done.stderr
+    assert "left out as broken: 1 of 14 images" in done.stdout and ": 9 training and 4 test images" in done.stdout

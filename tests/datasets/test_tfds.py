@@ -1,0 +1,73 @@
+"""Data sets of tensorflow-datasets: reading them, and what is reported without a network."""
+
+import re
+
+import pytest
+from small_images import shades
+from small_tfds import TFDS_CLASSES, prepare_small
+
+import data
+from elastic_trainer.datasets.sources import count_classes
+from utils import UserError
+
+
+@pytest.mark.parametrize("name", data.TFDS_NAMES)
+def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, monkeypatch):
+    assert count_classes(name, tmp_path) == TFDS_CLASSES[name]
+    prepare_small(name, tmp_path, monkeypatch)
+    dataset = data.load(name, 16, 4, data_dir=tmp_path)
+    assert (dataset.num_classes, dataset.train_count, dataset.test_count) == (TFDS_CLASSES[name], 8, 5)
+    seen = shades(dataset.train(0))
+    assert sorted(seen) == list(range(8))
+    assert all(abs(shade - 30 * label) < 3 for label, [shade] in seen.items())
+    assert shades(dataset.test()) == {label: [30 * label] for label in range(5)}
+    assert len(set(dataset.class_names)) == TFDS_CLASSES[name] and all(
+        isinstance(one, str) for one in dataset.class_names
+    )
+
+
+def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
+    prepare_small("oxford_iiit_pet", tmp_path, monkeypatch)
+    first, again = (
+        data.load("oxford_iiit_pet", 16, 4, data_dir=tmp_path, cache_dir=tmp_path / "cache", image_memory=0)
+        for _ in range(2)
+    )
+    assert len([*(tmp_path / "cache").glob("*.npy")]) == 1
+    assert shades(first.train(0)) == shades(again.train(0))
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    from tensorflow_datasets.core.download import downloader
+
+    def refuse(*_, **__):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(downloader._Downloader, "download", refuse)
+
+
+FILES = {
+    "caltech_birds2011": ["CUB_200_2011.tgz", "segmentations.tgz"],
+    "oxford_iiit_pet": ["images.tar.gz", "annotations.tar.gz"],
+    "stanford_dogs": ["images.tar", "lists.tar", "annotation.tar"],
+}
+
+
+@pytest.mark.parametrize("name", data.TFDS_NAMES)
+def test_without_a_network_the_error_names_each_file_and_its_place(name, tmp_path, no_network):
+    with pytest.raises(UserError) as caught:
+        data.load(name, 32, 4, data_dir=tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"--dataset_name {name}: not prepared in {tmp_path}") and "\n" not in message
+    assert "no route to host" in message and f"into {tmp_path}/downloads/manual: " in message
+    for file in FILES[name]:
+        assert re.search(rf"\b{re.escape(file)} from https?://", message), file
+
+
+def test_a_manually_downloaded_file_with_a_wrong_checksum_is_refused(tmp_path, no_network):
+    manual = tmp_path / "downloads" / "manual"
+    manual.mkdir(parents=True)
+    for file in FILES["oxford_iiit_pet"]:
+        (manual / file).write_bytes(b"not what was published")
+    with pytest.raises(UserError, match=r"--dataset_name oxford_iiit_pet: .*(checksum|Checksum|wrong).*images.tar.gz"):
+        data.load("oxford_iiit_pet", 32, 4, data_dir=tmp_path)

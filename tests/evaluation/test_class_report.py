@@ -1,0 +1,109 @@
+"""The class report: its numbers compared with naive counting, its files, and the confusion matrix."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from conftest import SIZE
+
+from elastic_trainer.evaluation.class_report import (
+    SHOWN_CLASSES,
+    _class_table,
+    class_results,
+    confusion,
+    output_names,
+    write_report,
+)
+from elastic_trainer.evaluation.pictures import draw_confusion
+from elastic_trainer.evaluation.predictions import Misclassified, Predictions
+
+
+def made_up_predictions(classes=4, count=60, seed=0):
+    """Predictions, two thirds of them correct. The last class has no images and is never predicted."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes - 1, count)
+    predicted = np.where(rng.random(count) < 0.67, labels, rng.integers(0, classes - 1, count))
+    losses = np.where(labels == predicted, 0.1, 3.0) + rng.random(count)
+    wrong = sorted(np.flatnonzero(labels != predicted), key=lambda k: -losses[k])
+    image = np.zeros((SIZE, SIZE, 3), np.uint8)
+    misclassified = [Misclassified(losses[k], int(k), labels[k], predicted[k], 0.9, image) for k in wrong[:24]]
+    return Predictions(labels, predicted, losses, misclassified)
+
+
+def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
+    predictions = made_up_predictions()
+    names = ["ant", "bee", "cat", "dog"]
+    results = class_results(predictions, names)
+    pairs = list(zip(predictions.labels, predictions.predicted, strict=True))
+    for r in results[:-1]:
+        right = sum(true == predicted == r.index for true, predicted in pairs)
+        images, taken = (sum(pair[i] == r.index for pair in pairs) for i in (0, 1))
+        assert (r.name, r.support, r.predicted) == (names[r.index], images, taken)
+        np.testing.assert_allclose((r.precision, r.recall), (right / taken, right / images))
+        np.testing.assert_allclose(r.f1, 2 / (1 / r.precision + 1 / r.recall))
+        others = [sum(pair == (r.index, k) for pair in pairs) for k in range(4) if k != r.index]
+        assert r.taken_for_count == max(others)
+        assert r.taken_for is None or pairs.count((r.index, names.index(r.taken_for))) == max(others)
+    assert [r.f1 for r in results[:-1]] == sorted(r.f1 for r in results[:-1])
+    assert results[-1].name == "dog" and np.isnan(results[-1].f1) and results[-1].support == 0
+
+
+def test_outputs_beyond_the_classes_are_named_by_number():
+    predictions = made_up_predictions(classes=3)
+    predictions.predicted[0] = 5
+    assert output_names(predictions, ["a", "b", "c"]) == ["a", "b", "c", "output 3", "output 4", "output 5"]
+    counts = confusion(predictions, ["a", "b", "c"])
+    assert counts.shape == (6, 6) and counts.sum() == 60 and counts[:, 5].sum() == 1
+    assert len(class_results(predictions, ["a", "b", "c"])) == 3
+
+
+def test_the_report_writes_all_files_with_consistent_numbers(tmp_path):
+    predictions, names = made_up_predictions(), ["ant", "bee, red", "cat", "dog"]
+    text = write_report(predictions, names, tmp_path / "evaluation", {"model": "m"})
+    folder = tmp_path / "evaluation"
+    with (folder / "classes.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["name"] for row in rows} == set(names)
+    assert [row["f1"] for row in rows][-1] == "" and rows[-1]["name"] == "dog"
+    with (folder / "confusion.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert table[0][1:] == names and [row[0] for row in table[1:]] == names
+    counts = np.array([row[1:] for row in table[1:]], int)
+    assert counts[1, 2] == np.sum((predictions.labels == 1) & (predictions.predicted == 2))
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert record["accuracy"] == pytest.approx(np.trace(counts) / 60)
+    assert record["loss"] == pytest.approx(predictions.losses.mean())
+    assert record["mistakes"] == 60 - np.trace(counts)
+    assert record["classes_without_test_images"] == 1 and record["model"] == "m"
+    assert record["macro_f1"] == pytest.approx(np.mean([float(row["f1"]) for row in rows[:3]]))
+    for picture in ("confusion.png", "confusion.pdf", "mistakes.png"):
+        assert (folder / picture).stat().st_size > 1000
+    lines = text.splitlines()
+    assert f"accuracy {record['accuracy']:.1%}" in lines[0]
+    assert lines[3].startswith(rows[0]["name"])
+
+    right = Predictions(predictions.labels, predictions.labels, predictions.losses, [])
+    write_report(right, names, folder, {})
+    assert not (folder / "mistakes.png").exists(), "pictures of an earlier evaluation are removed"
+
+
+def test_a_table_of_40_classes_shows_20_and_mentions_the_rest():
+    predictions = made_up_predictions(classes=40, count=400)
+    results = class_results(predictions, [f"kind {k}" for k in range(40)])
+    lines = _class_table(results)
+    assert len(lines) == 2 + SHOWN_CLASSES + 1
+    assert lines[-1] == "… and 20 better classes in classes.csv"
+
+
+@pytest.mark.parametrize(("classes", "named", "counted"), [(2, True, True), (37, True, False), (200, False, False)])
+def test_the_confusion_matrix_shows_names_and_counts_if_they_fit(classes, named, counted):
+    predictions = made_up_predictions(classes=classes + 1, count=20 * classes)
+    names = [f"kind {k}" for k in range(classes)]
+    figure = draw_confusion(confusion(predictions, names), names)
+    axes = figure.axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert (labels == names) == named
+    assert bool(axes.texts) == counted
+    listed = [text.get_text() for other in figure.axes[1:] for text in other.texts]
+    assert any("most frequent mistakes" in text for text in listed) != named

@@ -1,0 +1,52 @@
+"""Predictions of the test images: compared with NumPy, down to the last incomplete batch."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import BATCH, CLASSES, make_small_data, make_small_model
+from small_images import write_noise
+
+import data
+from elastic_trainer.evaluation.predictions import predict
+from utils import UserError
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_noise(tmp_path / "photos")
+
+
+def test_predictions_equal_the_models_and_keep_the_highest_losses():
+    model, dataset = make_small_model(), make_small_data()
+    predictions = predict(model, dataset, kept=3)
+    images, labels = (np.concatenate([part.numpy() for part in parts]) for parts in zip(*dataset.test(), strict=True))
+    logits = model(images, training=False).numpy().astype(np.float64)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+    np.testing.assert_array_equal(predictions.labels, labels)
+    np.testing.assert_array_equal(predictions.predicted, logits.argmax(axis=1))
+    np.testing.assert_allclose(predictions.losses, losses, rtol=1e-5)
+    assert predictions.accuracy == np.mean(labels == logits.argmax(axis=1))
+    wrong = np.flatnonzero(labels != logits.argmax(axis=1))
+    assert len(wrong) > 3
+    worst = wrong[np.argsort(-losses[wrong])][:3]
+    assert [one.index for one in predictions.misclassified] == list(worst)
+    for one in predictions.misclassified:
+        np.testing.assert_array_equal(one.image, images[one.index].astype(np.uint8))
+        row = logits[one.index]
+        assert (one.label, one.predicted) == (labels[one.index], row.argmax())
+        np.testing.assert_allclose(one.confidence, (np.exp(row) / np.exp(row).sum()).max(), rtol=1e-5)
+
+
+def test_an_incomplete_last_batch_is_predicted_completely(photos):
+    dataset = data.load("image_folder", 12, 4, data_dir=photos)
+    assert dataset.test_count % BATCH
+    model = keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
+    predictions = predict(model, dataset)
+    assert len(predictions.labels) == 9
+
+
+def test_logits_that_are_not_finite_are_refused():
+    model = make_small_model()
+    model.layers[-1].bias.assign([np.nan] * CLASSES)
+    with pytest.raises(UserError, match="not finite"):
+        predict(model, make_small_data())

@@ -1,0 +1,128 @@
+"""Networks by name: their parts, their preprocessing, their logits compared with plain Keras, and refused sizes."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.networks.architectures import architecture
+from elastic_trainer.networks.names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
+from elastic_trainer.networks.saved_model import save_model
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
+from utils import UserError
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_each_network_has_its_layers_and_loads_after_saving(name, tmp_path):
+    model = models.build_model(name, 32, 7, alpha=0.35, augment="flip_rotate")
+    kinds = [type(layer) for layer in model.layers]
+    for kind in (keras.layers.RandomFlip, keras.layers.RandomRotation, keras.layers.Rescaling, keras.layers.Dropout):
+        assert kind in kinds
+    assert model.get_layer("dropout").rate == 0.2
+    images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
+    logits = model(images, training=False).numpy()
+    assert logits.shape == (2, 7)
+    names = tensor_names(model)
+    assert len(set(names)) == len(names) == len(model.trainable_variables)
+    head = head_mask(model)
+    assert [names[k] for k in np.flatnonzero(head)] == ["head/kernel", "head/bias"]
+    model.save(tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(copy(images, training=False), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mobilenetv2", 64, 10, "no/such.h5"), "no such file"),
+        (("mobilenetv2", 64, 10, __file__), r"must be one of \.h5"),
+        (("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), 1.0), "does not fit mobilenetv2"),
+        (("resnet50", 64, 10, str(GLYPH_WEIGHTS)), "does not fit resnet50"),
+        (("vit", 40, 10), "multiple of 16"),
+        (("vgg16", 16, 10), "at least 32"),
+    ],
+)
+def test_weights_and_sizes_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        models.build_model(*arguments)
+
+
+def test_the_names_are_those_of_keras_applications():
+    offered = {name for name in vars(keras.applications) if name[0].isupper()}
+    assert set(KERAS_NETWORKS) == offered
+    parsed = parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
+    assert parsed.network.model_name == "efficientnetb0"
+    with pytest.raises(UserError, match=r"--model_name: .*did you mean 'efficientnetb0'"):
+        parse_profiler(["--model_name", "eficientnetb0"])
+
+
+MODULES = sorted({getattr(keras.applications, name).__module__: name for name in KERAS_NETWORKS}.values())
+
+
+@pytest.mark.parametrize("keras_name", MODULES)
+def test_preprocessing_is_that_of_keras_applications(keras_name):
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
+    module = sys.modules[getattr(keras.applications, keras_name).__module__]
+    inputs = keras.Input((5, 5, 3))
+    ours = keras.Model(inputs, keras.layers.Identity()(architecture(keras_name.lower()).preprocess(inputs)))
+    np.testing.assert_allclose(ours(images), module.preprocess_input(images.copy()), rtol=1e-5, atol=1e-4)
+    assert keras.config.floatx() == "float32"
+
+
+def test_preprocessing_of_vit_is_that_of_vit_keras():
+    from vit_keras import vit
+
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 5, 3)).astype(np.float32)
+    ours = architecture("vit").preprocess(images)
+    np.testing.assert_allclose(ours, vit.preprocess_inputs(images.copy()), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenetv2", "efficientnetb0", "densenet121"])
+def test_logits_are_those_of_the_plain_keras_network(name):
+    """Compared with a network built by Keras' functions alone, with the same weights and images."""
+    model = models.build_model(name, 32, 5, augment="none")
+    function = getattr(keras.applications, next(one for one in KERAS_NETWORKS if one.lower() == name))
+    plain = function(input_shape=(32, 32, 3), include_top=False, weights=None, pooling="avg")
+    backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
+    rng = np.random.default_rng(0)
+    for variable in backbone.variables:
+        if variable.name == "moving_variance":
+            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    plain.set_weights(backbone.get_weights())
+    images = rng.uniform(0, 255, (2, 32, 32, 3)).astype(np.float32)
+    features = plain(sys.modules[function.__module__].preprocess_input(images.copy()), training=False)
+    expected = model.get_layer("head")(features).numpy()
+    np.testing.assert_allclose(model(images, training=False), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["efficientnetb0", "convnexttiny", "mobilenetv3small"])
+def test_other_networks_train_with_frozen_statistics_and_load_after_saving(name, tmp_path):
+    model = models.build_model(name, 32, 5, augment="none")
+    before = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
+    optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
+    optimizer.build(model.trainable_variables)
+    head = head_mask(model)
+    assert [one for one, taken in zip(tensor_names(model), head, strict=True) if taken] == [
+        "head/kernel",
+        "head/bias",
+    ]
+    images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
+    step = TrainStep(model, optimizer, 2)
+    assert np.isfinite(float(step(images, tf.constant([0, 1]))[0]))
+    after = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    save_model(model, tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(copy(images, training=False), model(images, training=False), rtol=1e-3, atol=1e-4)
+
+
+def test_a_size_that_keras_refuses_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"--input_size 64: xception cannot be built at this size: .*71"):
+        models.build_model("xception", 64, 10)

@@ -1,0 +1,91 @@
+"""Frozen batch normalisation: compared with Keras' layer in inference; its statistics never change."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
+
+
+def plain_backbone(name):
+    """A Keras network with random moving statistics instead of the initial 0 and 1."""
+    kinds = {"mobilenetv2": keras.applications.MobileNetV2, "resnet50": keras.applications.ResNet50}
+    extra = {"alpha": 0.35} if name == "mobilenetv2" else {}
+    backbone = kinds[name](input_shape=(32, 32, 3), include_top=False, weights=None, **extra)
+    rng = np.random.default_rng(0)
+    for variable in backbone.variables:
+        if variable.name == "moving_mean":
+            variable.assign(rng.normal(0, 0.1, variable.shape))
+        if variable.name == "moving_variance":
+            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+    return backbone
+
+
+def statistics_of(model):
+    return [v.numpy() for v in model.variables if v.name in ("moving_mean", "moving_variance")]
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
+def test_frozen_network_called_for_training_equals_the_plain_one_in_inference(name):
+    plain = plain_backbone(name)
+    frozen = keras.models.clone_model(plain)
+    frozen.set_weights(plain.get_weights())
+    freeze_batch_norm_statistics(frozen)
+    images = tf.random.uniform((2, 32, 32, 3), -1, 1, seed=0)
+    expected = plain(images, training=False).numpy()
+    scale = np.abs(expected).max()
+    for training in (False, True):
+        inner = frozen(images, training=training).numpy()
+        outer = keras.Sequential([frozen])(images, training=training).numpy()
+        np.testing.assert_allclose(inner, expected, atol=1e-4 * scale)
+        np.testing.assert_allclose(outer, expected, atol=1e-4 * scale)
+    assert np.abs(plain(images, training=True).numpy() - expected).max() > 1e-2 * scale
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
+def test_training_does_not_change_batch_norm_statistics(name):
+    model = models.build_model(name, 32, 10, alpha=0.35)
+    before = statistics_of(model)
+    assert len(before) > 50
+    images, labels = tf.random.uniform((4, 32, 32, 3), 0, 255, seed=0), tf.constant([0, 1, 2, 3])
+    model(images, training=True)
+    keras.Sequential([model])(images, training=True)
+    optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, optimizer, 4)
+    for _ in range(3):
+        step(images, labels)
+    for old, new in zip(before, statistics_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_frozen_batch_norm_has_the_gradients_of_the_plain_one_in_inference():
+    x = tf.random.normal((2, 4, 4, 3), seed=0)
+    plain = keras.layers.BatchNormalization()
+    plain.build(x.shape)
+    plain.moving_mean.assign([0.1, 0.2, 0.3])
+    plain.moving_variance.assign([0.5, 1.0, 2.0])
+    for other in ({}, {"scale": False}, {"center": False}):
+        reference = keras.layers.BatchNormalization(**other)
+        frozen = FrozenBatchNormalization(**other)
+        gradients = []
+        for layer, training in ((reference, False), (frozen, True)):
+            layer.build(x.shape)
+            layer.moving_mean.assign(plain.moving_mean)
+            layer.moving_variance.assign(plain.moving_variance)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.sin(layer(x, training=training)))
+            gradients.append(tape.gradient(loss, [x, *(v.value for v in layer.trainable_variables)]))
+        for expected, got in zip(*gradients, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_batch_norm_normalises_inputs_without_height_and_width():
+    layer = FrozenBatchNormalization()
+    x = tf.random.normal((5, 3), mean=4.0, seed=0)
+    np.testing.assert_allclose(layer(x, training=True), x / np.sqrt(1 + layer.epsilon), rtol=1e-5)

@@ -1,0 +1,255 @@
+"""Weights that training starts from: files that fit load completely, all others are refused in one line."""
+
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+from elastic_trainer.networks import pretrained
+from elastic_trainer.networks.architectures import architecture
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from elastic_trainer.networks.saved_model import save_model
+from utils import UserError
+
+SHARED_WEIGHTS = (
+    Path(__file__).resolve().parents[3]
+    / "shared"
+    / "weights"
+    / "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_224_no_top.h5"
+)
+
+
+# {label: alpha}. "mobilenetv2 wide" differs from "mobilenetv2" only in its shapes.
+BACKBONES = {"resnet50": 1.0, "vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wide": 0.5, "vit": 1.0}
+
+
+@pytest.fixture(scope="module")
+def backbones():
+    """{label: backbone}."""
+    return {label: architecture(label.split()[0]).build(32, alpha, None) for label, alpha in BACKBONES.items()}
+
+
+@pytest.fixture(scope="module")
+def files(backbones, tmp_path_factory):
+    """Weights of every backbone in both of Keras' layouts: {(label, ending): path}."""
+    folder = tmp_path_factory.mktemp("weights")
+    paths = {}
+    for label, backbone in backbones.items():
+        for ending in (".weights.h5", ".h5"):
+            paths[label, ending] = folder / f"{label.replace(' ', '_')}{ending}"
+            if ending == ".h5":
+                save_legacy(backbone, paths[label, ending])
+            else:
+                backbone.save_weights(paths[label, ending])
+    return paths
+
+
+def save_legacy(backbone, path):
+    """Save the weights in the older layout of Keras, in which keras.applications downloads them."""
+    from keras.src.legacy.saving import legacy_h5_format
+
+    with h5py.File(path, "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, backbone)
+
+
+def test_the_committed_weights_load_and_are_small():
+    assert GLYPH_WEIGHTS.stat().st_size < 3e6
+    model = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35)
+    other = models.build_model("mobilenetv2", 64, 10, "none", alpha=0.35)
+    assert not np.allclose(model.get_weights()[0], other.get_weights()[0])
+
+
+def test_imagenet_weights_in_the_layout_of_keras_load():
+    if not SHARED_WEIGHTS.is_file():
+        pytest.skip("../shared/weights is not here")
+    model = models.build_model("mobilenetv2", 64, 10, str(SHARED_WEIGHTS), alpha=0.35)
+    variance = next(v for v in model.variables if v.name == "moving_variance")
+    assert not np.allclose(variance.numpy(), 1.0)
+
+
+@pytest.mark.parametrize("label", BACKBONES)
+@pytest.mark.parametrize("ending", [".weights.h5", ".h5"])
+def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, files, backbones):
+    name, backbone = label.split()[0], backbones[label]
+    for (of, kind), path in files.items():
+        if kind != ending:
+            continue
+        if of == label:
+            for weight in backbone.weights:
+                weight.assign(tf.fill(weight.shape, 7.0))
+            pretrained.load(backbone, backbone, path, name)
+            assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "every weight is loaded"
+        else:
+            with pytest.raises(UserError, match=f"--weights .*: does not fit {name} without its top layers: ..."):
+                pretrained.load(backbone, backbone, path, name)
+
+
+def test_weights_of_a_deeper_network_are_refused(tmp_path):
+    """Keras itself loads such a file without an error."""
+    vgg16 = keras.applications.VGG16(input_shape=(32, 32, 3), include_top=False, weights=None)
+    deeper = keras.Model(vgg16.inputs, keras.layers.Conv2D(3, 1)(vgg16.output))
+    deeper.save_weights(tmp_path / "deeper.weights.h5")
+    with pytest.raises(UserError, match=r"does not fit vgg16 .*: it has 28 arrays, the network has 26"):
+        models.build_model("vgg16", 32, 10, str(tmp_path / "deeper.weights.h5"))
+
+
+@pytest.mark.parametrize("ending", [".weights.h5", ".h5"])
+def test_files_without_weights_and_damaged_files_are_refused(ending, tmp_path, files, backbones):
+    def refusal(path):
+        with pytest.raises(UserError) as caught:
+            pretrained.load(backbones["mobilenetv2"], backbones["mobilenetv2"], path, "mobilenetv2")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    complete = files["mobilenetv2", ending].read_bytes()
+    path = tmp_path / f"some{ending}"
+    path.write_text("no weights")
+    assert "is not an HDF5 file, or is damaged" in refusal(path)
+    path.write_bytes(b"")
+    assert "is not an HDF5 file, or is damaged" in refusal(path)
+    path.write_bytes(complete[: len(complete) // 2])
+    assert "is not an HDF5 file, or is damaged" in refusal(path)
+    h5py.File(path, "w").close()
+    assert "does not fit mobilenetv2" in refusal(path)
+    path = tmp_path / f"other{ending}"  # another path: Keras keeps a file open after it failed to load it
+    path.write_bytes(complete)
+    with h5py.File(path, "r+") as file:
+        arrays = []
+        file.visititems(lambda _, item: arrays.append(item) if isinstance(item, h5py.Dataset) else None)
+        arrays[5][...] = np.nan
+    assert "contains weights that are not finite; the file is damaged" in refusal(path)
+    path.unlink()
+    path.mkdir()
+    assert "has no best.keras; a run saves it with --save_model" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", "vit"])
+def test_a_failing_download_of_imagenet_weights_says_what_to_do(name, monkeypatch):
+    def no_network(*_, **__):
+        raise Exception(
+            "URL fetch failure on https://weights.example/some_no_top.h5: None -- [Errno -2] Name not known"
+        )
+
+    monkeypatch.setattr("keras.src.utils.file_utils.get_file", no_network)  # what keras.applications calls
+    monkeypatch.setattr(keras.utils, "get_file", no_network)  # what vit-keras calls
+    with pytest.raises(
+        UserError,
+        match=r"--weights imagenet: the weights of .* cannot be downloaded; .*fetch "
+        r"https://weights.example/some_no_top.h5 on a machine that has one, and give --weights FILE",
+    ):
+        models.build_model(name, 64, 10, "imagenet")
+
+
+def test_a_width_without_imagenet_weights_is_refused():
+    with pytest.raises(UserError, match=r"--weights imagenet: mobilenetv2 at --alpha 0.4: "):
+        models.build_model("mobilenetv2", 64, 10, "imagenet", alpha=0.4)
+
+
+def differ(model, other):
+    return [
+        name
+        for name, one, two in zip(
+            [weight.path for weight in model.weights], model.get_weights(), other.get_weights(), strict=True
+        )
+        if not np.array_equal(one, two)
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "mobilenetv2", "vit"])
+def test_a_saved_model_supplies_its_head_only_for_the_same_number_of_classes(name, tmp_path, capsys):
+    saved = models.build_model(name, 32, 5, alpha=0.35)
+    run = tmp_path / "run"
+    run.mkdir()
+    save_model(saved, run / "best.keras")
+    for path in (run, run / "best.keras"):
+        assert not differ(models.build_model(name, 32, 5, str(path), alpha=0.35), saved)
+        assert not capsys.readouterr().out
+    other = models.build_model(name, 32, 7, str(run), alpha=0.35)
+    assert "its head for 5 outputs is not used; a new one is for 7 classes" in capsys.readouterr().out
+    backbones = [next(one for one in model.layers if isinstance(one, keras.Model)) for model in (other, saved)]
+    assert not differ(*backbones)
+    wrong = "vgg16" if name != "vgg16" else "mobilenetv2"
+    with pytest.raises(UserError, match=f"--weights .*best.keras: does not fit {wrong}: "):
+        models.build_model(wrong, 32, 5, str(run), alpha=0.5)
+
+
+def test_a_keras_application_with_top_layers_supplies_its_backbone(tmp_path, capsys):
+    complete = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=9)
+    complete.save(tmp_path / "whole.keras")
+    model = models.build_model("mobilenetv2", 32, 5, str(tmp_path / "whole.keras"), alpha=0.35)
+    np.testing.assert_array_equal(model.get_weights()[0], complete.get_weights()[0])
+    assert "its head for 9 outputs is not used" in capsys.readouterr().out
+
+
+def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
+    zoo = f"{Path(__file__).parents[1]}/zoo.py:custom_layer"
+    saved = models.build_model(zoo, 12, 3)
+    save_model(saved, tmp_path / "best.keras")
+    keras.utils.set_random_seed(5)
+    assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
+    with pytest.raises(UserError, match=r"--weights .*best.keras: does not fit .*custom_layer: "):
+        models.build_model(zoo, 12, 4, str(tmp_path))
+
+
+def as_numpy_file(path, grid):
+    """Write random weights of ViT in the format of vit-keras, with a position table of `grid`×`grid`. Returns them."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+
+    def add(name, shape):
+        arrays[name] = rng.normal(0, 0.02, shape).astype(np.float32)
+
+    add("embedding/kernel", (16, 16, 3, 768))
+    add("embedding/bias", (768,))
+    add("cls", (1, 1, 768))
+    add("Transformer/posembed_input/pos_embedding", (1, 1 + grid * grid, 768))
+    add("head/kernel", (768, 1000))
+    add("head/bias", (1000,))
+    for kind in ("scale", "bias"):
+        add(f"Transformer/encoder_norm/{kind}", (768,))
+    for k in range(12):
+        block = f"Transformer/encoderblock_{k}"
+        for norm in ("LayerNorm_0", "LayerNorm_2"):
+            for kind in ("scale", "bias"):
+                add(f"{block}/{norm}/{kind}", (768,))
+        for dense, shape in (("Dense_0", (768, 3072)), ("Dense_1", (3072, 768))):
+            add(f"{block}/MlpBlock_3/{dense}/kernel", shape)
+            add(f"{block}/MlpBlock_3/{dense}/bias", shape[1:])
+        for part in ("query", "key", "value"):
+            add(f"{block}/MultiHeadDotProductAttention_1/{part}/kernel", (768, 12, 64))
+            add(f"{block}/MultiHeadDotProductAttention_1/{part}/bias", (12, 64))
+        add(f"{block}/MultiHeadDotProductAttention_1/out/kernel", (12, 64, 768))
+        add(f"{block}/MultiHeadDotProductAttention_1/out/bias", (768,))
+    np.savez(path, **arrays)
+    return arrays
+
+
+def test_vit_loads_files_of_vit_keras_and_interpolates_the_position_table(tmp_path, capsys):
+    path = tmp_path / "vit.npz"
+    arrays = as_numpy_file(path, grid=3)
+    same, larger = (models.build_model("vit", size, 5, str(path)) for size in (48, 96))
+    assert "position table interpolated to 6×6 patches" in capsys.readouterr().out
+    tables = []
+    for model in (same, larger):
+        backbone = next(one for one in model.layers if isinstance(one, keras.Model))
+        np.testing.assert_array_equal(backbone.get_layer("embedding").get_weights()[0], arrays["embedding/kernel"])
+        tables.append(backbone.get_layer("Transformer_posembed_input").get_weights()[0])
+        assert not any((weight == 0).all() for weight in backbone.get_weights())
+    np.testing.assert_array_equal(tables[0], arrays["Transformer/posembed_input/pos_embedding"])
+    given, grid = tables[0][0, 1:].reshape(3, 3, -1), tables[1][0, 1:].reshape(6, 6, -1)
+    np.testing.assert_array_equal(tables[1][0, 0], tables[0][0, 0])
+    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        np.testing.assert_allclose(grid[corner], given[corner], atol=1e-6)
+    with pytest.raises(UserError, match=r"--weights .*vit.npz: an .npz file is for vit; resnet50 takes"):
+        models.build_model("resnet50", 32, 5, str(path))
+    del arrays["Transformer/encoderblock_3/LayerNorm_0/bias"]
+    np.savez(path, **arrays)
+    with pytest.raises(UserError, match=r"--weights .*vit.npz: is damaged or does not fit ViT-B/16: lacks '.*_3/Layer"):
+        models.build_model("vit", 48, 5, str(path))
+    path.write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"--weights .*vit.npz: is damaged or does not fit ViT-B/16: "):
+        models.build_model("vit", 48, 5, str(path))

@@ -1,0 +1,142 @@
+""".keras files: plain Keras loads them without this project, and this project restores its frozen layers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from conftest import SIZE, make_small_model
+from small_networks import as_if_trained, some_images
+
+import models
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.saved_model import load_model, save_model
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
+
+ZOO = str(Path(zoo.__file__))
+
+
+ELSEWHERE = """
+import sys, numpy as np, keras
+path, images, answers = sys.argv[1:]
+model = keras.models.load_model(path)
+assert "models" not in sys.modules and "utils" not in sys.modules
+images = np.load(images)
+before = [v.numpy() for v in model.variables if "moving" in v.name]
+for training in (False, True):
+    np.save(answers + str(training), model(images, training=training))
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(images, np.zeros(len(images)), epochs=2, verbose=0)
+after = [v.numpy() for v in model.variables if "moving" in v.name]
+assert before and all((a == b).all() for a, b in zip(before, after))
+norms = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.BatchNormalization]
+assert norms and not any(norm.trainable_variables for norm in norms)
+assert any(v.name == "kernel" for v in model.trainable_variables)
+"""
+
+
+def network(kind):
+    """A network whose results do not depend on `training` (no dropout, no augmentation), and its input size."""
+    keras.utils.set_random_seed(0)
+    if kind == "mobilenetv2":
+        inputs = keras.Input((32, 32, 3))
+        backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
+        x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
+        model = keras.Model(inputs, keras.layers.Dense(3)(x))
+        return as_if_trained(freeze_batch_norm_statistics(model)), 32
+    return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
+
+
+@pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
+def test_plain_keras_loads_a_saved_model_and_keeps_batch_norm_frozen(kind, tmp_path):
+    model, size = network(kind)
+    save_model(model, tmp_path / "best.keras")
+    images = some_images(size)
+    np.save(tmp_path / "images.npy", images)
+    words = [sys.executable, "-I", "-c", ELSEWHERE, "best.keras", "images.npy", "answers"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = model(images, training=False).numpy()
+    for training in (False, True):
+        got = np.load(tmp_path / f"answers{training}.npy")
+        np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
+def test_load_model_restores_layers_variables_and_trainability(kind, tmp_path):
+    model, size = network(kind)
+    untrained = next(layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization)
+    untrained.trainable = False
+    save_model(model, tmp_path / "best.keras")
+    loaded = load_model(tmp_path / "best.keras", "--evaluate")
+    kinds = [type(layer) for layer in loaded._flatten_layers()]
+    assert FrozenBatchNormalization in kinds and keras.layers.BatchNormalization not in kinds
+    for now, before in zip(loaded.trainable_variables, model.trainable_variables, strict=True):
+        assert (now.name, now.shape) == (before.name, before.shape)
+    for old, new in zip(model.variables, loaded.variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+    images = some_images(size)
+    np.testing.assert_array_equal(loaded(images, training=True), model(images, training=True))
+    save_model(loaded, tmp_path / "again.keras")
+    again = load_model(tmp_path / "again.keras", "--evaluate")
+    assert len(again.trainable_variables) == len(model.trainable_variables)
+
+
+def test_saving_during_training_does_not_change_the_result(tmp_path):
+    def train(saving):
+        model = as_if_trained(make_small_model())
+        optimizer = make_optimizer("sgd", 0.1, 5e-4, 10)
+        optimizer.build(model.trainable_variables)
+        step = TrainStep(model, optimizer, 4)
+        for k in range(4):
+            step(tf.constant(some_images(SIZE, seed=k)), tf.constant([0, 1, 2, 0]))
+            if saving:
+                save_model(model, tmp_path / "last.keras")
+        assert all(layer.trainable for layer in model._flatten_layers())
+        return model
+
+    plain, saved = train(False), train(True)
+    for expected, got in zip(plain.variables, saved.variables, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert [type(layer) for layer in plain.layers] == [type(layer) for layer in saved.layers]
+    trained = keras.models.clone_model(saved)
+    assert len(trained.trainable_variables) == len(saved.trainable_variables)
+
+
+def test_a_failing_save_leaves_the_layer_classes_unchanged(tmp_path):
+    model = make_small_model()
+    kinds = [type(layer) for layer in model.layers]
+    with pytest.raises((OSError, ValueError)):
+        save_model(model, tmp_path / "no" / "such" / "folder.keras")
+    assert [type(layer) for layer in model.layers] == kinds
+
+
+def test_weight_files_load_into_frozen_and_plain_networks_alike(tmp_path):
+    model, _ = network("branches")
+    save_model(model, tmp_path / "best.keras")
+    model.save_weights(tmp_path / "frozen.weights.h5")
+    plain = keras.models.load_model(tmp_path / "best.keras")
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    assert type(plain.layers[-1]) is not FrozenBatchNormalization
+    for target, name in ((plain, "frozen.weights.h5"), (model, "plain.weights.h5"), (model, "best.keras")):
+        expected = [variable.numpy() for variable in target.variables]
+        for variable in target.variables:
+            variable.assign(tf.zeros_like(variable))
+        target.load_weights(tmp_path / name)
+        for old, new in zip(expected, target.variables, strict=True):
+            np.testing.assert_array_equal(old, new)
+
+
+def test_a_plain_model_keeps_the_trainability_of_its_batch_norms(tmp_path):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.BatchNormalization(name="fixed", trainable=False)(keras.layers.Conv2D(3, 3)(inputs))
+    x = keras.layers.Flatten()(keras.layers.BatchNormalization(name="free")(x))
+    keras.Model(inputs, keras.layers.Dense(3)(x)).save(tmp_path / "my.keras")
+    loaded = load_model(tmp_path / "my.keras", "--model_name")
+    assert [loaded.get_layer(name).trainable for name in ("fixed", "free")] == [False, True]
+    assert type(loaded.get_layer("fixed")) is FrozenBatchNormalization

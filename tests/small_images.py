@@ -1,0 +1,69 @@
+"""Small image folders that tests write, and helpers that read batches."""
+
+import io
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+
+def write_red_and_blue(folder):
+    """Write an image folder of the classes blue and red: 5 images each to train, 2 to test, in various formats."""
+    for split, count in (("train", 5), ("test", 2)):
+        for name, colour in (("blue", (0, 0, 255)), ("red", (255, 0, 0))):
+            where = folder / split / name
+            where.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.tile(np.array(colour, np.uint8), (20 + i, 30, 1))
+                encoded = tf.io.encode_png(pixels) if i % 2 else tf.io.encode_jpeg(pixels)
+                tf.io.write_file(str(where / f"{i}.{'png' if i % 2 else 'jpg'}"), encoded)
+    return folder
+
+
+def write_photos(folder):
+    """Write an image folder of the classes blue, green, red: 4, 3, 2 images to train (one broken), 2, 1, 0 to test."""
+    for split, counts in (("train", (4, 3, 2)), ("test", (2, 1, 0))):
+        for k, (name, count) in enumerate(zip(("blue", "green", "red"), counts, strict=True)):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                colour = [0, 0, 0]
+                colour[2 - k] = 255 - i
+                Image.new("RGB", (20, 10), tuple(colour)).save(folder / split / name / f"{i}.png")
+    broken = folder / "train" / "red" / "1.png"
+    noise = np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(broken)
+    broken.write_bytes(broken.read_bytes()[:2000])
+    return folder
+
+
+def write_noise(folder):
+    """Write an image folder of noise, 12×12: 4 train and 3 test images each of the classes ant, bee, cat."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 4), ("test", 3)):
+        for name in ("ant", "bee", "cat"):
+            (folder / split / name).mkdir(parents=True)
+            for k in range(count):
+                encoded = tf.io.encode_png(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+                tf.io.write_file(str(folder / split / name / f"{k}.png"), encoded)
+    return folder
+
+
+def encoded(image, kind, **options):
+    """The bytes of a Pillow image in a file format."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def labels_of(batches):
+    """The labels of all batches, [images]."""
+    return np.concatenate([labels.numpy() for _, labels in batches])
+
+
+def shades(batches):
+    """{label: brightness of each image, sorted} of all batches."""
+    found: dict[int, list[int]] = {}
+    for batch, labels in batches:
+        for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
+            found.setdefault(int(label), []).append(int(image.max()))
+    return {label: sorted(values) for label, values in found.items()}

@@ -1,0 +1,68 @@
+"""Imports go downwards only: between rooms (import-linter), at the top level, and no TensorFlow for a mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {"main", "profiler", "train", "models", "data", "selection_solver_DP", "utils", "elastic_trainer"}
+
+
+def modules_after(code):
+    """Names of the top-level packages and modules that are imported once `code` has run in the checkout."""
+    code += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {*done.stdout.split("\n")[-2].split()}
+
+
+def test_rooms_import_only_rooms_below_them_and_without_circles():
+    linted = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@pytest.mark.parametrize("leaf", ["utils", "selection_solver_DP"])
+def test_what_the_package_stands_on_imports_nothing_of_ours(leaf):
+    assert modules_after(f"import {leaf}") & OURS == {leaf}
+
+
+@pytest.mark.parametrize("step", ["train", "models", "data"])
+def test_a_step_of_the_paper_imports_no_other_and_no_command(step):
+    above = OURS - {"elastic_trainer", "utils", "selection_solver_DP"}
+    assert modules_after(f"import {step}") & above == {step}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("main", ["--rho", "7"]),
+        ("main", ["--model_name", "resnet5"]),
+        ("main", ["--resume", "no/such/run"]),
+        ("main", ["--evaluate", "no/such/run"]),
+        ("main", ["--deadline", "9", "--rho", "0.5"]),
+        ("profiler", ["--rho", "0.5"]),
+        ("profiler", ["--from_trace", "no/such/trace"]),
+        ("data", ["show", "--data_dir", "x"]),
+        ("data", ["pack", "--dataset_name", "digits"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_answered_without_tensorflow(command, arguments):
+    code = f"""
+import sys, {command}, utils
+sys.argv[1:] = {arguments!r}
+try:
+    {command}.main()
+except utils.UserError:
+    pass
+else:
+    sys.exit('not refused')
+"""
+    assert not modules_after(code) & {"tensorflow", "keras"}
