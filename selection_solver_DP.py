@@ -3,19 +3,19 @@
 The problem: maximise M·I over 0/1 masks M subject to M·t_dw + f(M)·t_dy <= budget, where f(M) marks every tensor from
 the output down to the deepest selected one, because the error gradient must pass through all of them.
 
-The paper solves it by a recursion over (deepest tensor, time) in O(N²·T_q). Here one observation makes it O(N·T_q) and
-exact: once the deepest tensor k is fixed, the error chain costs the same whoever else is selected, so what is left is a
-0/1 knapsack over the tensors above k, and the table of prefixes of one single knapsack answers it for every k:
+The paper solves it by a recursion over (deepest tensor, time) in O(N²·T_q). One observation makes it O(N·T_q) and
+exact: once the deepest tensor k is fixed, the error chain costs the same whatever else is selected. What remains is a
+0/1 knapsack over the tensors above k, and the prefix table of one knapsack answers it for every k:
 
     best = max over k of  I_k + K_{k-1}[ capacity - sum_{j<=k} t_dy(j) - t_dw(k) ]
 
-The table needs whole numbers, so real times are counted in steps, T_q of which make up the budget. Rounding up would be
-safe, but hundreds of tensors lose half a step each. Each is rounded to the nearest step instead, where errors mostly
-cancel, and the one table, filled a little past the budget, is searched for the largest room whose selection fits in
-real time. So the budget holds whatever T_q is, and T_q decides only how much importance is lost.
+The table needs integers, so real times are counted in steps, T_q of which make up the budget. Rounding up would be
+safe, but each of hundreds of tensors would lose half a step. Times are rounded to the nearest step instead; errors
+mostly cancel. The table is filled a little past the budget and searched for the largest room whose selection fits in
+real time. The budget is therefore kept whatever T_q is; T_q only decides how much importance is lost.
 
-How much is bounded: n tensors are off by half a step each at most, so the result is worth at least the best selection
-for budget - (n/2 + 3) steps. By default T_q is chosen so that this is 99.9 % of the budget (see `solve`).
+That loss is bounded: each of n tensors is wrong by at most half a step, so the result is worth at least the best
+selection for budget - (n/2 + 3) steps. By default T_q is chosen so that this is 99.9 % of the budget (see `solve`).
 
 NumPy only, so that it can be used and tested on its own. Tensors are in backward order: index 0 is next to the output.
 """
@@ -50,7 +50,7 @@ class Solution(NamedTuple):
 
 
 def selection_DP(t_dy: ArrayLike, t_dw: ArrayLike, I: ArrayLike, rho: float) -> tuple[float, np.ndarray]:  # noqa: E741, N802
-    """The paper's plain entry: the most important tensors within the share `rho` of the whole backward time.
+    """The paper's plain entry: the most important tensors within the share `rho` of the complete backward time.
 
     Args:
         t_dy: [N] time to pass the error on, backward order, any one unit, integers or floats.
@@ -115,8 +115,8 @@ def solve(
     mask = np.zeros(len(gains), np.int8)
     candidates = np.flatnonzero((gains > 0) & (own_times <= budget - chain))
     chains, owns = chain[candidates], own_times[candidates]
-    whole = bool((owns == np.floor(owns)).all() and (chains == np.floor(chains)).all())
-    steps = None if whole and budget <= MAX_EXACT_UNITS else time_resolution or _resolution(int((owns > 0).sum()))
+    is_integer = bool((owns == np.floor(owns)).all() and (chains == np.floor(chains)).all())
+    steps = None if is_integer and budget <= MAX_EXACT_UNITS else time_resolution or _resolution(int((owns > 0).sum()))
     chosen = candidates[_choose(chains, owns, gains[candidates], budget, steps)]
     mask[chosen] = 1
     time = float(own_times[chosen].sum() + (chain[chosen[-1]] if len(chosen) else 0.0))
@@ -129,7 +129,7 @@ def _resolution(tensors: int) -> int:
 
 
 def _choose(chains: np.ndarray, owns: np.ndarray, gains: np.ndarray, budget: float, steps: int | None) -> np.ndarray:
-    """Indices, rising, of the best tensors within `budget`; `steps` is T_q, or None to leave whole times as they are.
+    """Indices, rising, of the best tensors within `budget`; `steps` is T_q, or None to keep integer times as they are.
 
     Arrays are [n], of tensors worth looking at only: the error chain down to each, its own time, its importance.
     """
@@ -157,7 +157,7 @@ def _choose(chains: np.ndarray, owns: np.ndarray, gains: np.ndarray, budget: flo
 
 
 class _Table:
-    """The knapsack of all prefixes, in whole steps, for every room from `rooms` down to `rooms` - `cuts` at once.
+    """The knapsack of all prefixes, in integer steps, for every room from `rooms` down to `rooms` - `cuts` at once.
 
     Args:
         weights: int64 [n] steps of each tensor's own gradient.
@@ -177,7 +177,7 @@ class _Table:
         for k, (weight, room, gain) in enumerate(zip(self._weights, self._rooms, gains.tolist(), strict=True)):
             table = table[: max(room + 1, 0)]
             with_k = table[: max(room + 1 - weight, 0)] + gain
-            as_deepest = with_k[::-1][: cuts + 1]  # the whole room used, one step less, two steps less, …
+            as_deepest = with_k[::-1][: cuts + 1]  # the entire room used, one step less, two steps less, …
             better = np.flatnonzero(as_deepest > best[: len(as_deepest)])
             best[better], self._deepest[better] = as_deepest[better], k
             without_k = table[weight:]

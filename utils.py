@@ -1,6 +1,6 @@
-"""What every part leans on and none owns: clear errors, signals, run folders, files that are whole or absent.
+"""Clear errors for users, the frame of every command line, and files that are complete or absent.
 
-Nothing here imports TensorFlow at load time, so that a mistyped flag is answered at once.
+This imports nothing of the project, and TensorFlow only on request, so a mistyped flag is answered at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """A mistake that its maker can mend: the message names the flag or file, what is wrong and what would be right."""
+    """A mistake that the user can fix: the message names the flag or file, what is wrong and what would be right."""
 
 
 class Stopped(Exception):  # noqa: N818
-    """The user or the system asked to stop, by signal `number`; the message says where and how to go on."""
+    """The user or the system requested a stop, by signal `number`; the message says how to continue."""
 
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)

@@ -48,7 +48,7 @@ class EvaluateCommand:
         model: the .keras file.
         folder: where results are written.
         model_name: the user's function that builds the network, or None to take the network from the file.
-        input_size, num_classes: None if neither the command line nor the run says so.
+        input_size, num_classes: None if neither the command line nor the run gives it.
         export: format to export the model to, or None.
     """
 

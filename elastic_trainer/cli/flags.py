@@ -231,15 +231,15 @@ def _add_repeatability_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_resume_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("leaving it alone")
+    group = parser.add_argument_group("long runs")
     group.add_argument(
         "--resume",
         type=Path,
         nargs="?",
         const=True,
         metavar="DIR",
-        help="go on with the run in DIR, with the options it was begun with; without DIR, with the run that the other "
-        "options name, which is begun if it is not there",
+        help="continue the run in DIR, with the options it was started with; without DIR, continue the run that the "
+        "other options name, or start it if it does not exist",
     )
     group.add_argument(
         "--checkpoint_minutes",

@@ -11,12 +11,12 @@ CLOCKS = ("training", "selection", "validation")
 
 
 class Clocks:
-    """Seconds spent training (selection is part of it), selecting, and validating; and since it all began.
+    """Seconds spent on training (selection is part of it), on selecting and on validation, and since the start.
 
     Attributes:
-        spans: begin and end of each stretch of training, in seconds since 1970.
-        meter: joules since some moment, or None for unknown; asked when training starts and stops.
-        joules: spent in training, but for the stretch under way; None once a part of it is unknown.
+        spans: start and end of each period of training, in seconds since 1970.
+        meter: returns joules since some moment, or None if unknown; read when training starts and stops.
+        joules: spent on training, without the present period; None once a part of it is unknown.
     """
 
     def __init__(
@@ -30,13 +30,14 @@ class Clocks:
     ) -> None:
         self._seconds = {"training": training, "selection": selection, "validation": validation}
         self._started: dict[str, float] = {}
-        self._begin = time.perf_counter() - elapsed
+        self._start_time = time.perf_counter() - elapsed
         self.joules, self.spans = joules, [*spans]
         self.meter: Callable[[], float | None] = lambda: None
-        self._training_began: tuple[float, float | None] = (0.0, None)
+        self._training_started: tuple[float, float | None] = (0.0, None)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
+        """The time of this block is counted as `name`."""
         self._start(name)
         try:
             yield
@@ -45,7 +46,7 @@ class Clocks:
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """Leave what happens in this block out of `name`, where that runs."""
+        """The time of this block is not counted as `name`."""
         runs = name in self._started
         if runs:
             self._stop(name)
@@ -57,26 +58,27 @@ class Clocks:
 
     def _start(self, name: str) -> None:
         if name == "training":
-            self._training_began = time.time(), self.meter()
+            self._training_started = time.time(), self.meter()
         self._started[name] = time.perf_counter()
 
     def _stop(self, name: str) -> None:
         self._seconds[name] = self.seconds(name)
         del self._started[name]
         if name == "training":
-            (begin, before), after = self._training_began, self.meter()
-            self.spans.append([begin, time.time()])
+            (start, before), after = self._training_started, self.meter()
+            self.spans.append([start, time.time()])
             if self.joules is not None:
                 self.joules = None if before is None or after is None else self.joules + after - before
 
     def seconds(self, name: str) -> float:
-        """Up to this moment."""
+        """Seconds counted as `name` so far."""
         return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
 
     def elapsed(self) -> float:
-        """Wall seconds since the run began, without those between a cut and its resumption."""
-        return time.perf_counter() - self._begin
+        """Wall seconds since the run started, without those between an interruption and its continuation."""
+        return time.perf_counter() - self._start_time
 
     def to_record(self) -> dict[str, Any]:
+        """The arguments of a clock that continues from here, in JSON's types."""
         kept = {"elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
         return {**{name: self.seconds(name) for name in CLOCKS}, **kept}

@@ -1,11 +1,10 @@
-"""What a run costs besides time: energy, memory, FLOPs (the paper's Figs 17, 18, 22 and 23).
+"""Energy of training, from the machine's sensors (the paper's Fig 23).
 
-Energy comes from the machine's own sensors where it has some: the INA3221 rails of a Jetson, else the RAPL counters of
-an Intel or AMD processor and the NVML counters of NVIDIA GPUs, added up. Only training time counts (`history.Clocks`
-asks when it starts and stops). For other machines there is `add_external_energy`: the record of an external power
-meter, integrated over the moments of training that summary.json keeps.
+Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor and the NVML counters of
+NVIDIA GPUs, added up. Only training time counts: `runs.clocks.Clocks` reads the meter when training starts and stops. A
+machine without a sensor needs the record of an external power meter (`runs.power_record`).
 
-No machine with any of these sensors was at hand: all is tested on made-up files.
+No machine with any of these sensors was available: all of this is tested on made-up files.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any, NamedTuple
 
 from elastic_trainer.machine import text_of
 
-SAMPLING_SECONDS = 0.1  # 35 ms and more is what these sensors themselves average over
-WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson through which all of its power goes
+SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
+WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
 
 
 class Sensor(NamedTuple):
-    """One thing that can be read: power, or energy since some moment.
+    """A sensor of power, or a counter of energy.
 
     Attributes:
-        name: for people.
-        read: gives watts, or joules where it counts energy. Raises `OSError` where it cannot.
-        range_joules: a counter of energy starts anew at 0 after this much (inf: never); None: it reads watts.
+        name: as it is reported.
+        read: returns watts, or joules if it counts energy. Raises `OSError` if it cannot be read.
+        range_joules: a counter of energy wraps around to 0 after this much (inf: never); None: it reads watts.
     """
 
     name: str
@@ -40,8 +39,7 @@ class Sensor(NamedTuple):
 class EnergyMeter:
     """Joules since it was entered as a context, by sensors that a thread reads ten times a second.
 
-    The thread is there for power, which must be integrated, and for counters that start anew: none of those may go
-    round twice between two readings.
+    Power must be integrated, and a counter must not wrap around twice between two readings; both need the thread.
 
     Args:
         sensors: what to add up.
@@ -49,7 +47,7 @@ class EnergyMeter:
 
     Attributes:
         name: of the sensors.
-        failure: why there is no result any more, or None.
+        failure: why there is no longer a result, or None.
     """
 
     def __init__(self, sensors: Sequence[Sensor], clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,10 +104,12 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
         if sensors:
             return EnergyMeter(sensors)
     except PermissionError as error:
-        return f"{error.filename} is for root alone; sudo chmod a+r {error.filename} opens it until the next start"
+        return (
+            f"{error.filename} is readable by root alone; sudo chmod a+r {error.filename} opens it until the next start"
+        )
     except OSError as error:
         return f"{error.filename}: cannot be read: {error.strerror or error}"
-    return "this machine has no energy sensor that is known here (Jetson's INA3221, RAPL, NVML); give --power_csv"
+    return "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
 
 
 def _has_gpu() -> bool:
@@ -127,7 +127,7 @@ def _read_number(path: Path, unit: float) -> float:
 
 
 def _jetson(root: Path) -> list[Sensor]:
-    """The rails of all INA3221: that of the whole board alone where there is one, else all that have a name."""
+    """The rails of all INA3221: that of the entire board if there is one, else all that have a name."""
     drivers = root / "sys" / "bus" / "i2c" / "drivers"
     rails: dict[str, Sensor] = {}
     for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):  # JetPack 4
@@ -149,7 +149,7 @@ def _jetson(root: Path) -> list[Sensor]:
 
 
 def _rapl(root: Path) -> list[Sensor]:
-    """The counter of the whole platform where there is one, else those of processors and of their memory."""
+    """The counter of the entire platform if there is one, else those of the processors and their memory."""
     zones = [*(root / "sys" / "class" / "powercap").glob("intel-rapl:*")]  # so called on AMD as well
     named = {zone: text_of(zone / "name").strip() for zone in sorted(zones)}
     platform = [zone for zone, name in named.items() if name == "psys"]

@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, emptied of an earlier run."""
+"""The folder of a run: it is made, locked against other runs, and emptied of an earlier run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from utils import UserError, writing
 
 @contextlib.contextmanager
 def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
-    """The folder of a run, held against other runs: `logdir`/`run_name`, or with -2, -3, … behind it where that exists.
+    """The folder of a run, locked against other runs: `logdir`/`run_name`, or with -2, -3, … appended if that exists.
 
-    With `overwrite`, an earlier run's folder is emptied of the files that a run writes, and of nothing else; with
-    `resume` it is taken as it is, but for the half-written files of a run that was killed.
+    With `overwrite`, the files that a run writes are deleted from an earlier run's folder, and nothing else. With
+    `resume`, only the half-written files of a killed run are deleted.
 
     Raises:
         UserError: the folder cannot be made or is in use, or `overwrite` meets a folder that does not hold a run.
@@ -29,7 +29,7 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
         folder = logdir / run_name if taken else _new_folder(logdir, run_name)
     if not folder.is_dir():
         raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
-    with _held(folder):
+    with _locked(folder):
         with writing(folder):
             leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
             if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
@@ -60,8 +60,8 @@ def _new_folder(logdir: Path, run_name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock `folder` itself: no file is left behind, and the system lets go when the process dies, however it dies."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` itself: no file is left behind, and the system unlocks it when the process ends in any way."""
     try:
         import fcntl
     except ImportError:  # Windows: two runs in one folder are not noticed
@@ -89,4 +89,4 @@ def _empty(folder: Path) -> None:
     for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
-    (folder / "config.json").unlink(missing_ok=True)  # last: as long as it is there, the folder is a run's
+    (folder / "config.json").unlink(missing_ok=True)  # last: as long as it exists, the folder is that of a run

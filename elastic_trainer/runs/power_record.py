@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,23 +10,24 @@ from pathlib import Path
 import numpy as np
 
 import utils
+from elastic_trainer.runs.reader import METRICS, SUMMARY, read_own, read_rows
 from utils import UserError
 
-LONGEST_GAP_SECONDS = 60  # without a reading of an external meter; longer ones are no measurement
+LONGEST_GAP_SECONDS = 60  # between two readings; a longer gap is no measurement
 
 
 def add_external_energy(folder: Path, record: Path) -> float | None:
-    """Put into the finished run in `folder` what an external power meter recorded while it trained.
+    """Add the energy that an external power meter recorded during training to the finished run in `folder`.
 
-    summary.json and metrics.csv are written anew, and TensorBoard gets the curve.
+    summary.json and metrics.csv are rewritten, and TensorBoard gets the curve.
 
     Args:
         folder: of the run.
-        record: a CSV file with a line of names and two columns: time, as seconds since 1970 or as ISO 8601 (local where
-            it names no zone), and watts.
+        record: a CSV file with a line of names and two columns: time, as seconds since 1970 or as ISO 8601 (local time
+            if it names no zone), and watts.
 
     Returns:
-        Joules, or None where the record does not cover the run; then `energy_missing` of the summary says why.
+        Joules, or None if the record does not cover the run; `energy_missing` of the summary then says why.
 
     Raises:
         UserError: the record cannot be read.
@@ -35,9 +35,7 @@ def add_external_energy(folder: Path, record: Path) -> float | None:
     import tensorflow as tf
 
     times, watts = read_power(record)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        rows = [*csv.DictReader(file)]
+    summary, rows = read_own(folder, SUMMARY), read_rows(folder / METRICS)
     seconds = [float(row["train_seconds"]) for row in rows]
     try:
         joules = integrate_power(times, watts, summary["training_spans"], seconds)
@@ -51,8 +49,8 @@ def add_external_energy(folder: Path, record: Path) -> float | None:
                 row["energy_joules"] = str(value)
                 tf.summary.scalar("meters/energy_joules", value, int(row["step"]))
         writer.close()
-        utils.write_csv(folder / "metrics.csv", [*rows[0]], [list(row.values()) for row in rows])
-    utils.write_json(folder / "summary.json", summary)
+        utils.write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
+    utils.write_json(folder / SUMMARY, summary)
     return summary["energy_joules"]
 
 
@@ -99,26 +97,26 @@ def integrate_power(
 
     Args:
         times, watts: [n] readings in order of time; between two of them power changes linearly.
-        spans: begin and end of each stretch of training, in the same time.
+        spans: start and end of each period of training, in the same time.
         train_seconds: ascending seconds of training; the last is taken as the end of the last span.
 
     Raises:
         ValueError: the readings do not cover all spans.
     """
-    begins, ends = np.array(spans, float).T
-    if begins.min() < times[0] or ends.max() > times[-1]:
+    starts, ends = np.array(spans, float).T
+    if starts.min() < times[0] or ends.max() > times[-1]:
         raise ValueError("does not cover all of the training")
-    for begin, end in zip(begins, ends, strict=True):
-        around = times[max(np.searchsorted(times, begin, "right") - 1, 0) : np.searchsorted(times, end) + 1]
+    for start, end in zip(starts, ends, strict=True):
+        around = times[max(np.searchsorted(times, start, "right") - 1, 0) : np.searchsorted(times, end) + 1]
         if np.diff(around).max(initial=0) > LONGEST_GAP_SECONDS:
             raise ValueError(f"has no reading for more than {LONGEST_GAP_SECONDS} s of the training")
-    done = np.concatenate([[0], np.cumsum(ends - begins)])
+    done = np.concatenate([[0], np.cumsum(ends - starts)])
     wanted = np.clip([*train_seconds[:-1], done[-1]], 0, done[-1])
-    index = np.clip(np.searchsorted(done, wanted, "left") - 1, 0, len(begins) - 1)
-    moments = begins[index] + (wanted - done[index])
-    every = np.unique(np.concatenate([times, begins, ends, moments]))
+    index = np.clip(np.searchsorted(done, wanted, "left") - 1, 0, len(starts) - 1)
+    moments = starts[index] + (wanted - done[index])
+    every = np.unique(np.concatenate([times, starts, ends, moments]))
     power = np.interp(every, times, watts)
     energy = np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 * np.diff(every))])
-    at_begin, at_end, at_moment = (np.interp(when, every, energy) for when in (begins, ends, moments))
-    before = np.concatenate([[0], np.cumsum(at_end - at_begin)])
-    return [float(joules) for joules in before[index] + at_moment - at_begin[index]]
+    at_start, at_end, at_moment = (np.interp(when, every, energy) for when in (starts, ends, moments))
+    before = np.concatenate([[0], np.cumsum(at_end - at_start)])
+    return [float(joules) for joules in before[index] + at_moment - at_start[index]]

@@ -14,10 +14,10 @@ from utils import Stopped
 
 
 class StopSignals:
-    """While in this context, SIGINT and SIGTERM only ask to stop, and `check` tells; a second one leaves at once.
+    """In this context SIGINT and SIGTERM only request a stop, which `check` reports; a second one exits at once.
 
-    A thread learns of them, since Python's own handlers wait until TensorFlow returns from a step or a compilation.
-    Outside the main thread, where Python allows no handlers, nothing is changed.
+    A thread receives them, because Python's own handlers wait until TensorFlow returns from a step or a compilation.
+    Outside the main thread Python allows no handlers; there nothing is changed.
     """
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +26,7 @@ class StopSignals:
         self.number: int | None = None
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal came."""
+        """Raise `Stopped` if a signal came."""
         if self.number is not None:
             raise Stopped(self.number)
 

@@ -32,7 +32,7 @@ class ImportanceEvaluator:
 
     def __init__(self, model: keras.Model, batch_size: int) -> None:
         self._model = model
-        self._warm = False
+        self._is_warm = False
         variables = [variable.value for variable in model.trainable_variables]
         scale = FLOAT16_SCALE if in_float16() else 1.0
 
@@ -54,7 +54,7 @@ class ImportanceEvaluator:
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Mean importance over `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
 
-        Weights, optimizer slots and step count, batch-norm statistics and random state are afterwards as before.
+        Weights, optimizer slots and step count, batch-norm statistics and random state are restored.
 
         Raises:
             UserError: it is not finite.
@@ -78,23 +78,23 @@ class ImportanceEvaluator:
             ]
 
     def pass_ms(self, images: tf.Tensor, labels: tf.Tensor) -> float:
-        """Wall time in ms of a gradient pass, which leaves the random state as it was.
+        """Wall time in ms of a gradient pass, which does not change the random state.
 
-        Before the first of all goes one that is not timed: TensorFlow optimises the graph in it.
+        A pass that is not timed precedes the very first: TensorFlow optimises the graph in it.
         """
         with _restored(self._model.non_trainable_variables):
-            if not self._warm:
+            if not self._is_warm:
                 self._gradient_pass(images, labels)
-            self._warm = True
+            self._is_warm = True
             return float(measure_ms([lambda: self._gradient_pass(images, labels)], 1)[0, 0])
 
     def _gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
-        """Compute every gradient and train nothing: a measure of how fast the device is. Returns once it is done."""
+        """Compute every gradient and train nothing: a measure of the device's speed. Returns when that is done."""
         return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
 
 
 class WeightMagnitude(ImportanceEvaluator):
-    """I_k = sum(|w|) over the weights of tensor k; 0 where they have no influence on the loss."""
+    """I_k = sum(|w|) over the weights of tensor k; 0 if they have no influence on the loss."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
         pairs = zip(self._model.trainable_variables, self._matters, strict=True)
@@ -111,7 +111,7 @@ class GradientMagnitude(ImportanceEvaluator):
 
 @contextmanager
 def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
-    """Put `variables` back afterwards, bit for bit; yields what they hold now, by `id` of the variable."""
+    """Restore `variables` afterwards, bit for bit; yields their present values, by `id` of the variable."""
     before = {id(variable): tf.identity(variable.value) for variable in variables}
     try:
         yield before

@@ -1,4 +1,7 @@
-"""FLOPs of each operation of a traced graph, by its type and shapes."""
+"""FLOPs of each operation of a traced graph, by its type and shapes.
+
+They say how much an operation computes, not how fast (`profiler.py --timing flops`). They also add up to a run's FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 # TensorFlow's own registry (tensorflow.python.profiler.internal.flops_registry) knows Conv2D and its gradients,
 # DepthwiseConv2dNative, MatMul and BatchMatMul, in channels-last and with known shapes alone. It lacks the depthwise
 # gradients, Einsum, the fused kinds and loops, and counts a BatchMatMul whose factors are transposed over the wrong
-# axis. So all contractions are counted here; a test holds these against the registry where that is right.
+# axis. All contractions are therefore counted here; a test compares them with the registry where that is right.
 _CONVOLUTIONS = {  # type -> inputs that hold (the filter, what it computed or that one's gradient); None: its output
     "Conv2D": (1, None),
     "Conv3D": (1, None),
@@ -34,7 +37,7 @@ _PRODUCTS = {  # type -> attribute that says whether the first factor is transpo
     "BatchMatMulV2": "adj_x",
     "BatchMatMulV3": "adj_x",
 }
-# These only name, hold or view what others made.
+# These only name, store or view the results of others.
 _FREE = frozenset(
     [
         *(
@@ -118,7 +121,7 @@ def count_flops(graph: Any) -> dict[str, float]:
     """FLOPs of each operation of `graph`, a function's graph (FuncGraph), by name.
 
     Contractions as in `contraction_flops`; all others one for each element they read or write. A loop counts its body
-    as often as it runs where the graph tells (`maximum_iterations`, as Keras' recurrent layers set it, also on the
+    as often as it runs if the graph says so (`maximum_iterations`, as Keras' recurrent layers set it, also on the
     way back), else once; a branch counts its dearer side. What no result needs counts 0: it is never executed.
     """
     executed = needed_operations([*graph.outputs, *graph.control_outputs])
@@ -153,7 +156,7 @@ def _bodies(op: tf.Operation) -> Iterator[tf.Graph]:
         while graph is not None:
             function = graph._get_function(name)
             if function is not None:
-                yield function.graph  # the graph as it was traced: made anew from its definition it has lost shapes
+                yield function.graph  # the traced graph: one rebuilt from its definition lacks shapes
                 break
             graph = getattr(graph, "outer_graph", None)
 

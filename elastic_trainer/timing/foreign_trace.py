@@ -1,13 +1,14 @@
-"""Plan for a board on a laptop: the operation times of a trace recorded there, given to the network as built here.
+"""A trace from another board: its operation times are given to the same network as it is built here.
 
-A trace names its operations as the Keras of the board did: `model/resnet50/conv1_conv/Conv2D`, and here the same one is
-`resnet50_classifier/resnet50/conv1_conv/convolution`. What both agree on is the layer, whether the operation belongs to
-the forward pass or to the gradients, and its kind. So an operation of the trace is looked for by
+A trace names its operations as the board's Keras did, `model/resnet50/conv1_conv/Conv2D`. Here the same operation is
+`resnet50_classifier/resnet50/conv1_conv/convolution`. Three things agree: the layer, whether the operation belongs to
+the forward pass or to the gradients, and its kind. An operation of the trace is therefore looked up by
 
-    its very name (the trace of this same code)
+    its exact name (for a trace of this same code)
     else, from its layer upwards: its last name and type, its last name or type, any operation of the layer
 
-and its time is spread over the operations found, by their FLOPs. What finds none is counted, and never dropped.
+and its time is divided among the operations found, in proportion to their FLOPs. Time that matches no operation is
+counted and reported, never dropped.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
     from elastic_trainer.training.step import TrainStep
 
-MOST_UNMATCHED = 0.5  # a trace that shares less than this with the network is another network's
+MOST_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
-# What the graph optimizer turned several operations into takes the time of the first of them.
+# An operation into which the graph optimizer fused several stands for the first of them.
 _FUSED = {
     "_FusedConv2D": "Conv2D",
     "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
@@ -39,7 +40,7 @@ _FUSED = {
     "_FusedBatchNormEx": "FusedBatchNormV3",
     "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
 }
-# Layers in front of the backbone are called by whoever wrote the model: augmentation and preprocessing.
+# Layers in front of the backbone, augmentation and preprocessing, have names of the user's choice.
 _INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
 _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
 # Scope of the layer, forward or gradient, kind (see `_kinds`) -> names of operations.
@@ -93,7 +94,7 @@ def _joined(path: Sequence[str]) -> str:
 
 
 def _their_path(name: str, ours: Container[str]) -> list[str]:
-    """Names along the scopes of a traced operation, without `gradient_tape`, the outermost model, transfers' ends."""
+    """Names along the scopes of a traced operation, without `gradient_tape`, outermost model and transfer suffixes."""
     parts = strip_layout(name).split("/")
     if parts[0] == GRADIENTS:
         parts = parts[1:]
@@ -101,7 +102,7 @@ def _their_path(name: str, ours: Container[str]) -> list[str]:
         parts = parts[:-1]
     path = parts[1:] if len(parts) > 1 else parts
     if len(path) > 1:
-        # The head, in or behind the backbone, is a dense layer of whatever name; here it is always the same.
+        # The head, in or behind the backbone, is a dense layer of any name; here its name is always the same.
         at = 0 if len(path) == 2 or not _HEAD_LAYERS.fullmatch(path[1]) else 1
         if _HEAD_LAYERS.fullmatch(path[at]) and path[at] not in ours:
             path = ["head", *path[at + 1 :]]
@@ -109,7 +110,7 @@ def _their_path(name: str, ours: Container[str]) -> list[str]:
 
 
 class _OurNames:
-    """Takes the numbers off that TensorFlow appends to the layers of a model that is called a second time."""
+    """Names of this network's operations without the numbers that TensorFlow appends when a model is called again."""
 
     def __init__(self, model: keras.Model) -> None:
         self._trained: dict[str, bool] = {}  # names of layers -> whether they, or others of the name, have weights
@@ -152,7 +153,7 @@ def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candida
         prefixes = (_joined(path[:length]) for length in range(len(path) - 1, 0, -1))
         scope = next((prefix for prefix in prefixes if prefix in scopes), "")
         if not scope and trained:
-            continue  # layers with weights are called the same in both; pooling and the loss need not be
+            continue  # layers with weights have the same name in both; pooling and the loss may not
         direction = GRADIENTS if op.name in backward else "forward"
         for kind in _kinds(path[-1], op.type):
             found[scope, direction, kind].append(op.name)
@@ -167,15 +168,15 @@ def _kinds(last: str, kind: str) -> Iterator[tuple[str, ...]]:
 
 
 def _base(last: str) -> str:
-    """An operation's last name without the number that tells it from its like."""
+    """An operation's last name without its number."""
     return re.sub(r"_\d+$", "", last).lower()
 
 
 def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
-    """The operations here that the operation `name` of a trace stands for; none where nothing fits."""
+    """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
     last = path[-1]
     kind = re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)  # CPUs' own kernels
-    if name != strip_layout(name):  # a transpose for the sake of the operation it is named after
+    if name != strip_layout(name):  # a transpose added for the operation it is named after
         keys: list[tuple[str, ...]] = [(_base(last),)]
     elif kind in _FUSED:
         keys = [(_FUSED[kind].lower(),)]
@@ -187,7 +188,7 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
         directions.append(GRADIENTS)
     for scope in [*scopes, ""]:
         for direction in directions:
-            # Outside all layers only the same kind will do, but for what is done to the images beforehand.
+            # Outside all layers only the same kind matches, except for what is done to the images.
             wide = [()] if scope or (direction == "forward" and _INPUT_LAYERS.match(path[0])) else []
             for key in [*keys, *wide]:
                 if (found := candidates.get((scope, direction, key))) is not None:

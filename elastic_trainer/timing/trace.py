@@ -1,11 +1,10 @@
-"""Where the time of each operation of a traced graph comes from: a CPU trace, a GPU trace, or counted FLOPs.
+"""Operation times from a trace: an XSpace file (`*.xplane.pb`) as tf.profiler writes it, of a CPU or a GPU.
 
-A trace is an XSpace file (`*.xplane.pb`) as tf.profiler writes it. On a CPU the events of the host plane are named
-"name:Type". On a GPU the host only launches: there the times are those of the device plane's kernels, which carry
-"name:Type" in their `tf_op` stat. No GPU was at hand: that reader is tested on four traces from a Jetson TX2
-(TensorFlow 2.7); that it reads a live trace of this TensorFlow as well is untested.
+On a CPU the events of the host plane are named "name:Type". On a GPU the host only launches kernels; their times are in
+the device plane, with "name:Type" in their `tf_op` stat. The GPU reader is tested on four traces from a Jetson TX2
+(TensorFlow 2.7). No GPU was available, so it is untested on a live trace of this TensorFlow.
 
-Counted FLOPs need no trace. They tell how much an operation computes, not how fast: `profiler.py --timing flops`.
+TensorFlow's own table of operations is cut at 500 rows; here every event is read.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from typing import Any, NamedTuple
 from utils import UserError
 
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
-# Calls are left out: their time is their inner operations' own.
+# Calls are left out: their time is that of their inner operations.
 _CALLS = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"]
 )
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
-WHOLE = 0.95  # share of the fullest iteration's operations that an iteration must hold: the trace may end amid one
-
+COMPLETE = (
+    0.95  # share of the fullest iteration's operations that a complete iteration holds; a trace may end inside one
+)
 OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
 
 
 def strip_layout(name: str) -> str:
-    """The operation that a transpose `op-0-Transpose…-LayoutOptimizer` of the graph optimizer was put in for."""
+    """The operation that a transpose `op-0-Transpose…-LayoutOptimizer` of the graph optimizer was added for."""
     return _LAYOUT.sub("", name)
 
 
@@ -56,13 +56,13 @@ def match_op(event_name: str, known: set[str] | frozenset[str]) -> str | None:
 
 @dataclass(frozen=True)
 class OperationTrace:
-    """What one trace says of the operations it saw, in ms per iteration (training step).
+    """The operations of one trace, in ms per iteration (training step).
 
     Attributes:
         op_ms: by the operation's name in the executed graph.
         types: its type in the executed graph, by the same name.
         unnamed_ms: kernels of a GPU that belong to no operation (cuDNN clearing its buffers, say).
-        iterations: whole iterations that the times are taken from.
+        iterations: complete iterations that the times are taken from.
         planes: names of the planes that were read.
     """
 
@@ -92,10 +92,10 @@ def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
 
     Args:
         path: *.xplane.pb.
-        steps: how many equal steps it holds; None to find that out from the trace itself.
+        steps: how many equal steps it holds; None to find out from the trace.
 
     Raises:
-        UserError: there is no such file, it is no XSpace or holds no operations, or the count cannot be told.
+        UserError: there is no such file, it is no XSpace or holds no operations, or the number of steps is unclear.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -131,7 +131,7 @@ def _host_operations(plane: Any) -> Iterator[_Event]:
 
 
 def _kernels(plane: Any) -> Iterator[_Event]:
-    """Of the streams only: lines such as "TensorFlow Ops" and "Steps" tell the same time once more."""
+    """Of the streams only: lines such as "TensorFlow Ops" and "Steps" repeat the same time."""
     stat_names = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
     for line in plane.lines:
         if not line.name.startswith("Stream"):
@@ -150,19 +150,19 @@ def _kernels(plane: Any) -> Iterator[_Event]:
 
 def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
     types = {event.name: event.type for event in events if event.name}
-    whole = _whole_steps(events) if steps is None else []
-    if whole:
+    complete = _complete_steps(events) if steps is None else []
+    if complete:
         by_step: dict[str, Counter[int]] = defaultdict(Counter)
         for event in events:
             if event.step is not None:
                 by_step[event.name][event.step] += event.ms  # type: ignore[assignment]  # Counter adds floats as well
-        op_ms = {name: _steady_mean([sums[step] for step in whole]) for name, sums in by_step.items()}
-        # Nameless kernels belong to no step either; they run in cut-off ones too, so to a share of all time.
-        counted = sum(event.ms for event in events if event.step in set(whole))
+        op_ms = {name: _steady_mean([sums[step] for step in complete]) for name, sums in by_step.items()}
+        # Nameless kernels belong to no step either. They run in incomplete steps too, so they get a share of all time.
+        counted = sum(event.ms for event in events if event.step in set(complete))
         grouped = sum(event.ms for event in events if event.step is not None)
         nameless = sum(event.ms for event in events if event.step is None)
-        op_ms[""] = op_ms.get("", 0.0) + nameless * counted / grouped / len(whole)
-        iterations = len(whole)
+        op_ms[""] = op_ms.get("", 0.0) + nameless * counted / grouped / len(complete)
+        iterations = len(complete)
     else:
         durations: dict[str, list[float]] = defaultdict(list)
         for event in events:
@@ -175,14 +175,14 @@ def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: 
 
 
 def _steady_mean(each: list[float]) -> float:
-    """Mean of the times but for outliers: on first use cuDNN and cuBLAS try out algorithms, which takes several times
+    """Mean of the times without outliers: on first use cuDNN and cuBLAS try out algorithms, which takes several times
     as long (ViT's first MatMul on the TX2: 28 ms instead of 9)."""
     median = statistics.median(each)
     return statistics.fmean(ms for ms in each if ms <= OUTLIER * median) if median else statistics.fmean(each)
 
 
-def _whole_steps(events: Iterable[_Event]) -> list[int]:
-    """The steps of the trace that are complete, by the steps that its kernels say they belong to (if they do)."""
+def _complete_steps(events: Iterable[_Event]) -> list[int]:
+    """The complete steps of the trace, if its kernels say which step they belong to; else none."""
     ops: dict[int, set[str]] = defaultdict(set)
     named = grouped = 0
     for event in events:
@@ -191,25 +191,25 @@ def _whole_steps(events: Iterable[_Event]) -> list[int]:
             if event.step is not None:
                 grouped += 1
                 ops[event.step].add(event.name)
-    if not ops or grouped < WHOLE * named:
+    if not ops or grouped < COMPLETE * named:
         return []
     fullest = max(map(len, ops.values()))
-    return sorted(step for step, names in ops.items() if len(names) >= WHOLE * fullest)
+    return sorted(step for step, names in ops.items() if len(names) >= COMPLETE * fullest)
 
 
 def _count_iterations(counts: list[int], path: Path) -> int:
-    """How many iterations a trace holds, from how often each operation occurs: most run once in each."""
+    """The number of iterations in a trace, from how often each operation occurs: most run once in each."""
     count = Counter(counts).most_common(1)[0][0]
-    # Some run several times in each; in a trace that begins or ends amid an iteration others run once more or less.
+    # Some run several times in each. If a trace starts or ends inside an iteration, others run once more or less.
     fitting = sum(each % count == 0 or abs(each - count) == 1 for each in counts)
     if 2 * fitting < len(counts):
-        raise UserError(f"{path}: how many steps it holds cannot be told: its operations run unequally often")
+        raise UserError(f"{path}: the number of its steps is unclear: its operations run unequally often")
     return count
 
 
 def _once(each: list[float], iterations: int, cut_off: bool) -> float:
     """Time in one iteration of an operation that took `each` of these in all."""
-    if len(each) == iterations:  # the median shrugs off an iteration that was disturbed
+    if len(each) == iterations:  # the median is robust to a disturbed iteration
         return statistics.median(each)
     if cut_off and len(each) % iterations:
         for neighbour in (iterations - 1, iterations + 1):
@@ -249,7 +249,7 @@ def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
     tf.profiler.experimental.start(str(folder))
     try:
         for number in range(steps):
-            with tf.profiler.experimental.Trace("step", step_num=number, _r=1):  # TensorBoard tells steps apart by it
+            with tf.profiler.experimental.Trace("step", step_num=number, _r=1):  # TensorBoard recognises steps by it
                 run()
     finally:
         tf.profiler.experimental.stop()

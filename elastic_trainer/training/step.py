@@ -1,4 +1,4 @@
-"""What TensorFlow compiles of training: the step that trains a selection, the forward pass, and the test."""
+"""The compiled functions of training: the step that trains a selection, the forward pass, and the validation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def training_loss(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss that training lowers, with what the model's own regularisers add, and the logits [batch, classes]."""
-    logits = tf.cast(model(images, training=True), tf.float32)  # also where the network computes in less
+    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes]."""
+    logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
     return tf.add_n([classification_loss(labels, logits), *model.losses]), logits
 
 
@@ -30,16 +30,16 @@ class TrainStep:
     """One compiled step that trains exactly the selected variables.
 
     Only they are watched, so TensorFlow prunes every gradient operation that none of them needs; no other variable and
-    no other optimizer slot is written. Let go of the object to free its graph.
+    no other optimizer slot is written. The graph is freed with the object.
 
     Args:
         model, optimizer: the optimizer is built for all of `model.trainable_variables`.
         batch_size: images a step.
         mask: bool [N] over `model.trainable_variables`; all if left out.
-        penalty: what it returns for `model`, if not None, is lowered along with the loss, but not part of what is told.
+        penalty: returns what is added to the loss of `model`, or None. It is not part of the reported loss.
 
     Attributes:
-        loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None where a variable has
+        loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
             no influence on the loss.
         graph: the traced graph.
     """
@@ -73,13 +73,13 @@ class TrainStep:
         self.graph: tf.Graph = self._function.graph
 
     def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[float, float, float]:
-        """Train on one batch; returns loss, share of right answers, and learning rate once the device is done."""
+        """Train on one batch; returns loss, accuracy (0…1) and learning rate once the device is done."""
         loss, accuracy, rate = self._function(images, labels)
         return float(loss), float(accuracy), float(rate)
 
 
 def forward_pass(model: keras.Model, batch_size: int) -> Any:
-    """The compiled training-mode forward pass, (images, labels) -> loss as a float: what every step must do."""
+    """The compiled training-mode forward pass, (images, labels) -> loss as a float. Every step contains it."""
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return training_loss(model, images, labels)[0]

@@ -1,0 +1,306 @@
+"""README and docs agree with the commands and the files: flags and their defaults, links, shown commands, the tree."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from elastic_trainer.settings import DIGITS, PAPER
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name / "README.md" for name in ("figures", "logs", "weights")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+COMMANDS = (
+    ("main.py",),
+    ("profiler.py",),
+    *(("data.py", name) for name in ("show", "prepare", "pack", "unpack")),
+    ("scripts/figures/run_figure.py",),
+)
+Words = tuple[str, ...]
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def flags_of(command: Words) -> dict[str, str]:
+    """Flag -> help text, from the command's own --help."""
+    environment = {**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"}  # wide: one line for each text
+    words = [sys.executable, *command, "--help"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = {}
+    flag = ""
+    for line in done.stdout.splitlines():
+        start = re.match(r"  (--\w+)(.*)", line)
+        if start:
+            flag, text = start.groups()
+            found[flag] = text
+        elif line.startswith("   ") and flag:
+            found[flag] += line
+        else:
+            flag = ""
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def helps() -> None:
+    """Ask the commands of flags.md for their flags side by side: most of the time is Python's start."""
+    with ThreadPoolExecutor(4) as pool:
+        for command in COMMANDS:
+            pool.submit(flags_of, command)  # one that fails does so again in its tests
+
+
+def stated_default(help_text: str) -> str | None:
+    """The default that a help text states, if it is one word or number."""
+    found = re.search(r"default: ([^\s,;)]+)(?=[,;)]|$)", help_text)
+    return found[1] if found else None
+
+
+# --- flags.md ---------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    flags: list[str]
+    default: str  # as it is written, without backticks
+    commands: list[str]  # of data.py; empty: all of its commands
+
+
+@functools.cache
+def flag_tables() -> dict[str, list[Row]]:
+    """Heading of each section of flags.md -> rows of its tables of flags."""
+    tables: dict[str, list[Row]] = {}
+    header: list[str] = []
+    rows: list[Row] = []
+    for line in (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            rows = tables.setdefault(line.removeprefix("## "), [])
+        if not line.startswith("|"):
+            header = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not header:
+            header = cells
+        elif header[0] == "flag" and cells[0].startswith("`--"):
+            row = dict(zip(header, cells, strict=True))
+            commands = re.findall(r"`(\w+)`", row.get("commands", ""))
+            rows.append(Row(re.findall(r"--\w+", row["flag"]), row["default"].replace("`", ""), commands))
+    return tables
+
+
+def documented(command: Words) -> dict[str, str]:
+    """Flag -> default, as flags.md has them for a command."""
+    tables = flag_tables()
+    rows = list(tables[command[0]])
+    if command[0] in ("main.py", "profiler.py"):
+        rows += tables["profiler.py and main.py"]
+    named = [row for row in rows if not row.commands or command[-1] in row.commands]
+    pairs = [(flag, row.default) for row in named for flag in row.flags]
+    assert len(pairs) == len(dict(pairs)), f"flags.md lists a flag of {' '.join(command)} twice"
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_flags_page_lists_exactly_the_flags_of_each_command(command: Words) -> None:
+    assert "--data_dir" in flags_of(command)
+    assert set(documented(command)) == set(flags_of(command))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> None:
+    page = documented(command)
+    stated = {flag: default for flag, text in flags_of(command).items() if (default := stated_default(text))}
+    if command == ("main.py",):
+        assert {"--seed", "--train_type", "--prune_ratio", "--checkpoint_minutes", "--correct_budget"} <= set(stated)
+    # One row of data.py may have a default for each command, with commas between them.
+    wrong = {flag: default for flag, default in stated.items() if default not in page[flag].split(", ")}
+    assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"
+
+
+def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:
+    page = documented(("main.py",))
+    assert len(DIGITS) >= 10
+    for name in sorted(set(DIGITS) - {"weights"}):  # the weights' default is described in words
+        values = [DIGITS[name]] if DIGITS[name] == PAPER[name] else [DIGITS[name], PAPER[name]]
+        written = page[f"--{name}"].split(" / ")
+        assert [type(value)(text) for value, text in zip(values, written, strict=True)] == values, name
+
+
+def test_flags_page_names_no_flag_that_no_command_has() -> None:
+    text = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    known = {"--help"}.union(*(flags_of(command) for command in COMMANDS))
+    assert set(re.findall(r"--[a-z]\w*", text)) <= known
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", FENCED.sub("", text))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that code hosts, and the site, give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> list[str]:
+    found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8")))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_relative_link_has_a_target(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+        if page.parent.name == "docs":  # the site holds nothing else
+            assert target.resolve().parent == ROOT / "docs", link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_path_in_code_font_exists(page: Path) -> None:
+    """The pages of the site name files outside docs/ in code font."""
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for path in re.findall(r"`((?:docs|elastic_trainer|scripts|tests|weights)/[\w./]+)`", prose):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_pages_link_to_each_other() -> None:
+    assert sum(len(links(page)) for page in PAGES) > 50
+    for start in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        linked = {(start.parent / link.partition("#")[0]).resolve() for link in links(start)}
+        missing = set((ROOT / "docs").glob("*.md")) - linked - {ROOT / "docs" / "index.md"}
+        assert not missing, f"{page_id(start)} does not link to {sorted(map(page_id, missing))}"
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "flags" / "index.html").is_file()
+    assert (tmp_path / "site" / "demo.png").is_file()
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A command in a page: the script, and what it is given."""
+
+    script: str
+    words: list[str]
+
+    @property
+    def flags(self) -> list[str]:
+        return [word.partition("=")[0] for word in self.words if re.match(r"--\w", word)]
+
+
+def shown_calls(page: Path) -> list[Call]:
+    """The calls of this project's scripts in the fenced blocks of a page; shell variables are replaced."""
+    calls = []
+    for block in FENCED.findall(page.read_text(encoding="utf-8")):
+        variables: dict[str, str] = {}
+        for shown in block.replace("\\\n", " ").splitlines():
+            line = shown
+            if assigned := re.fullmatch(r'(\w+)="(.*)"', line):
+                variables[assigned[1]] = assigned[2]
+            for name, value in variables.items():
+                line = line.replace(f"${name}", value)
+            if re.search(r"python3? (\w+|scripts/\S+)\.py\b|^(\$ )?(\./)?scripts/\S+\.sh\b", line):
+                words = shlex.split(line, comments=True)
+                at = next(k for k, word in enumerate(words) if re.search(r"\.(py|sh)$", word))
+                end = next((k for k, word in enumerate(words) if word in ("&&", "|", ";", ">")), len(words))
+                calls.append(Call(words[at].removeprefix("./"), words[at + 1 : end]))
+    return calls
+
+
+def unknown_flags(call: Call) -> set[str]:
+    """Flags of a shown call that its script does not have."""
+    if call.script.endswith(".py"):
+        if not call.flags:
+            return set()
+        command = (call.script, call.words[0]) if call.script == "data.py" else (call.script,)
+        return set(call.flags) - set(flags_of(command))
+    if re.match(r"scripts/run_(figure|table)\w+\.sh", call.script):
+        at = call.words.index("--") if "--" in call.words else len(call.words)
+        own, passed_on = Call(call.script, call.words[:at]), Call("main.py", call.words[at + 1 :])
+        return (set(own.flags) - set(flags_of(("scripts/figures/run_figure.py",)))) | unknown_flags(passed_on)
+    source = (ROOT / call.script).read_text(encoding="utf-8")
+    return {flag for flag in call.flags if flag not in source}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_shown_command_names_a_script_and_flags_that_exist(page: Path) -> None:
+    for call in shown_calls(page):
+        assert (ROOT / call.script).is_file(), call
+        assert not unknown_flags(call), call
+
+
+def test_commands_are_found_in_the_pages() -> None:
+    scripts = [call.script for page in PAGES for call in shown_calls(page)]
+    assert len(scripts) > 40
+    assert {"main.py", "profiler.py", "data.py", "scripts/run_demo.sh", "scripts/run_figure15.sh"} <= set(scripts)
+    [example] = [call for call in shown_calls(ROOT / "README.md") if call.script == "profiler.py"]
+    assert "--input_size" in example.flags, "shell variables are replaced"
+
+
+def test_a_wrong_flag_in_a_shown_command_is_noticed() -> None:
+    assert unknown_flags(Call("main.py", ["--rho", "0.5", "--augmentation", "flip"])) == {"--augmentation"}
+    assert unknown_flags(Call("data.py", ["pack", "--test_fraction", "0.2"])) == {"--test_fraction"}
+    assert unknown_flags(Call("scripts/run_figure15.sh", ["--rho", "0.5"])) == {"--rho"}
+    assert unknown_flags(Call("scripts/run_figure15.sh", ["--scale", "quick", "--", "--scale", "1"])) == {"--scale"}
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+def rooms(folder: str) -> list[str]:
+    return sorted({path.parent.name for path in (ROOT / folder).glob("*/*.py")})
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readme_names_every_top_level_module_and_every_room() -> None:
+    blocks = FENCED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    [tree] = [block for block in blocks if block.startswith("main.py")]
+    entries = {line.split()[0] for line in tree.splitlines()}
+    expected = {path.name for path in [*ROOT.glob("*.py"), *(ROOT / "elastic_trainer").glob("*.py")]} - {"__init__.py"}
+    expected |= {f"{room}/" for room in [*rooms("elastic_trainer"), *rooms("scripts")]}
+    assert len(expected) > 15
+    assert expected <= entries
+    gone = {entry for entry in entries - expected if not (ROOT / entry).is_dir()}
+    assert not gone, "the tree names what is not there"
+
+
+def test_the_first_screen_of_the_readme_names_the_method() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:25])
+    assert all(name in first_screen for name in ("profiler.py", "selection_solver_DP.py", "train.py"))
+
+
+def test_contributing_says_what_each_room_holds() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    missing = [room for room in rooms("elastic_trainer") if f"`elastic_trainer/{room}/`" not in text]
+    assert not missing
