@@ -26,9 +26,7 @@ _CALLS = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"]
 )
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
-COMPLETE = (
-    0.95  # share of the fullest iteration's operations that a complete iteration holds; a trace may end inside one
-)
+COMPLETE = 0.95  # share of the fullest iteration's operations in a complete one; a trace may end inside one
 OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
 
 
