@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_line import NETWORK, ROOT, command, error_line
+from command_line import NETWORK, command, error_line
 
 from elastic_trainer.cli.commands import parse_profiler, profiler_command
 from elastic_trainer.cli.train_command import parse_main, parse_training
@@ -216,27 +216,6 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path):
         full_disk()
     assert json.loads(path.read_text()) == {"old": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
-
-
-@pytest.mark.parametrize(
-    ("script", "keys"),
-    [
-        ("time_model", {"median_error_percent", "p95_error_percent", "by_flops", "profiling_seconds"}),
-        ("rho", {"rho", "kept"}),
-        ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
-        ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
-    ],
-)
-def test_a_benchmark_ends_with_one_json_object_and_draws(script, keys, tmp_path):
-    more = ["--batch_size", "8", "--quick", "--output", tmp_path / "picture"]
-    done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, *more)
-    assert done.returncode == 0, done.stderr
-    assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
-    assert (tmp_path / "picture.png").stat().st_size > 1000 and (tmp_path / "picture.pdf").is_file()
-
-
-def test_comparing_nothing_is_refused(tmp_path):
-    assert "does not hold a finished run" in error_line("scripts/figures/plot_accuracy_time.py", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
