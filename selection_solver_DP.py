@@ -82,7 +82,8 @@ def solve(
     counted in `time_resolution` steps of the budget; the result never takes longer than the budget, and rounding costs
     importance only. By default there are as many steps as make it certain that the result is worth at least the best
     selection for 99.9 % of the budget. Beyond about 630 tensors `MAX_CELLS` allows fewer: then that is no longer
-    certain, only measured (`scripts/benchmark_solver.py`). Fewer steps than tensors are too few for a good result.
+    certain, only measured (`scripts/benchmarks/benchmark_solver.py`). Fewer steps than tensors are too few for a good
+    result.
 
     Among equals the shallower selection wins, always the same: the one whose mask, read from its deep end as a binary
     number, is smallest (of those that still fit when rounded).

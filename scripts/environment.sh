@@ -1,5 +1,5 @@
-# Sourced by run_demo.sh and run_tests.sh: makes the virtual environment if it is missing and installs what is not yet
-# there. `prepare_environment DIR CONSTRAINTS REQUIREMENT…` sets $python. Nothing is written outside the checkout.
+# Sourced by figure.sh, run_demo.sh and run_tests.sh: makes the virtual environment and installs what is missing.
+# `prepare_environment DIR CONSTRAINTS REQUIREMENT…` sets $python. Nothing is written outside the checkout.
 
 python_is_supported() {
   "$1" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, ${newest_minor:-13}))" 2>/dev/null
@@ -25,7 +25,7 @@ prepare_environment() {
     rm -rf "$folder"
     "$base" -m venv "$folder" || { rm -rf "$folder"; exit 1; }
   fi
-  # The stamp holds what was asked for, so that a changed requirement installs and an unchanged one does nothing.
+  # The stamp is a copy of the requirements: pip runs only if they have changed.
   stamp=$(cat "$@" ${constraints:+"$constraints"}; echo "$extra_requirement")
   local name
   name=$(basename "${*: -1}" .txt)

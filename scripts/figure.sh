@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Remakes the figure or table of the paper that is named first; run_figure15.sh and the like call it. Runs
-# that are complete are kept, a broken one goes on: started again after a power cut, it does what is left.
+# Remakes a figure or table of the paper; the first word is its name. run_figure15.sh and the others call this script.
+# Complete runs are kept and an interrupted run continues, so after a power cut just start it again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh

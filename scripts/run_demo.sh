@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The main job on the embedded default, about four minutes on two cores after the install: profile the network, train it
-# elastically, fully, and by its head alone, then show a table and a figure. Run it again as often as you like: the new
-# runs take the place of the demo's earlier ones.
+# The main steps on the handwritten digits, in about four minutes on two cores after the installation: profile the
+# network, train it elastically, fully, and its head alone, then show a table and a figure. New runs of the demo replace
+# its earlier ones.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh

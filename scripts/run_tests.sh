@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lint, type check and all tests, in an environment that is made and filled if need be.
+# Lint, type check and all tests. Makes the environment if it is missing.
 #
 #   ./scripts/run_tests.sh                          newest supported versions (constraints.txt), in .venv
-#   ./scripts/run_tests.sh --tensorflow 2.16.2      tests alone, under that TensorFlow, in .venv-tensorflow-2.16.2
-#   ./scripts/run_tests.sh -k solver                further words go to pytest
+#   ./scripts/run_tests.sh --tensorflow 2.16.2      only the tests, with that TensorFlow, in .venv-tensorflow-2.16.2
+#   ./scripts/run_tests.sh -k solver                further words are passed to pytest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -24,5 +24,5 @@ else
   "$python" -m ruff format --check .
   "$python" -m mypy
 fi
-# Two at a time: most of the time goes into tracing graphs, which uses one core.
+# Two tests at a time: most of the time is spent tracing graphs, which uses one core.
 exec "$python" -m pytest -n 2 --dist worksteal "$@"

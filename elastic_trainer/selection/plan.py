@@ -10,7 +10,7 @@ from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.selection.time_budget import smallest_rho
 from elastic_trainer.timing.table import TimingTable
 
-RHOS = tuple(np.arange(35, 71, 5) / 100)
+PLANNED_RHOS = tuple(np.arange(35, 71, 5) / 100)
 
 
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
@@ -23,7 +23,7 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
     """
     smallest = smallest_rho(table, head)
     yield " rho  feasible  predicted step  over full step  trained tensors"
-    for rho in RHOS:
+    for rho in PLANNED_RHOS:
         if rho < smallest:
             yield f"{rho:.2f}  no"
             continue

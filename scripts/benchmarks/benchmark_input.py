@@ -1,23 +1,23 @@
 #!/usr/bin/env python
 """Does training wait for its images? Images a second, and the share of a step spent waiting for the next batch.
 
-Three ways take turns: images read once and kept in memory, the same kept in a file, and images decoded anew in every
-epoch (what reading them once saves). Each is measured alone, as fast as it goes, and then beside steps of full
-training, on photos of 1280×960 made up for it, or on --dataset_name image_folder --data_dir DIR. Draws both and prints
-one JSON object as its last line.
+Three ways to read alternate: images read once and kept in memory, images read once and kept in a file, and images
+decoded again in every epoch, which shows what reading them once saves. Each is measured alone at full speed, and then
+next to steps of full training. The photos of 1280×960 are generated; --dataset_name image_folder --data_dir DIR takes
+others. The script draws both results and prints one JSON object as its last line.
 
-    python scripts/benchmark_input.py --model_name mobilenetv2 --alpha 1 --input_size 224 --batch_size 4
+    python scripts/benchmarks/benchmark_input.py --model_name mobilenetv2 --alpha 1 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import common
 import numpy as np
@@ -26,12 +26,16 @@ import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.wall_time import measure_ms
 
+if TYPE_CHECKING:
+    from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.settings import NetworkSettings
+
 PHOTO_SIZE = (1280, 960)
 CLASSES = 4
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """`count` JPEGs of coloured clouds for training and a few for the test, in classes."""
+    """Write `count` JPEGs of coloured clouds for training and a few for the test, in classes."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -44,7 +48,7 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def decoding_every_time(source: Any, size: int, batch_size: int) -> Any:
-    """The batches of one epoch, each image decoded when it is asked for, on all cores."""
+    """The batches of one epoch of `source`; each image is decoded when it is needed, on all cores."""
     import tensorflow as tf
 
     from elastic_trainer.datasets import decoding
@@ -62,30 +66,86 @@ def decoding_every_time(source: Any, size: int, batch_size: int) -> Any:
     return decoded.batch(batch_size, drop_remainder=True).prefetch(2)
 
 
-def alone(batches: Iterable[Any], images: int) -> float:
-    """Images a second when nothing is done with them."""
-    begin = time.perf_counter()
+def images_per_second(batches: Iterable[Any], images: int) -> float:
+    """How fast `images` images in `batches` are read when nothing is done with them."""
+    start = time.perf_counter()
     for _ in batches:
         pass
-    return images / (time.perf_counter() - begin)
+    return images / (time.perf_counter() - start)
 
 
-def beside_training(batches: Iterable[Any], step: Any, most: int) -> tuple[float, list[float]]:
-    """(share of the time spent waiting for batches, times of the steps in ms), without the first batch."""
+def train_on(batches: Iterable[Any], step: Any, most: int) -> tuple[float, list[float]]:
+    """Train at most `most` steps after the first: (share of the time spent waiting for batches, step times in ms)."""
     iterator = iter(batches)
     step(*next(iterator))
     waiting, step_ms = 0.0, []
     for _ in range(most):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         batch = next(iterator, None)
         if batch is None:
             break
-        waiting += time.perf_counter() - begin
+        waiting += time.perf_counter() - start
         step_ms.append(float(measure_ms([partial(step, *batch)], 1)[0, 0]))
     return waiting / (waiting + sum(step_ms) / 1e3), step_ms
 
 
+class Measured(NamedTuple):
+    """What was measured of each way to read, by its name.
+
+    Attributes:
+        reading_seconds: time to read all images into memory once.
+        images: in an epoch.
+        speeds: images a second, one value a round.
+        waits: share of training time spent waiting, in %, one value a round.
+        step_ms: times of all steps.
+    """
+
+    reading_seconds: float
+    images: int
+    speeds: dict[str, list[float]]
+    waits: dict[str, list[float]]
+    step_ms: dict[str, list[float]]
+
+
+def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, steps: int) -> Measured:
+    """Read the images in `photos` in each way, alone and while training; `cache` is for decoded images."""
+    import data
+    import models
+    from elastic_trainer.datasets.sources import find
+    from elastic_trainer.timing.measuring import compile_steps
+
+    def load(**memory: Any) -> ImageData:
+        return data.load("image_folder", network.input_size, network.batch_size, data_dir=photos, **memory)
+
+    start = time.perf_counter()
+    in_memory = load()
+    reading_seconds = time.perf_counter() - start
+    in_file = load(cache_dir=cache, image_memory=0)
+    source = find("image_folder", photos)
+    ways: dict[str, Callable[[], Any]] = {
+        "read once, in memory": lambda: in_memory.train(0),
+        "read once, in a file": lambda: in_file.train(0),
+        "decoded in every epoch": lambda: decoding_every_time(source, network.input_size, network.batch_size),
+    }
+    network = replace(network, num_classes=in_memory.num_classes)
+    [(step, _)] = compile_steps(models.build(network), network, [None])
+    images = in_memory.steps_per_epoch * network.batch_size
+    speeds, waits, step_ms = ({name: list[float]() for name in ways} for _ in range(3))
+    for _ in range(rounds):
+        for name, batches in ways.items():
+            speeds[name].append(images_per_second(batches(), images))
+            share, times = train_on(batches(), step, steps)
+            waits[name].append(100 * share)
+            step_ms[name] += times
+    return Measured(reading_seconds, images, speeds, waits, step_ms)
+
+
+def medians(values: dict[str, list[float]]) -> dict[str, float]:
+    return {name: float(np.median(each)) for name, each in values.items()}
+
+
 def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Path) -> None:
+    """Bars of images a second, and of the share of a step spent waiting in %."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 2.6), layout="constrained")
@@ -105,65 +165,33 @@ def main() -> None:
     network, args = common.parse_benchmark(
         "benchmark_input.py",
         __doc__,
-        rounds={"type": int, "default": 5, "help": "turns of each way (default: %(default)s)"},
-        steps={"type": int, "default": 40, "help": "training steps in each turn (default: %(default)s)"},
-        photos={"type": int, "default": 200, "help": "photos that are made up (default: %(default)s)"},
+        rounds={"type": int, "default": 5, "help": "measurements of each way (default: %(default)s)"},
+        steps={"type": int, "default": 40, "help": "training steps in each measurement (default: %(default)s)"},
+        photos={"type": int, "default": 200, "help": "photos to generate (default: %(default)s)"},
     )
     if args.quick:
         args.rounds, args.steps, args.photos = 1, 4, 24
     utils.load_tensorflow()
-
-    import data
-    import models
-    from elastic_trainer.datasets.sources import find
-    from elastic_trainer.timing.measuring import compile_steps
-
     with tempfile.TemporaryDirectory() as folder:
-        place = args.data_dir or Path(folder) / "photos"
+        photos = args.data_dir or Path(folder) / "photos"
         if args.data_dir is None:
-            make_photos(place, args.photos)
-        size, batch_size, cache = network.input_size, network.batch_size, Path(folder) / "cache"
-        begin = time.perf_counter()
-        in_memory = data.load("image_folder", size, batch_size, data_dir=place)
-        reading_seconds = time.perf_counter() - begin
-        in_file = data.load("image_folder", size, batch_size, data_dir=place, cache_dir=cache, image_memory=0)
-        source = find("image_folder", place)
-        ways = {
-            "read once, in memory": lambda: in_memory.train(0),
-            "read once, in a file": lambda: in_file.train(0),
-            "decoded in every epoch": lambda: decoding_every_time(source, size, batch_size),
-        }
-        network.num_classes = in_memory.num_classes
-        model = models.build(network)
-        [(step, _)] = compile_steps(model, network, [None])
-        speeds: dict[str, list[float]] = {name: [] for name in ways}
-        waits: dict[str, list[float]] = {name: [] for name in ways}
-        steps: dict[str, list[float]] = {name: [] for name in ways}
-        images = in_memory.steps_per_epoch * batch_size
-        for _ in range(args.rounds):
-            for name, batches in ways.items():
-                speeds[name].append(alone(batches(), images))
-                share, step_ms = beside_training(batches(), step, args.steps)
-                waits[name].append(100 * share)
-                steps[name] += step_ms
-
-    median_speeds = {name: float(np.median(values)) for name, values in speeds.items()}
-    median_waits = {name: float(np.median(values)) for name, values in waits.items()}
-    title, stem, measured = common.measured_network(network, "input", args.output)
-    draw(title, median_speeds, median_waits, stem)
+            make_photos(photos, args.photos)
+        measured = measure(network, photos, Path(folder) / "cache", args.rounds, args.steps)
+    speeds, waits = medians(measured.speeds), medians(measured.waits)
+    title, stem, network_record = common.measured_network(network, "input", args.output)
+    draw(title, speeds, waits, stem)
     record = {
-        **measured,
+        **network_record,
         "photos": "given" if args.data_dir else f"{args.photos} of {PHOTO_SIZE[0]}×{PHOTO_SIZE[1]}, made up",
-        "images": images,
+        "images": measured.images,
         "rounds": args.rounds,
-        "reading_seconds": reading_seconds,
-        "images_per_second": median_speeds,
-        "waiting_percent": median_waits,
-        "step_ms": {name: float(np.median(values)) for name, values in steps.items()},
+        "reading_seconds": measured.reading_seconds,
+        "images_per_second": speeds,
+        "waiting_percent": waits,
+        "step_ms": medians(measured.step_ms),
         "environment": environment(),
     }
-    print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(record))
+    common.print_result(record, stem)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""What does --mixed_precision gain? The same network in float32 and in half precision, steps in turn in one process.
+"""What does --mixed_precision gain? The same network in float32 and in half precision; their steps alternate.
 
-Times a step of full training, of the head alone, and the forward pass of each; trains both a few steps on the
-handwritten digits and holds the losses against each other. Draws the step times and prints one JSON object as its last
-line.
+The script times a step of full training, a step of the head alone, and the forward pass in each precision. It trains
+both networks a few steps on the handwritten digits, to compare the losses. It draws the step times and prints one JSON
+object as its last line.
 
-    python scripts/benchmark_mixed_precision.py --model_name resnet50 --input_size 224 --batch_size 4
+    python scripts/benchmarks/benchmark_mixed_precision.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,26 @@ import numpy as np
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.table import table_settings
+from elastic_trainer.settings import PAPER, NetworkSettings
 
-WHAT = ("full step", "step of the head", "forward pass")
+MEASURED = ("full step", "step of the head", "forward pass")
 
 
 def runs_of(network: NetworkSettings) -> list[Any]:
-    """Compiled full step, step of the head, and forward pass of a network in the precision of `args`, on one batch."""
+    """The compiled full step, step of the head, and forward pass of the network, on one batch."""
     import models
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.timing.measuring import compile_steps
     from elastic_trainer.training.step import forward_pass
 
     model = models.build(network)
-        head = head_mask(model)
+    head = head_mask(model)
     steps = [run for _, run in compile_steps(model, network, [None, head])]
     return [*steps, partial(forward_pass(model, network.batch_size), *steps[0].args)]
 
 
 def losses(network: NetworkSettings, steps: int) -> list[float]:
-    """Training losses of full training on digits, one a step."""
+    """Losses of `steps` steps of full training on digits."""
     import data
     import models
     from elastic_trainer.training.optimizers import make_optimizer
@@ -61,8 +60,8 @@ def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
     figure = Figure(figsize=(4.5, 3.5), layout="constrained")
     axes = figure.add_subplot(ylabel="ms", title=title)
     for offset, (label, values), colour in zip((-0.2, 0.2), step_ms.items(), ("#0072b2", "#e69f00"), strict=True):
-        axes.bar(np.arange(len(WHAT)) + offset, values, 0.4, label=label, color=colour)
-    axes.set_xticks(np.arange(len(WHAT)), WHAT)
+        axes.bar(np.arange(len(MEASURED)) + offset, values, 0.4, label=label, color=colour)
+    axes.set_xticks(np.arange(len(MEASURED)), MEASURED)
     axes.legend(fontsize="small")
     utils.save_figure(figure, stem)
 
@@ -83,16 +82,17 @@ def main() -> None:
         args.seconds, args.steps = 3, 3
     policy = models.mixed_precision_policy()
     runs, curves = [], []
-    for network.mixed_precision in (False, True):
-        runs += runs_of(network)
-        curves.append(losses(network, args.steps))
+    for mixed in (False, True):
+        in_precision = replace(network, mixed_precision=mixed)
+        runs += runs_of(in_precision)
+        curves.append(losses(in_precision, args.steps))
     times = measure_steps(runs, args.seconds)
-    single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(WHAT))
-    title, stem, measured = common.measured_network(network, "mixed_precision", args.output)
+    single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(MEASURED))
+    title, stem, network_record = common.measured_network(network, "mixed_precision", args.output)
     draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
-    names = [what.replace(" ", "_") for what in WHAT]
+    names = [what.replace(" ", "_") for what in MEASURED]
     record = {
-        **measured,
+        **network_record,
         "policy": policy,
         "rounds": len(times),
         "float32_ms": dict(zip(names, single_ms.tolist(), strict=True)),
@@ -101,8 +101,7 @@ def main() -> None:
         "losses": {"float32": curves[0], policy: curves[1]},
         "environment": environment(),
     }
-    print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(record))
+    common.print_result(record, stem)
 
 
 if __name__ == "__main__":

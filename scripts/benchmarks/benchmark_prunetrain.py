@@ -13,7 +13,6 @@ prints one JSON object as its last line.
 from __future__ import annotations
 
 import gc
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import numpy as np
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.settings import PAPER
+from elastic_trainer.settings import PAPER, NetworkSettings, Settings
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -85,6 +84,7 @@ def weaken(model: keras.Model, share: float) -> None:
 
 
 def new_network(network: NetworkSettings) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """The network and an optimizer for all of its tensors."""
     import models
     from elastic_trainer.training.optimizers import make_optimizer
 
@@ -101,10 +101,8 @@ def pruned_network(
     from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
     model, optimizer = new_network(network)
-    data, settings = (
-        SimpleNamespace(importance_batches=lambda index: [batch], batch_size=SPREAD_IMAGES),
-        SimpleNamespace(prune_ratio=0.2, prune_threshold=0.0),
-    )
+    data = SimpleNamespace(importance_batches=lambda index: [batch], batch_size=SPREAD_IMAGES)
+    settings = Settings(prune_ratio=0.2, prune_threshold=0.0)
     scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)
     model, optimizer = scheme.reconfigure(model, optimizer) or (model, optimizer)
@@ -112,11 +110,11 @@ def pruned_network(
 
 
 def measure_share(
-    network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor], full: Measured
+    network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor], full: Measured, rounds: int
 ) -> dict[str, Any]:
     """Compare the `full` network with one that lost the weakest `share` of its channels; prints one line."""
     smaller, (left, full_count) = pruned_network(network, share, batch)
-    full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], args.rounds).T
+    full_ms, step_ms, lasso_ms = measure_ms([full.step, smaller.step, smaller.lasso], rounds).T
     ratios = step_ms / full_ms  # of neighbouring steps
     row = {
         "asked_share": share,
@@ -181,26 +179,26 @@ def main() -> None:
         args.rounds = min(args.rounds, 5)
     rng = np.random.default_rng(network.seed)
     images = rng.uniform(0, 255, (network.batch_size, network.input_size, network.input_size, 3)).astype(np.float32)
-    batch = tf.constant(images), tf.constant(rng.integers(0, network.num_classes, network.batch_size), tf.int32)
+    labels = rng.integers(0, network.num_classes, network.batch_size)
+    batch = tf.constant(images), tf.constant(labels, tf.int32)
 
     full = Measured(*new_network(network), batch)
     rows = []
     for share in QUICK_SHARES if args.quick else SHARES:
-        rows.append(measure_share(args, share, batch, full))
+        rows.append(measure_share(network, share, batch, full, args.rounds))
         gc.collect()
 
-    title, stem, options = common.measured_network(network, "prunetrain", args.output)
+    title, stem, network_record = common.measured_network(network, "prunetrain", args.output)
     draw(title, rows, stem)
     record = {
-        **options,
+        **network_record,
         "rounds": args.rounds,
         "full_flops": full.flops,
         "full_parameters": full.parameters,
         "pruned": rows,
         "environment": environment(),
     }
-    print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(record))
+    common.print_result(record, stem)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
 #!/usr/bin/env python
-"""Predicted against measured step time: does the timing table keep what it says?
+"""Predicted against measured step time: how accurate is the timing table?
 
-Profiles a network as profiler.py does, then measures other selections than those of the fit: the solver's choices over
-a grid of rho with random importances, and random selections of different depth and density. Each is a real training
-step with its updates; all take turns, round by round, in one process. A shared machine changes its speed between the
-two: some of the fit's selections take turns with the others, and their times, over those they had while profiling, are
-the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). Draws the scatter
-plot and prints one JSON object as its last line.
+The script profiles a network as profiler.py does. Then it measures other selections than those of the fit: the solver's
+selections over a grid of rho with random importances, and random selections of different depth and density. Each is a
+real training step with its updates; all alternate in one process. A shared machine changes its speed between the two.
+Therefore some of the fit's selections are measured again with the others. Their times, over those while profiling, are
+the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). The script draws a
+scatter plot and prints one JSON object as its last line.
 
-    python scripts/benchmark_time_model.py --model_name resnet50 --input_size 224 --batch_size 4
+    python scripts/benchmarks/benchmark_time_model.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import common
 import numpy as np
@@ -24,23 +24,27 @@ import numpy as np
 import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.fit import selection_sums
-from elastic_trainer.timing.table import TimingTable, table_settings
+from elastic_trainer.timing.table import TimingTable
 
-RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+if TYPE_CHECKING:
+    from elastic_trainer.settings import NetworkSettings
+    from elastic_trainer.timing.measuring import Measurement
+
+SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
 REFERENCE_STRIDE = 2  # every second selection of the fit is measured again
 
 
 def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
-    """Half the solver's choices, half random ones: (kind, bool [N] over `model.trainable_variables`), all different.
+    """Half by the solver, half random, all different: (kind, bool [N] over `model.trainable_variables`).
 
-    Fewer than `count` where the network has not so many.
+    Fewer than `count` if the network has not enough.
     """
     from elastic_trainer.selection.select import select_tensors
 
     rng = np.random.default_rng(1)
     smallest = table.predict_ms(head) / table.full_step_ms
-    rhos = [rho for rho in RHOS if rho > smallest + 0.02]
+    rhos = [rho for rho in SOLVED_RHOS if rho > smallest + 0.02]
     masks: list[tuple[str, np.ndarray]] = []
     seen = {head.tobytes(), np.ones(len(head), bool).tobytes()}
     for attempt in range(100 * count):
@@ -71,10 +75,10 @@ def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
     }
 
 
-def _point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
-    """A measured selection, with the sums that the fit sees of it."""
-    chain_ms, own_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
-    return {"tensors": int(mask.sum()), "chain_ms": chain_ms, "own_ms": own_ms, "measured_ms": float(measured_ms)}
+def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
+    """A measured selection, with the sums of operation times that the fit takes."""
+    t_dy_ms, t_dw_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
+    return {"tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "measured_ms": float(measured_ms)}
 
 
 def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarray, stem: Path) -> None:
@@ -97,6 +101,81 @@ def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarr
     utils.save_figure(figure, stem)
 
 
+class Measured(NamedTuple):
+    """What was measured of one network.
+
+    Attributes:
+        measurement: what the table is fitted to.
+        table, by_flops: fitted to measured operation times, and to counted FLOPs.
+        profiling_seconds: time for measuring and for `table`.
+        kinds, masks: the tested selections, see `test_selections`.
+        step_ms: [rounds, selections] times of the tested selections, followed by those of the fit measured again.
+    """
+
+    measurement: Measurement
+    table: TimingTable
+    by_flops: TimingTable
+    profiling_seconds: float
+    kinds: list[str]
+    masks: list[np.ndarray]
+    step_ms: np.ndarray
+
+
+MEASURED_AGAIN = slice(None, None, -REFERENCE_STRIDE)  # of the fit's selections; the full step is among them
+
+
+def measure_network(network: NetworkSettings, count: int, seconds: float) -> Measured:
+    """Profile the network, then measure `count` other selections for `seconds`."""
+    import models
+    import profiler
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.timing.measuring import compile_steps, measure, measure_steps
+
+    model = models.build(network)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        measurement = measure(model, network)
+        table = profiler.make_table(measurement, Path(folder))
+        profiling_seconds = time.perf_counter() - start
+        by_flops = profiler.make_table(measurement, Path(folder), timing="flops")
+    selections = test_selections(table, head_mask(model), count)
+    kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
+    # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
+    steps = compile_steps(model, network, [*masks, *measurement.masks[MEASURED_AGAIN]])
+    step_ms = measure_steps([run for _, run in steps], seconds)
+    return Measured(measurement, table, by_flops, profiling_seconds, kinds, masks, step_ms)
+
+
+def compare(of: Measured) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Predicted and measured times [selections] in ms, and what the JSON holds of them."""
+    table, fitted_ms = of.table, np.median(of.measurement.step_ms, axis=0)
+    median_ms = np.median(of.step_ms, axis=0)
+    measured, references = np.split(median_ms, [len(of.masks)])
+    slowdown = float(np.median(references / fitted_ms[MEASURED_AGAIN]))
+    unscaled, flops_predicted = (np.array([t.predict_ms(mask) for mask in of.masks]) for t in (table, of.by_flops))
+    predicted = slowdown * unscaled
+    record = {
+        "selections": len(of.masks),
+        "rounds": len(of.step_ms),
+        **errors(predicted, measured),
+        "speed_change_percent": 100 * (slowdown - 1),
+        "unscaled": errors(unscaled, measured),
+        "by_flops": errors(slowdown * flops_predicted, measured),
+        "repeat_spread_percent": float(100 * np.median(np.abs(of.step_ms / median_ms - 1))),
+        "full_step_ms": {"profiled": table.full_step_ms, "measured": float(references[0])},
+        "fit": vars(table.fit),
+        "unmatched_time_percent": table.details["unmatched_time_percent"],
+        "profiling_seconds": of.profiling_seconds,
+        "points": [
+            {"kind": kind, "predicted_ms": float(p), **point(table, mask, m)}
+            for kind, mask, p, m in zip(of.kinds, of.masks, predicted, measured, strict=True)
+        ],
+        "fitted_points": [point(table, mask, m) for mask, m in zip(of.measurement.masks, fitted_ms, strict=True)],
+        "forward_ms": table.forward_ms,
+    }
+    return predicted, measured, record
+
+
 def main() -> None:
     network, args = common.parse_benchmark(
         "benchmark_time_model.py",
@@ -105,63 +184,15 @@ def main() -> None:
         seconds={"type": float, "default": 150, "help": "time for measuring (default: %(default)s)"},
     )
     utils.load_tensorflow()
-
-    import models
-    import profiler
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.measuring import compile_steps, measure, measure_steps
-
     count = args.selections or (12 if network.model_name == "vit" else 32)
     if args.quick:
         count, args.seconds = 8, 5
-    model = models.build(network)
-    head = head_mask(model)
-        with tempfile.TemporaryDirectory() as folder:
-        begin = time.perf_counter()
-        measurement = measure(model, settings)
-        table = profiler.make_table(measurement, Path(folder))
-        profiling_seconds = time.perf_counter() - begin
-        by_flops = profiler.make_table(measurement, Path(folder), timing="flops")
-
-    kinds, masks = zip(*test_selections(table, head, count), strict=True)
-    again = slice(None, None, -REFERENCE_STRIDE)  # the full step among them
-    # Compiled anew: those that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
-    steps = compile_steps(model, network, [*masks, *measurement.masks[again]])
-    times = measure_steps([run for _, run in steps], args.seconds)
-    median_ms = np.median(times, axis=0)
-    measured, references = np.split(median_ms, [len(masks)])
-    slowdown = float(np.median(references / np.median(measurement.step_ms, axis=0)[again]))
-    unscaled, flops_predicted = (np.array([t.predict_ms(mask) for mask in masks]) for t in (table, by_flops))
-    predicted = slowdown * unscaled
-    title, stem, measured = common.measured_network(network, "time_model", args.output)
-    draw(title, list(kinds), predicted, measured, stem)
-    result = {
-        **measured,
-        "optimizer": network.optimizer,
-        "selections": len(masks),
-        "rounds": len(times),
-        **errors(predicted, measured),
-        "speed_change_percent": 100 * (slowdown - 1),
-        "unscaled": errors(unscaled, measured),
-        "by_flops": errors(slowdown * flops_predicted, measured),
-        "repeat_spread_percent": float(100 * np.median(np.abs(times / median_ms - 1))),
-        "full_step_ms": {"profiled": table.full_step_ms, "measured": float(references[0])},
-        "fit": vars(table.fit),
-        "unmatched_time_percent": table.details["unmatched_time_percent"],
-        "profiling_seconds": profiling_seconds,
-        "points": [
-            {"kind": kind, "predicted_ms": float(p), **_point(table, mask, m)}
-            for kind, mask, p, m in zip(kinds, masks, predicted, measured, strict=True)
-        ],
-        "fitted_points": [
-            _point(table, mask, m)
-            for mask, m in zip(measurement.masks, np.median(measurement.step_ms, axis=0), strict=True)
-        ],
-        "forward_ms": table.forward_ms,
-        "environment": environment(),
-    }
-    print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(result))
+    measured = measure_network(network, count, args.seconds)
+    predicted_ms, measured_ms, comparison = compare(measured)
+    title, stem, network_record = common.measured_network(network, "time_model", args.output)
+    draw(title, measured.kinds, predicted_ms, measured_ms, stem)
+    record = {**network_record, "optimizer": network.optimizer, **comparison, "environment": environment()}
+    common.print_result(record, stem)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""What all benchmarks share: their flags, and what they say of the network they measured.
+"""What all benchmarks share: their flags, and how they report the network that they measured.
 
-Importing it puts the checkout on the import path, so each benchmark runs from anywhere; it is imported first.
+Importing this module puts the checkout on the import path, so a benchmark starts from any folder. It is imported first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+PAPER_RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the budgets of the paper's Figs 17 and 18
 
 
 def parse_benchmark(
@@ -33,7 +35,7 @@ def parse_benchmark(
     """
     parser = OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_network_flags(parser)
-    parser.add_argument("--quick", action="store_true", help="a short try on fewer measurements")
+    parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
@@ -44,7 +46,7 @@ def parse_benchmark(
 
 
 def measured_network(network: NetworkSettings, kind: str, output: Path | None) -> tuple[str, Path, dict[str, Any]]:
-    """What a benchmark says of its network: the figure's title, its path without ending, and first keys of the JSON.
+    """How a benchmark reports its network: the figure's title, its path without ending, and the JSON's first keys.
 
     Args:
         network: that was measured.
@@ -55,3 +57,9 @@ def measured_network(network: NetworkSettings, kind: str, output: Path | None) -
     title = f"{label}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
     stem = output or Path("figures") / f"{kind}_{label}_{network.input_size}_{network.batch_size}"
     return title, stem, {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+
+
+def print_result(record: dict[str, Any], stem: Path) -> None:
+    """Print where the figure is and, as the last line, the result as one JSON object."""
+    print(f"figure: {stem}.pdf and .png")
+    print(json.dumps(record))

@@ -1,4 +1,4 @@
-"""The selection problem as a mixed-integer linear program, solved by HiGHS: the optimum, and no rounding of times."""
+"""The selection problem as a mixed-integer linear program, solved by HiGHS: the optimum, without rounding of times."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 
 class Optimum(NamedTuple):
-    """The best selection that HiGHS found, what no selection can exceed, and whether the two were proven to be one."""
+    """The best selection that HiGHS found, an upper bound, and whether both were proven to be equal."""
 
     importance: float
     upper_bound: float
@@ -18,15 +18,18 @@ class Optimum(NamedTuple):
 def milp_optimum(
     t_dy: np.ndarray, t_dw: np.ndarray, importance: np.ndarray, budget: float, time_limit_seconds: float = 60
 ) -> Optimum:
-    """Minimise -I·M so that t_dw·M + t_dy·F <= budget, M_k <= F_k and F_{k+1} <= F_k; M is binary, F says "reached".
+    """Minimise -I·M so that t_dw·M + t_dy·F <= budget, M_k <= F_k and F_{k+1} <= F_k; M is binary, F is 1 if reached.
 
-    Arrays are [N] in backward order. F need not be declared integer: the smallest F that M allows is.
+    Arrays are [N] in backward order. F need not be declared integer: the smallest F that M allows is integer.
+
+    Raises:
+        RuntimeError: HiGHS neither solved the problem nor ran out of time.
     """
     tensors = len(t_dy)
-    # HiGHS' tolerances are absolute. Whole times are told apart by half a unit, others are brought to a size at which
-    # the tolerance is no share of the budget to speak of.
-    whole = bool(np.all(t_dy == np.floor(t_dy)) and np.all(t_dw == np.floor(t_dw)))
-    limit, scale = (np.floor(budget) + 0.5, 1.0) if whole else (1e4, 1e4 / budget)
+    # HiGHS' tolerances are absolute. Half a unit separates integer times. Others are scaled until the tolerance is
+    # negligible relative to the budget.
+    has_integer_times = bool(np.all(t_dy == np.floor(t_dy)) and np.all(t_dw == np.floor(t_dw)))
+    limit, scale = (np.floor(budget) + 0.5, 1.0) if has_integer_times else (1e4, 1e4 / budget)
     gain_scale = 1e3 / max(float(np.max(np.abs(importance))), 1e-9)
     one = sparse.identity(tensors, format="csr")
     deeper = sparse.diags_array([-np.ones(tensors), np.ones(tensors - 1)], offsets=[0, 1], format="csr")[:-1]

@@ -1,8 +1,8 @@
-"""The solver as the paper describes it (section 5.2), without any of our short cuts, to hold ours against.
+"""The solver as the paper describes it (section 5.2), without our short cuts: the reference for our solver.
 
-P[k][t] is the largest importance of a selection whose deepest tensor is k and that takes at most t. Below k the next
-selected tensor is some j < k, whose own selection is a smaller problem of the same kind; stretching the error chain
-from j to k costs every t_dy in between. Plain loops on purpose: what is compared is the method, and nothing is hidden.
+P[k][t] is the largest importance of a selection whose deepest tensor is k and that takes at most t. The next selected
+tensor is some j < k, whose selection is a smaller problem of the same kind. Extending the error chain from j to k costs
+every t_dy between them. Plain loops on purpose, since the method is compared.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 
 class Recursion(NamedTuple):
-    """Largest importance within the budget, and how many subproblems (deepest k, time t, next j) were looked at."""
+    """Largest importance within the budget, and how many subproblems (deepest k, time t, next j) were visited."""
 
     importance: float
     subproblems: int
 
 
 def paper_recursion(t_dy: Sequence[int], t_dw: Sequence[int], importance: Sequence[float], budget: int) -> Recursion:
-    """Solve in O(N²·budget); times are whole numbers in backward order, selecting k costs every t_dy down to and of k.
+    """Solve in O(N²·budget). Times are integers in backward order; selecting k costs every t_dy from the output to k.
 
-    Two things are read into the paper, as elsewhere in this project: the deepest tensor's own t_dy is paid, as f(M)
-    has it, and the deepest tensor of the network can be selected.
+    Two details follow this project's reading of the paper: the cost includes the deepest tensor's own t_dy, as f(M)
+    says, and the deepest tensor of the network can be selected.
     """
     tensors = len(t_dy)
     chain = [sum(t_dy[: k + 1]) for k in range(tensors)]

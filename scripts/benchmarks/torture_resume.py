@@ -1,19 +1,18 @@
 #!/usr/bin/env python
-"""Kill a run again and again; does it end as a run that was left alone?
+"""Does a run that is killed again and again end like a run that was not interrupted?
 
-Trains the embedded default elastically with --deterministic, once unbroken, once killed with SIGKILL at random moments
-and started anew with --resume each time. Every third kill falls into the writing of a checkpoint: it waits until the
-temporary file is there. Then compares the two: weights of last.keras bit for bit, the tables but for their times, and
-TensorBoard's events (no step twice, none missing). Prints one JSON object as its last line; exit status 2 if anything
-differs.
+The script trains the digits default elastically with --deterministic, once without interruption. A second run is killed
+with SIGKILL at random moments, and started again with --resume each time. Every third kill happens while a checkpoint
+is written: it waits until the temporary file exists. Then the two are compared: weights of last.keras bit for bit, the
+tables except their times, and TensorBoard's events (no step twice, none missing). The script prints one JSON object as
+its last line. The exit status is 2 if anything differs.
 
-    python scripts/torture_resume.py
+    python scripts/benchmarks/torture_resume.py
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import random
 import shutil
@@ -28,8 +27,9 @@ import common
 
 import utils
 from elastic_trainer.machine import environment
+from elastic_trainer.runs.reader import METRICS, SELECTIONS, SUMMARY, read_json, read_rows
 
-# Columns that the clock and other meters fill; all others must be equal.
+# Columns that come from clocks and other meters; all others must be equal.
 METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
 METERED |= {"energy_joules", "peak_memory_mb", "gpu_peak_memory_mb"}
 
@@ -42,22 +42,26 @@ def python(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the end. Raises `UserError` with the last line of its log if it failed."""
+    """Wait for the end. Raises `UserError` with the last line of its log if the process failed."""
     if process.wait():
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise utils.UserError(f"a run failed: {lines[-1] if lines else 'without a word'}")
+        raise utils.UserError(f"a run failed: {lines[-1] if lines else 'without a message'}")
 
 
-def kill_somewhere(process: subprocess.Popen[bytes], folder: Path, seconds: float, while_saving: bool) -> str | None:
-    """Kill `process` after `seconds`, or from then on while it writes a checkpoint; None if it ended before."""
-    begin, moment = time.monotonic(), "saving" if while_saving else "anywhere"
+def kill_at(process: subprocess.Popen[bytes], folder: Path, seconds: float, while_saving: bool) -> str | None:
+    """Kill `process` after `seconds`, or from then on while it writes a checkpoint.
+
+    Returns:
+        "saving" or "anywhere", by what the process was doing; None if it ended before.
+    """
+    start, moment = time.monotonic(), "saving" if while_saving else "anywhere"
     while process.poll() is None:
-        waited = time.monotonic() - begin
-        saving = any((folder / "checkpoints").glob(".*.npz"))
-        if waited >= seconds and (saving or not while_saving or waited > seconds + 30):
+        waited = time.monotonic() - start
+        is_saving = any((folder / "checkpoints").glob(".*.npz"))
+        if waited >= seconds and (is_saving or not while_saving or waited > seconds + 30):
             process.kill()
             process.wait()
-            return moment if saving or not while_saving else "anywhere"
+            return moment if is_saving or not while_saving else "anywhere"
         time.sleep(0.0005)
     return None
 
@@ -71,10 +75,9 @@ def equal_weights(one: Path, other: Path) -> bool:
     return values[0] == values[1]
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file without what clock and meters say."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{key: value for key, value in row.items() if key not in METERED} for row in csv.DictReader(file)]
+def unmetered_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file without the columns that clocks and meters fill."""
+    return [{key: value for key, value in row.items() if key not in METERED} for row in read_rows(path)]
 
 
 def event_steps(folder: Path) -> dict[str, list[int]]:
@@ -88,14 +91,17 @@ def event_steps(folder: Path) -> dict[str, list[int]]:
 
 
 def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
-    """What has to hold between the folders of the two runs, by name."""
+    """What must be true of the folders of the two runs, by name."""
     expected, found = event_steps(unbroken), event_steps(tortured)
     by_epoch = [tag for tag in expected if tag.startswith(("test/", "budget/", "selection/", "meters/"))]
+    metrics, selections = (
+        unmetered_rows(unbroken / name) == unmetered_rows(tortured / name) for name in (METRICS, SELECTIONS)
+    )
     return {
         "weights_equal": equal_weights(unbroken / "last.keras", tortured / "last.keras"),
         "best_weights_equal": equal_weights(unbroken / "best.keras", tortured / "best.keras"),
-        "metrics_equal": table(unbroken / "metrics.csv") == table(tortured / "metrics.csv"),
-        "selections_equal": table(unbroken / "selections.csv") == table(tortured / "selections.csv"),
+        "metrics_equal": metrics,
+        "selections_equal": selections,
         "events_without_overlap": all(sorted(set(points)) == points for points in found.values()),
         "events_without_gap": all(set(expected[tag]) <= set(found[tag]) for tag in by_epoch)
         and found["train/loss"][-1] == steps,
@@ -123,50 +129,46 @@ def main() -> None:
         shutil.rmtree(work)
     print(json.dumps(record))
     if not all(record["held"].values()):
-        raise utils.UserError(f"differs: {', '.join(name for name, held in record['held'].items() if not held)}")
+        raise utils.UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
 
 
 def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Both runs, and what came of them."""
+    """Make both runs under `logdir` and compare them."""
     log = logdir / "output.txt"
     finish(python("profiler.py", "--logdir", logdir, log=log), log)
     flags = ["--logdir", logdir, "--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
     flags += ["--checkpoint_steps", 10]
-    begin = time.monotonic()
+    start = time.monotonic()
     finish(python("main.py", *flags, "--run_name", "unbroken", log=log), log)
-    unbroken_seconds = time.monotonic() - begin
+    unbroken_seconds = time.monotonic() - start
 
     rng, kills = random.Random(args.seed), {"anywhere": 0, "saving": 0}
-    held: dict[str, bool] = {}
+    results: dict[str, bool] = {}
     folder, finished = logdir / "tortured", 0
-    begin = time.monotonic()
+    start = time.monotonic()
     while sum(kills.values()) < args.kills or not finished or folder.exists():
         process = python("main.py", *flags, "--run_name", folder.name, "--resume", log=log)
         count = sum(kills.values())
         seconds = rng.uniform(0.0, 0.9 * unbroken_seconds)
-        moment = kill_somewhere(process, folder, seconds, count % 3 == 0) if count < args.kills else None
+        moment = kill_at(process, folder, seconds, count % 3 == 0) if count < args.kills else None
         if moment is not None:
             kills[moment] += 1
             continue
-        finish(process, log)  # the rest of the kills fall on another run
+        finish(process, log)  # the remaining kills happen to another run
         finished += 1
-        for name, equal in compare(logdir / "unbroken", folder, json_of(folder / "summary.json")["steps"]).items():
-            held[name] = equal and held.get(name, True)
+        for name, equal in compare(logdir / "unbroken", folder, read_json(folder / SUMMARY)["steps"]).items():
+            results[name] = equal and results.get(name, True)
         folder.rename(logdir / f"tortured-{finished}")
     return {
         "kills": sum(kills.values()),
         "kills_while_a_checkpoint_was_written": kills["saving"],
         "runs_they_fell_on": finished,
-        "steps": json_of(logdir / "unbroken" / "summary.json")["steps"],
+        "steps": read_json(logdir / "unbroken" / SUMMARY)["steps"],
         "unbroken_seconds": round(unbroken_seconds, 1),
-        "tortured_seconds": round(time.monotonic() - begin, 1),
-        "held": held,
+        "tortured_seconds": round(time.monotonic() - start, 1),
+        "held": results,
         "environment": environment(),
     }
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The paper's figures and tables as lists of runs, and the values that it shows there.
 
-A figure is a list of runs and a plot. Runs of one setting are shared: Fig 17's full training is Fig 15's. Values are of
-the paper (doi 10.1145/3581791.3596852).
+A figure is a list of runs and a plot. Runs of one setting are shared: the full training of Fig 17 is that of Fig 15.
+Values are from the paper (doi 10.1145/3581791.3596852).
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-Key = tuple[str, str, str, float | None]  # data set, network, scheme, ρ
+import plotting  # first: it sets the import path
+from common import PAPER_RHOS
+
+from elastic_trainer.settings import is_elastic
+
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
-IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # to train and to test on
+IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
 CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
 BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One call of main.py; what is left None takes the data set's default.
+    """One call of main.py; None is the data set's default.
 
     Attributes:
         trained_layers, importance_batches, interval, num_epochs, max_steps: flags of main.py.
-        profile_only: the figure needs the timing table alone.
+        profile_only: the figure needs only the timing table.
     """
 
     model_name: str
@@ -39,25 +43,26 @@ class Run:
     profile_only: bool = False
 
     def flags(self) -> dict[str, object]:
-        """Those of main.py that are given, by name."""
+        """The flags of main.py that are not left to their default, by name."""
         names = ("rho", "interval", "importance_batches", "trained_layers", "num_epochs", "max_steps")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {"train_type": self.train_type, **given, "seed": self.seed}
 
     @property
     def is_elastic(self) -> bool:
-        return self.train_type.startswith("elastic_training")
+        """Whether the run selects tensors within a time budget, which needs a timing table."""
+        return is_elastic(self.train_type)
 
 
 @dataclass(frozen=True)
-class Figure:
+class PaperFigure:
     """What a script scripts/run_figure<name>.sh makes.
 
     Attributes:
         title: what it shows.
-        plot: the script scripts/plot_<…>.py that draws it, and what of it.
-        hours: what these runs take on a Jetson TX2 and on a Raspberry Pi 4B, by the paper's scripts where they tell;
-            else estimated, see `_SHOWN_HOURS` (None: minutes).
+        plot: the script scripts/figures/plot_<…>.py that draws it, and which of its plots.
+        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts or estimated (see
+            `_SHOWN_HOURS`); None: minutes.
     """
 
     title: str
@@ -70,9 +75,8 @@ def _schemes(model: str, data: str, rho: float) -> tuple[Run, ...]:
     return (Run(model, data, rho=rho), *(Run(model, data, scheme) for scheme in BASELINES))
 
 
-RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 _CUB = _schemes("resnet50", CUB, 0.5)
-_BUDGETS = (*(Run("resnet50", CUB, rho=rho) for rho in RHOS), *_CUB[1:], Run("resnet50", CUB, "prunetrain"))
+_BUDGETS = (*(Run("resnet50", CUB, rho=rho) for rho in PAPER_RHOS), *_CUB[1:], Run("resnet50", CUB, "prunetrain"))
 _SYSTEMS = (*_CUB, Run("resnet50", CUB, "prunetrain"))
 _THREE = tuple(run for data in (CUB, PET, DOGS) for run in _schemes("resnet50", data, 0.5))
 _NETWORKS = (
@@ -85,15 +89,15 @@ _NETWORKS = (
     ),
     *_schemes("vit", CUB, 0.4),
 )
-# ResNet50 on CUB, 12 epochs, on a TX2 and a Pi 4B (Fig 17). What the paper's scripts do not tell is estimated from it:
-# Pet has 0.61 of CUB's images and Dogs twice as many; Fig 2's steps lie between those of the head alone and full ones;
-# VGG16's full training takes 1.18 times ResNet50's (Fig 19).
+# ResNet50 on CUB, 12 epochs, on a TX2 and a Pi 4B (Fig 17). Hours that the paper's scripts do not state are estimated
+# from these: Pet has 0.61 of CUB's images and Dogs twice as many; Fig 2's steps take between those of the head alone
+# and full ones; VGG16's full training takes 1.18 times ResNet50's (Fig 19).
 _SHOWN_HOURS = {0.5: (1.25, 18.7), 0.7: (1.75, 25.0), 1.0: (2.94, 35.25), "head": (0.695, 9.75)}
 _PET, _VGG16 = 0.61, 1.18
 
 
 def _hours(*shares: tuple[object, float]) -> tuple[float, float]:
-    """The sum of so many times each of `_SHOWN_HOURS`, to two digits."""
+    """The sum over `shares` (key of `_SHOWN_HOURS`, factor) on each device, to two digits."""
     sums = (sum(times * _SHOWN_HOURS[key][device] for key, times in shares) for device in (0, 1))
     tx2, pi = (float(f"{value:.2g}") for value in sums)
     return tx2, pi
@@ -102,13 +106,13 @@ def _hours(*shares: tuple[object, float]) -> tuple[float, float]:
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 
 FIGURES = {
-    "2": Figure(
+    "2": PaperFigure(
         "Accuracy after 3 epochs and step time against how many of the last layers train",
         ("costs", "layers"),
         tuple(Run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
         _hours(*((scheme, len(LAYERS) * 3 / 12 / 2) for scheme in ("head", 1.0))),
     ),
-    "7": Figure(
+    "7": PaperFigure(
         "Similarity of importance and overhead of measuring it, over interval and batch size",
         ("costs", "importance"),
         (
@@ -117,21 +121,26 @@ FIGURES = {
         ),
         _hours((0.5, 1)),
     ),
-    "13": Figure(
+    "13": PaperFigure(
         "The solver: subproblems; training time and overhead over T_q",
         ("costs", "solver"),
         (Run("resnet50", CUB, rho=0.5),),
         _hours((0.5, 1)),
     ),
-    # The Pi's are Fig 16's ends, Dogs twice CUB; the TX2's for Fig 16 are Fig 15's ends.
-    "15": Figure("Accuracy and test loss over training time, three data sets (TX2)", ("curves",), _THREE, (33, 490)),
-    "15ad": Figure("Accuracy and test loss over training time, CUB-200 (TX2)", ("curves",), _CUB, (10, 140)),
-    "16": Figure("Accuracy and test loss over training time (Raspberry Pi)", ("curves",), _THREE[:8], (15, 221)),
-    "17ac": Figure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
-    "17bd": Figure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
-    "18": Figure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
-    "19": Figure("Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)),
-    "20": Figure(
+    # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
+    # Fig 15's curves.
+    "15": PaperFigure(
+        "Accuracy and test loss over training time, three data sets (TX2)", ("curves",), _THREE, (33, 490)
+    ),
+    "15ad": PaperFigure("Accuracy and test loss over training time, CUB-200 (TX2)", ("curves",), _CUB, (10, 140)),
+    "16": PaperFigure("Accuracy and test loss over training time (Raspberry Pi)", ("curves",), _THREE[:8], (15, 221)),
+    "17ac": PaperFigure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
+    "17bd": PaperFigure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
+    "18": PaperFigure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
+    "19": PaperFigure(
+        "Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)
+    ),
+    "20": PaperFigure(
         "Accuracy by the importance that tensors are selected by",
         ("bars", "accuracy"),
         tuple(
@@ -141,7 +150,7 @@ FIGURES = {
         ),
         _hours((0.5, 3 * (1 + _PET))),
     ),
-    "21": Figure(
+    "21": PaperFigure(
         "Which tensors train in which epoch",
         ("epochs", "maps"),
         (
@@ -152,54 +161,58 @@ FIGURES = {
         ),
         _hours((0.7, 1 + _PET + _VGG16 * _PET), (0.5, 1)),
     ),
-    "22": Figure("Peak memory", ("bars", "memory"), _SYSTEMS, (9.5, 121)),
-    "23": Figure("Energy of training", ("bars", "energy"), _SYSTEMS, (9.5, 121)),
-    "table1": Figure(
+    "22": PaperFigure("Peak memory", ("bars", "memory"), _SYSTEMS, (9.5, 121)),
+    "23": PaperFigure("Energy of training", ("bars", "energy"), _SYSTEMS, (9.5, 121)),
+    "table1": PaperFigure(
         "Overhead of profiling, over the time of one epoch",
         ("costs", "profiling"),
         tuple(Run(model, CUB, rho=0.5, profile_only=True) for model in ("resnet50", "vgg16", "mobilenetv2", "vit")),
     ),
-    "table2": Figure("Time to accuracy", ("costs", "time_to_accuracy"), _THREE, (33, 490)),
+    "table2": PaperFigure("Time to accuracy", ("costs", "time_to_accuracy"), _THREE, (33, 490)),
 }
-EGO = ("15", "15ad", "16", "17ac", "19")  # those with a variant of the elastic runs alone, <name>_ego
+EGO = ("15", "15ad", "16", "17ac", "19")  # figures with a variant of the elastic runs alone, <name>_ego
 
-# Small, in minutes on two cores: the embedded data; MobileNetV2 as embedded, other networks at 32 pixels, ResNet50
-# and VGG16 for a few steps alone, ViT not at all.
+# The quick scale takes minutes on two cores: the digits; MobileNetV2 with the settings of digits, other networks at 32
+# pixels, ResNet50 and VGG16 for a few steps only, no ViT.
 QUICK_SHARE, QUICK_SIZE, QUICK_STEPS = 1 / 3, 32, 12  # of the paper's epochs; pixels; steps
 QUICK_SECONDS = 10  # for measuring steps while profiling
 
 
 def replaced(runs: Sequence[Run], dataset_name: str | None, model_name: str | None) -> list[Run]:
-    """The same with other data or another network in the place of all; those that become alike only once."""
+    """The same runs on another data set or with another network; runs that become equal occur once."""
     changed = {"dataset_name": dataset_name, "model_name": model_name}
-    given: dict[str, object] = {name: value for name, value in changed.items() if value is not None}
-    if model_name is not None:  # then no longer MobileNetV2's own 24 epochs
+    given: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
+    if model_name is not None:  # 24 epochs are for MobileNetV2 only
         runs = [replace(run, num_epochs=None) if run.num_epochs == 24 else run for run in runs]
-    return [*dict.fromkeys(replace(run, **given) for run in runs)]  # type: ignore[arg-type]
+    return [*dict.fromkeys(replace(run, **given) for run in runs)]
 
 
 # --- what the paper shows ---------------------------------------------------------------------------------------------
 
-# All read off its plots, and on the Jetson TX2 but for Fig 16. By (data set, network, scheme, ρ), in the order in which
-# a figure draws its quantities: % and hours; TFLOPs; GB; J. Its TFLOPs are by their size multiply-accumulates (full
-# training, 12 epochs of 5,994 images at 3 × 3.86 G each, makes 833 T of these): here twice as many.
+# All are read off its plots, and are of the Jetson TX2 except Fig 16. The keys are (data set, network, scheme, ρ); the
+# values are in the order in which a figure draws its quantities: % and hours; TFLOPs; GB; J. By their size, its TFLOPs
+# are multiply-accumulates (full training, 12 epochs of 5,994 images at 3 × 3.86 G each, has 833 T of these). Here they
+# are doubled.
 
 _SCHEMES = ("elastic_training", *BASELINES)
 
 
-def _by_scheme(data: str, model: str, rho: float, *values: Sequence[float]) -> dict[Key, tuple[float, ...]]:
+Values = dict[plotting.PaperKey, tuple[float, ...]]
+
+
+def _by_scheme(data: str, model: str, rho: float, *values: Sequence[float]) -> Values:
     schemes = (*_SCHEMES, "prunetrain")[: len(values)]
     return {
-        (data, model, scheme, rho if scheme == "elastic_training" else None): tuple(told)
-        for scheme, told in zip(schemes, values, strict=True)
+        (data, model, scheme, rho if scheme == "elastic_training" else None): tuple(of_scheme)
+        for scheme, of_scheme in zip(schemes, values, strict=True)
     }
 
 
-def _budgets(values: Sequence[Sequence[float]], *others: Sequence[float]) -> dict[Key, tuple[float, ...]]:
-    told: dict[Key, tuple[float, ...]] = {
-        (CUB, "resnet50", "elastic_training", rho): tuple(one) for rho, one in zip(RHOS, values, strict=True)
+def _budgets(values: Sequence[Sequence[float]], *others: Sequence[float]) -> Values:
+    elastic: Values = {
+        (CUB, "resnet50", "elastic_training", rho): tuple(one) for rho, one in zip(PAPER_RHOS, values, strict=True)
     }
-    return {**_by_scheme(CUB, "resnet50", 0.5, values[2], *others), **told}
+    return {**_by_scheme(CUB, "resnet50", 0.5, values[2], *others), **elastic}
 
 
 _FIG15 = {
@@ -211,7 +224,7 @@ REFERENCE: dict[str, Mapping[Any, Any]] = {
     "15": _FIG15,
     "15ad": _FIG15,
     "16": {
-        # Its legends of traditional TL and BN+Bias look swapped on CUB; here by Fig 17c.
+        # The legends of traditional TL and BN+Bias look swapped on CUB; here they follow Fig 17c.
         **_by_scheme(CUB, "resnet50", 0.5, (69.1, 30.1), (70.4, 48.7), (44.0, 22.0), (58.2, 35.7)),
         **_by_scheme(PET, "resnet50", 0.5, (89.6, 18.2), (88.3, 28.8), (87.0, 12.9), (87.8, 21.6)),
     },
@@ -228,8 +241,8 @@ REFERENCE: dict[str, Mapping[Any, Any]] = {
     },
     "20": {
         (data, "resnet50", f"elastic_training{kind}", 0.5): (percent,)
-        for data, told in ((CUB, (67.95, 65.2, 67.0)), (PET, (90.0, 89.2, 89.55)))
-        for kind, percent in zip(("", "_weight_magnitude", "_grad_magnitude"), told, strict=True)
+        for data, percents in ((CUB, (67.95, 65.2, 67.0)), (PET, (90.0, 89.2, 89.55)))
+        for kind, percent in zip(("", "_weight_magnitude", "_grad_magnitude"), percents, strict=True)
     },
     # Step over full training's and solver over training, in %, for T_q of 10, 100, … 100,000.
     "13": {"resnet50": ((99.4, 52.8, 48.9, 49.8, 49.8), (0.01, 0.03, 0.87, 11.5, 138))},

@@ -1,8 +1,10 @@
 #!/usr/bin/env python
 """Compare finished runs (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
 
-A column for each data set. Time is training and testing, as in the paper; runs that differ in their seed alone make one
-curve, the mean, with a band of one standard deviation.
+The figure has a column for each data set. Time is training and testing, as in the paper. Runs that differ in their seed
+alone make one curve: the mean, with a band of one standard deviation.
+
+    python scripts/figures/plot_accuracy_time.py logs/a logs/b
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotting
@@ -19,9 +21,14 @@ from plotting import FinishedRun, Group
 import utils
 from utils import UserError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
+
 
 def table(groups: Sequence[Group]) -> str:
-    """Scheme, accuracy, time, and time and step over full training's, as text; full training of the same data."""
+    """Scheme, accuracy, time, and time and step over those of full training on the same data, as text."""
     header = ("scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured")
     rows = [header]
     for group in groups:
@@ -44,11 +51,11 @@ def table(groups: Sequence[Group]) -> str:
 
 
 def _is_full(group: Group) -> bool:
-    return group.first.summary["train_type"] == "full_training"
+    return group.train_type == "full_training"
 
 
 def check_alike(groups: Sequence[Group]) -> None:
-    """Raise `UserError` where runs on one data set differ in what must be alike to compare them."""
+    """Raise `UserError` if runs on one data set differ in a setting that must be the same to compare them."""
     first: dict[str, FinishedRun] = {}
     for run in (group.first for group in groups):
         other = first.setdefault(run.config["dataset_name"], run)
@@ -67,37 +74,35 @@ def seconds(run: FinishedRun) -> np.ndarray:
     return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
 
 
-def draw(groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None) -> None:
-    """Accuracy over loss, a column for each data set; `reference`: (data set, network, scheme, ρ) -> (%, hours)."""
-    datasets = [*dict.fromkeys(plotting.dataset(group.first) for group in groups)]
+def draw(
+    groups: Sequence[Group],
+    stem: Path,
+    reference: Mapping[Any, Sequence[float]] | None = None,
+    scale: str = "full",
+) -> None:
+    """Accuracy over loss, a column for each data set.
+
+    Args:
+        groups: runs to compare.
+        stem: of the files.
+        reference: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours.
+        scale: see `plotting.new_figure`.
+    """
+    datasets = [*dict.fromkeys(plotting.dataset_label(group.first) for group in groups)]
     longest = max(seconds(run)[-1] for group in groups for run in group.runs)
-    unit, size = next(
-        (unit, size) for unit, size in (("h", 3600), ("min", 60), ("s", 1)) if longest > 2 * size or size == 1
-    )
-    figure = plotting.new_figure(max(plotting.COLUMN, plotting.PAGE * len(datasets) / 3), 4.2, plotting.setting(groups))
+    unit, size = next((unit, size) for unit, size in UNITS if longest > 2 * size or size == 1)
+    width = max(plotting.COLUMN, plotting.PAGE * len(datasets) / 3)
+    figure = plotting.new_figure(width, 4.2, plotting.caption(groups), scale)
     panels = figure.subplots(2, len(datasets), squeeze=False, sharex="col")
-    rows: list[tuple[Any, ...]] = []
     for group, colour in zip(groups, plotting.colours(groups), strict=True):
-        column = datasets.index(plotting.dataset(group.first))
-        look, label = group.look, group.label
+        column = datasets.index(plotting.dataset_label(group.first))
         times = np.mean([seconds(run) for run in group.runs], axis=0) / size
-        for axes, name, factor in ((panels[0][column], "test_accuracy", 100), (panels[1][column], "test_loss", 1)):
+        for axes, name, factor in zip(panels[:, column], ("test_accuracy", "test_loss"), (100, 1), strict=True):
             curves = factor * np.array([run.column(name) for run in group.runs])
-            axes.plot(times, curves.mean(0), color=colour, ls=look.dashes, marker=look.marker, label=label)
-            if len(curves) > 1:
-                low, high = curves.mean(0) - curves.std(0, ddof=1), curves.mean(0) + curves.std(0, ddof=1)
-                axes.fill_between(times, low, high, color=colour, alpha=0.2, lw=0)
-        if reference:
-            told = reference.get(group.paper_key)
-            if told is not None:
-                percent, hours = told
-                end = {"marker": look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
-                text = "the paper's end" if look.label == "ElasticTrainer" and not column else None
-                panels[0][column].plot(hours * 3600 / size, percent, label=text, **end)
-        for run in group.runs:
-            for row, when in zip(run.epochs, seconds(run), strict=True):
-                values = [row[name] for name in ("epoch", "test_accuracy", "test_loss")]
-                rows.append((plotting.dataset(run), label, run.config["seed"], float(when), *values))
+            plotting.plot_band(axes, times, curves, colour, group.look, group.label)
+        paper_end = (reference or {}).get(group.paper_key)
+        if paper_end is not None:
+            _mark_paper_end(panels[0][column], group, colour, paper_end, size, has_label=not column)
     for column, name in enumerate(datasets):
         panels[0][column].set_title(name)
         panels[1][column].set_xlabel(f"training and testing ({unit})")
@@ -107,7 +112,33 @@ def draw(groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[f
     panels[1][0].set_ylabel("test loss")
     plotting.legend_below(figure, panels[0][0], 4)
     columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
-    plotting.save(figure, stem, columns, rows)
+    plotting.save(figure, stem, columns, _rows(groups))
+
+
+def _mark_paper_end(
+    axes: Axes, group: Group, colour: str, paper_end: Sequence[float], size: int, has_label: bool
+) -> None:
+    """An open marker at the paper's final accuracy in % and hours; `size`: seconds in the axis's unit."""
+    percent, hours = paper_end
+    label = "the paper's end" if group.look.label == "ElasticTrainer" and has_label else None
+    look: dict[str, Any] = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
+    axes.plot(hours * 3600 / size, percent, label=label, **look)
+
+
+def _rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
+    """A row for each epoch of each run."""
+    return [
+        (
+            plotting.dataset_label(run),
+            group.label,
+            run.config["seed"],
+            float(when),
+            *(row[name] for name in ("epoch", "test_accuracy", "test_loss")),
+        )
+        for group in groups
+        for run in group.runs
+        for row, when in zip(run.epochs, seconds(run), strict=True)
+    ]
 
 
 def main() -> None:

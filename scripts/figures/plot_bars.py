@@ -1,8 +1,11 @@
 #!/usr/bin/env python
-"""One number a scheme as bars, from finished runs (the paper's Figs 17, 19, 20, 22 and 23).
+"""One number for each scheme as bars, from finished runs (the paper's Figs 17, 19, 20, 22 and 23).
 
-A panel for each quantity, a cluster of bars for each network and data set; error bars are one standard deviation over
-the seeds. What a run does not know (energy, on a machine without a meter) is said in the place of its bar.
+The figure has a panel for each quantity and a cluster of bars for each network and data set. Error bars are one
+standard deviation over the seeds. A bar whose value the runs do not know, such as energy on a machine without a meter,
+is marked as unknown.
+
+    python scripts/figures/plot_bars.py logs/a logs/b --quantity accuracy hours
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotting
@@ -18,8 +21,13 @@ from plotting import FinishedRun, Group
 
 import utils
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 class Quantity(NamedTuple):
+    """What a panel shows: its label, and the value of a run, None if unknown."""
+
     label: str
     of: Callable[[FinishedRun], float | None]
 
@@ -42,65 +50,104 @@ QUANTITIES = {
 }
 
 
+class PlacedGroup(NamedTuple):
+    """A group with the place and colour of its bar in every panel."""
+
+    group: Group
+    place: float
+    colour: str
+
+
+def _clusters(groups: Sequence[Group]) -> dict[tuple[str, str], list[PlacedGroup]]:
+    """The groups of each network and data set, side by side, with a gap between clusters."""
+    colours = plotting.colours(groups)
+    clusters: dict[tuple[str, str], list[PlacedGroup]] = {}
+    place = 0
+    for key in dict.fromkeys(group.place for group in groups):
+        members = [(group, colour) for group, colour in zip(groups, colours, strict=True) if group.place == key]
+        clusters[key] = [PlacedGroup(group, place + k, colour) for k, (group, colour) in enumerate(members)]
+        place += len(members) + 1
+    return clusters
+
+
 def draw(
-    groups: Sequence[Group], names: Sequence[str], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None
+    groups: Sequence[Group],
+    names: Sequence[str],
+    stem: Path,
+    reference: Mapping[Any, Sequence[float]] | None = None,
+    scale: str = "full",
 ) -> None:
-    """Bars of each of `names`, keys of `QUANTITIES`; `reference`: (data, network, scheme, ρ) -> the paper's of each."""
-    clusters = [*dict.fromkeys(group.place for group in groups)]
-    members = [[group for group in groups if group.place == cluster] for cluster in clusters]
-    begins = np.cumsum([0, *(len(group) + 1 for group in members)])[:-1]
-    placed = [
-        (begin + k, group) for begin, cluster in zip(begins, members, strict=True) for k, group in enumerate(cluster)
-    ]
-    colours = {id(group): colour for group, colour in zip(groups, plotting.colours(groups), strict=True)}
-    is_marked = False
-    is_wide = len(groups) > 6
-    figure = plotting.new_figure(
-        plotting.PAGE if is_wide else plotting.COLUMN, 0.9 + 1.7 * len(names), plotting.setting(groups)
-    )
+    """Bars of each quantity.
+
+    Args:
+        groups: runs to compare.
+        names: of the quantities, keys of `QUANTITIES`.
+        stem: of the files.
+        reference: (data set, network, scheme, ρ) -> the paper's value of each quantity.
+        scale: see `plotting.new_figure`.
+    """
     from matplotlib.lines import Line2D
 
+    clusters = _clusters(groups)
+    placed = [one for cluster in clusters.values() for one in cluster]
+    is_marked, is_wide = False, len(groups) > 6
+    width = plotting.PAGE if is_wide else plotting.COLUMN
+    figure = plotting.new_figure(width, 0.9 + 1.7 * len(names), plotting.caption(groups), scale)
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for index, (axes, name) in enumerate(zip(panels, names, strict=True)):
         quantity = QUANTITIES[name]
-        means = [group.mean(quantity.of) for group in groups]
-        if name == "hours" and np.nanmax(means) < 0.2:
+        if name == "hours" and np.nanmax([group.mean(quantity.of) for group in groups]) < 0.2:
             quantity = QUANTITIES["minutes"]
-        for place, group in placed:
-            mean, spread = group.mean(quantity.of), group.spread(quantity.of)
-            rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
-            is_known = not np.isnan(mean)
-            look = {"color": colours[id(group)], "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
-            axes.bar(place, mean if is_known else 0, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, **look)
-            text = f"{mean:.3g}" if is_known else "unknown"
-            how = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
-            axes.annotate(text, (place, mean if is_known else 0), (0, 1), textcoords="offset points", **how)
-            told = (reference or {}).get(group.paper_key)
-            if told is not None and quantity is QUANTITIES[name]:
-                axes.hlines(told[index], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
-                is_marked = True
-        axes.set_ylabel(quantity.label)
-        axes.grid(axis="x", visible=False)
-        axes.margins(y=0.15)
-        if np.isnan(means).all():
-            axes.set_ylim(0, 1)
-            axes.set_yticks([])
-    middles = [begin + (len(cluster) - 1) / 2 for begin, cluster in zip(begins, members, strict=True)]
+        rows += _draw_panel(axes, quantity, placed)
+        if quantity is QUANTITIES[name]:
+            is_marked |= _mark_paper_values(axes, placed, reference or {}, index)
+    middles = [float(np.mean([one.place for one in cluster])) for cluster in clusters.values()]
     panels[-1].set_xticks(middles, ["\n".join(cluster) for cluster in clusters])
-    bars: dict[str, Any] = dict(zip((group.label for _, group in placed), panels[0].patches, strict=True))
+    bars: dict[str, Any] = dict(zip((one.group.label for one in placed), panels[0].patches, strict=True))
     if is_marked:
         bars["the paper's"] = Line2D([], [], color="black", lw=1, alpha=0.5)
+    columns = 5 if is_wide else 3
     figure.legend(
-        bars.values(),
-        bars.keys(),
-        loc="outside lower center",
-        ncols=5 if is_wide else 3,
-        frameon=False,
-        handlelength=1.5,
+        bars.values(), bars.keys(), loc="outside lower center", ncols=columns, frameon=False, handlelength=1.5
     )
-    columns = ["network", "dataset", "scheme", "quantity", "mean", "standard_deviation", "seeds"]
-    plotting.save(figure, stem, columns, rows)
+    header = ["network", "dataset", "scheme", "quantity", "mean", "standard_deviation", "seeds"]
+    plotting.save(figure, stem, header, rows)
+
+
+def _draw_panel(axes: Axes, quantity: Quantity, placed: Sequence[PlacedGroup]) -> list[tuple[Any, ...]]:
+    """A bar for each group; returns a row of the CSV for each."""
+    rows: list[tuple[Any, ...]] = []
+    for group, place, colour in placed:
+        mean, spread = group.mean(quantity.of), group.spread(quantity.of)
+        rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
+        is_known = not np.isnan(mean)
+        height = mean if is_known else 0
+        look: dict[str, Any] = {"color": colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
+        axes.bar(place, height, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, **look)
+        text = f"{mean:.3g}" if is_known else "unknown"
+        style: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
+        axes.annotate(text, (place, height), (0, 1), textcoords="offset points", **style)
+    axes.set_ylabel(quantity.label)
+    axes.grid(axis="x", visible=False)
+    axes.margins(y=0.15)
+    if all(np.isnan(row[4]) for row in rows):
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+    return rows
+
+
+def _mark_paper_values(
+    axes: Axes, placed: Sequence[PlacedGroup], reference: Mapping[Any, Sequence[float]], index: int
+) -> bool:
+    """A line at the paper's value of the quantity `index` on each bar that has one; returns whether any has."""
+    is_marked = False
+    for group, place, _ in placed:
+        paper_values = reference.get(group.paper_key)
+        if paper_values is not None:
+            axes.hlines(paper_values[index], place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5)
+            is_marked = True
+    return is_marked
 
 
 def main() -> None:

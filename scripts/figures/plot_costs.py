@@ -1,39 +1,42 @@
 #!/usr/bin/env python
-"""What elastic training costs and what drives it, from finished runs and their timing tables.
+"""What elastic training costs, and what that depends on, from finished runs and their timing tables.
 
 layers            accuracy and step time over how many of the last layers train (the paper's Fig 2)
 importance        similarity of importance and overhead, over interval and batch size (Fig 7)
-solver            time reached and solver's overhead over T_q (Fig 13b), subproblems (Fig 13a)
+solver            resulting time and the solver's overhead over T_q (Fig 13b), subproblems (Fig 13a)
 profiling         seconds of profiling over those of an epoch (Table 1)
 time_to_accuracy  speedup over the best baseline at equal accuracy (Table 2)
 
-python scripts/plot_costs.py importance logs/a logs/b
+    python scripts/figures/plot_costs.py importance logs/a logs/b
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotting
+from made_up_networks import RESNET50_TENSORS, measure_recursion
 from plot_accuracy_time import seconds
-from plot_epochs import read_selections
 from plotting import FinishedRun, Group
 
 import utils
-from elastic_trainer.cli.train_command import parse_main
-from elastic_trainer.settings import PAPER
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.runs.reader import read_json
+from elastic_trainer.settings import PAPER, is_elastic
 from utils import UserError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def draw_layers(groups: Sequence[Group], stem: Path) -> None:
-    """Fig 2: last layers that train against accuracy, and against the median step."""
+
+def draw_layers(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
+    """Fig 2: accuracy and the median step over how many of the last layers train."""
     found = sorted(groups, key=_layers)
-    figure = plotting.new_figure(plotting.COLUMN, 2.6, plotting.setting(found))
+    figure = plotting.new_figure(plotting.COLUMN, 2.6, plotting.caption(found), scale)
     left = figure.add_subplot(xlabel="trained layers, from the output", ylabel="test accuracy (%)")
     right = left.twinx()
     right.set_ylabel("median step (ms)")
@@ -69,27 +72,52 @@ def similarity(first: np.ndarray, second: np.ndarray) -> float:
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
 
-def _training_seconds(run: FinishedRun) -> float:
-    """Of an epoch, without selecting."""
+def _epoch_seconds(run: FinishedRun) -> float:
+    """Training time of an epoch without selecting."""
     return float(run.summary["train_seconds"] - run.summary["selection_seconds"]) / int(run.summary["epochs"])
 
 
+class ImportancePoint(NamedTuple):
+    """A point of Fig 7; kind "interval": value in epochs; kind "images": value is the number of images."""
+
+    kind: str
+    value: float
+    similarity: float
+    overhead_percent: float
+
+
 def _by_interval(run: FinishedRun) -> list[tuple[float, float, float]]:
-    """Epochs apart, mean similarity of the importance so far apart, overhead in % of selecting so seldom."""
-    _, _, vectors = read_selections(run)
-    once = run.summary["selection_seconds"] / len(vectors)
+    """(Distance in epochs, mean similarity of importance at that distance, overhead of selecting so seldom in %)."""
+    vectors = run.selections().importance
+    selection_seconds = run.summary["selection_seconds"] / len(vectors)
     rows = []
-    for apart in range(1, len(vectors)):
-        pairs = [similarity(vectors[k], vectors[k + apart]) for k in range(len(vectors) - apart)]
-        rows.append((float(apart), float(np.mean(pairs)), 100 * once / (apart * _training_seconds(run))))
+    for distance in range(1, len(vectors)):
+        pairs = [similarity(vectors[k], vectors[k + distance]) for k in range(len(vectors) - distance)]
+        overhead = 100 * selection_seconds / (distance * _epoch_seconds(run))
+        rows.append((float(distance), float(np.mean(pairs)), overhead))
     return rows
 
 
-def draw_importance(groups: Sequence[Group], stem: Path) -> None:
+def _by_images(groups: Sequence[Group], epoch_seconds: float) -> list[ImportancePoint]:
+    """Similarity of the first importance of runs, in order of their batches, with that of most batches."""
+    first = {id(run): run.selections().importance[0] for group in groups for run in group.runs}
+    most = {run.config["seed"]: first[id(run)] for run in groups[-1].runs}
+    points = []
+    for group in groups:
+        images = group.first.config["importance_batches"] * group.first.config["batch_size"]
+        alike = [
+            similarity(first[id(run)], most[run.config["seed"]]) for run in group.runs if run.config["seed"] in most
+        ]
+        share = 100 * group.mean(lambda run: run.summary["selection_seconds"]) / epoch_seconds
+        points.append(ImportancePoint("images", images, float(np.mean(alike)), share))
+    return points
+
+
+def draw_importance(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
     """Fig 7: a from the run with a selection every epoch, b from the first selections of runs by batches.
 
-    a: similarity of vectors so many epochs apart (mean over all such pairs). b: similarity with the vector of most
-    images. Overhead: one selection, compiling included, over the training between two.
+    a: mean similarity of all pairs of vectors at each distance in epochs. b: similarity with the vector of most images.
+    Overhead: time of one selection, compiling included, over the training between two.
     """
     steady = [g for g in groups if g.first.config["importance_batches"] == 1 and g.first.summary["epochs"] > 2]
     by_batches = sorted(
@@ -98,20 +126,12 @@ def draw_importance(groups: Sequence[Group], stem: Path) -> None:
     )
     if not steady or not by_batches:
         raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
-    rows: list[tuple[Any, ...]] = [("interval", *row) for row in np.mean([*map(_by_interval, steady[0].runs)], axis=0)]
-    training = float(np.mean([_training_seconds(run) for run in steady[0].runs]))
-    first = {id(run): read_selections(run)[2][0] for group in by_batches for run in group.runs}
-    most = {run.config["seed"]: first[id(run)] for run in by_batches[-1].runs}
-    for group in by_batches:
-        images = group.first.config["importance_batches"] * group.first.config["batch_size"]
-        alike = [
-            similarity(first[id(run)], most[run.config["seed"]]) for run in group.runs if run.config["seed"] in most
-        ]
-        share = 100 * group.mean(lambda run: run.summary["selection_seconds"]) / training
-        rows.append(("images", images, float(np.mean(alike)), share))
-    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
+    runs = steady[0].runs
+    points = [ImportancePoint("interval", *row) for row in np.mean([*map(_by_interval, runs)], axis=0)]
+    points += _by_images(by_batches, float(np.mean([_epoch_seconds(run) for run in runs])))
+    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.caption(groups), scale)
     for index, (kind, label) in enumerate((("interval", "interval (epochs)"), ("images", "images measured on"))):
-        values = np.array([row[1:] for row in rows if row[0] == kind])
+        values = np.array([point[1:] for point in points if point.kind == kind])
         axes = figure.add_subplot(
             1, 2, index + 1, xlabel=label, ylabel="similarity", ylim=(min(0, values[:, 1].min()), 1.05)
         )
@@ -126,18 +146,16 @@ def draw_importance(groups: Sequence[Group], stem: Path) -> None:
             axes.xaxis.set_major_formatter("{x:g}")
     lines = [*axes.get_lines(), *overhead.get_lines()]
     figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside lower center", ncols=2, frameon=False)
-    plotting.save(figure, stem, ["kind", "value", "similarity", "overhead_percent"], rows)
+    plotting.save(figure, stem, [*ImportancePoint._fields], points)
 
 
-def draw_subproblems(stem: Path) -> None:
-    """Fig 13a: entries that the solver's table has, and the paper's recursion visits, on made-up networks."""
-    import benchmark_solver
-
+def draw_subproblems(stem: Path, scale: str = "full") -> None:
+    """Fig 13a: subproblems of our solver and of the paper's recursion, on made-up networks."""
     rows = []
-    for tensors in (50, 100, benchmark_solver.RESNET50):
-        record = benchmark_solver.measure_recursion(tensors, 1_000, quick=True)
+    for tensors in (50, 100, RESNET50_TENSORS):
+        record = measure_recursion(tensors, 1_000, quick=True)
         rows.append((tensors, record["recursion_subproblems"], record["solve_subproblems"]))
-    figure = plotting.new_figure(plotting.COLUMN, 2.4, "made-up networks, $T_q$ = 1,000")
+    figure = plotting.new_figure(plotting.COLUMN, 2.4, "made-up networks, $T_q$ = 1,000", scale)
     axes = figure.add_subplot(yscale="log", xlabel="tensors", ylabel="subproblems")
     places = np.arange(len(rows))
     for shift, index, label, colour, hatch in (
@@ -154,41 +172,51 @@ def draw_subproblems(stem: Path) -> None:
     plotting.save(figure, stem, ["tensors", "recursion_subproblems", "subproblems"], rows)
 
 
-def draw_solver(
-    groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[Sequence[float]]] | None = None
-) -> None:
-    """Fig 13b: the selections of a run solved anew with other T_q; `reference`: network -> the paper's two curves."""
-    run = groups[0].first
-    args = parse_main([*map(str, run.config["command"])])
-    args.num_classes = run.config["num_classes"]
-    model, table = plotting.network_and_table(args)
+def _solved_again(group: Group) -> tuple[float, list[tuple[Any, ...]]]:
+    """rho, and for each T_q: T_q, mean step over a full step in %, median ms of solving, its share of training in %."""
+    command = parse_training([*map(str, group.first.config["command"])])
+    model, table = plotting.network_and_table(command.with_classes(group.first.config["num_classes"]))
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.select import select_tensors
 
-    head, runs = head_mask(model), groups[0].runs
-    vectors = np.concatenate([read_selections(run)[2] for run in runs])
-    training = sum(run.summary["train_seconds"] for run in runs)
+    head, rho = head_mask(model), command.training.rho
+    vectors = np.concatenate([run.selections().importance for run in group.runs])
+    train_seconds = sum(run.summary["train_seconds"] for run in group.runs)
     rows: list[tuple[Any, ...]] = []
     for resolution in (10, 100, 1_000, 10_000, 100_000):
-        took, reached = [], []
+        solve_seconds, shares = [], []
         for importance in vectors:
-            begin = time.perf_counter()
-            choice = select_tensors(table, importance, head, args.rho, resolution)
-            took.append(time.perf_counter() - begin)
-            reached.append((choice.predicted_step_ms or 0) / table.full_step_ms)
-        share = 100 * float(np.median(took)) * len(vectors) / training
-        rows.append((resolution, 100 * float(np.mean(reached)), 1e3 * float(np.median(took)), share))
-    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.setting(groups))
+            start = time.perf_counter()
+            selection = select_tensors(table, importance, head, rho, resolution)
+            solve_seconds.append(time.perf_counter() - start)
+            shares.append((selection.predicted_step_ms or 0) / table.full_step_ms)
+        median = float(np.median(solve_seconds))
+        rows.append(
+            (resolution, 100 * float(np.mean(shares)), 1e3 * median, 100 * median * len(vectors) / train_seconds)
+        )
+    return rho, rows
+
+
+def draw_solver(
+    groups: Sequence[Group],
+    stem: Path,
+    reference: Mapping[Any, Sequence[Sequence[float]]] | None = None,
+    scale: str = "full",
+) -> None:
+    """Fig 13b: the selections of a run solved again with other T_q; `reference`: network -> the paper's two curves."""
+    rho, rows = _solved_again(groups[0])
+    figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.caption(groups), scale)
     values = np.array(rows)
-    reached_axes = figure.add_subplot(1, 2, 1, xscale="log", xlabel="$T_q$", ylabel="step over full (%)")
-    reached_axes.plot(values[:, 0], values[:, 1], "o-", color="#0072b2")
-    reached_axes.axhline(100 * args.rho, color="0.4", ls=":", lw=0.8)
+    share_axes = figure.add_subplot(1, 2, 1, xscale="log", xlabel="$T_q$", ylabel="step over full (%)")
+    share_axes.plot(values[:, 0], values[:, 1], "o-", color="#0072b2")
+    share_axes.axhline(100 * rho, color="0.4", ls=":", lw=0.8)
     solver_axes = figure.add_subplot(
         1, 2, 2, xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)"
     )
     solver_axes.plot(values[:, 0], values[:, 3], "s--", color="#d55e00")
     if reference and groups[0].paper_key:
-        for axes, curve in zip((reached_axes, solver_axes), reference.get(run.config["model_name"], ()), strict=False):
+        curves = reference.get(groups[0].first.config["model_name"], ())
+        for axes, curve in zip((share_axes, solver_axes), curves, strict=False):
             axes.plot(values[:, 0], curve, "_", color="black", ms=9, alpha=0.5, label="the paper's")
             axes.legend()
     columns = ["time_resolution", "step_over_full_percent", "solver_ms", "solver_percent_of_training"]
@@ -196,7 +224,10 @@ def draw_solver(
 
 
 def draw_profiling(
-    steps: Mapping[Path, int], stem: Path, reference: Mapping[Any, Sequence[float]] | None = None
+    steps: Mapping[Path, int],
+    stem: Path,
+    reference: Mapping[Any, Sequence[float]] | None = None,
+    scale: str = "full",
 ) -> None:
     """Table 1: seconds of profiling over those of an epoch of full training.
 
@@ -204,88 +235,135 @@ def draw_profiling(
         steps: folder of a timing table -> steps of an epoch.
         stem: of the files.
         reference: network -> the paper's percentage.
+        scale: see `plotting.new_figure`.
     """
-    rows, told = [], []
+    rows, paper_percents = [], []
     for folder, count in steps.items():
-        record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "profile.json")
         epoch = count * record["full_step_ms"] / 1e3
         rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
         if reference and record.get("model_name") in reference and record["input_size"] == PAPER["input_size"]:
-            told.append((len(rows) - 1, *reference[record["model_name"]]))
+            paper_percents.append((len(rows) - 1, *reference[record["model_name"]]))
     names = "network, pixels, classes, batch"
-    figure = plotting.new_figure(
-        plotting.COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})"
-    )
+    title = f"time of profiling, once, over that of one epoch of full training ({names})"
+    figure = plotting.new_figure(plotting.COLUMN, 2.0, title, scale)
     axes = figure.add_subplot(xlabel="% of an epoch")
     bars = axes.barh([row[0] for row in rows], [row[3] for row in rows], color="#0072b2")
     axes.bar_label(bars, [f"{row[3]:.0f}" if row[3] >= 100 else f"{row[3]:.2g}" for row in rows], fontsize=6, padding=2)
-    for place, percent in told:
+    for place, percent in paper_percents:
         axes.vlines(percent, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
-    if told:
-        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
+    if paper_percents:
+        plotting.legend_once(axes)
     axes.margins(x=0.15)
     axes.invert_yaxis()
     plotting.save(figure, stem, ["table", "profiling_seconds", "epoch_seconds", "percent"], rows)
 
 
 def time_to(run: FinishedRun, accuracy: float) -> float:
-    """Seconds of training and testing until the first epoch that reaches `accuracy`; inf where none does."""
+    """Seconds of training and testing until the first epoch that reaches `accuracy`; inf if none does."""
     reached = np.flatnonzero(np.array(run.column("test_accuracy")) >= accuracy)
     return float(seconds(run)[reached[0]]) if len(reached) else np.inf
 
 
+class Speedup(NamedTuple):
+    """A row of Table 2: times until `accuracy`, and the speedup of elastic training over the best baseline."""
+
+    dataset: str
+    accuracy: float
+    elastic_seconds: float
+    best_baseline: str
+    baseline_seconds: float
+    speedup: float
+    speedup_sd: float
+
+
+def _speedup(dataset: str, accuracy: float, elastic: Group, baselines: Sequence[Group]) -> Speedup:
+    """The baseline is the fastest in the mean over seeds; speedups are of equal seeds."""
+
+    def times(group: Group) -> np.ndarray:
+        return np.array([time_to(run, accuracy) for run in group.runs])
+
+    best = min(baselines, key=lambda group: times(group).mean())
+    elastic_seconds, baseline_seconds = times(elastic), times(best)
+    with np.errstate(invalid="ignore"):
+        speedups = baseline_seconds[: len(elastic_seconds)] / elastic_seconds
+    spread = speedups.std(ddof=1) if len(speedups) > 1 and np.isfinite(speedups).all() else 0.0
+    return Speedup(
+        dataset,
+        accuracy,
+        float(elastic_seconds.mean()),
+        best.label,
+        float(baseline_seconds.mean()),
+        float(speedups.mean()),
+        float(spread),
+    )
+
+
+def _speedups(
+    dataset: str, groups: Sequence[Group], reference: Mapping[Any, Any]
+) -> list[tuple[Speedup, float | None]]:
+    """The speedups on one data set, each with the paper's if the setting is the paper's."""
+    found = [group for group in groups if group.train_type == "elastic_training"]
+    baselines = [group for group in groups if not is_elastic(group.train_type)]
+    if len(found) != 1 or not baselines:
+        raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {dataset}")
+    [elastic] = found
+    best = min(max(run.column("test_accuracy")) for run in elastic.runs)
+    paper_values = reference.get(elastic.first.config["dataset_name"]) if elastic.paper_key else None
+    points = paper_values or ((0.9 * best, None), (0.95 * best, None), (best, None))
+    return [(_speedup(dataset, accuracy, elastic, baselines), paper_speedup) for accuracy, paper_speedup in points]
+
+
 def draw_time_to_accuracy(
-    groups: Sequence[Group], stem: Path, reference: Mapping[Any, Sequence[Sequence[float]]] | None = None
+    groups: Sequence[Group],
+    stem: Path,
+    reference: Mapping[Any, Sequence[Sequence[float]]] | None = None,
+    scale: str = "full",
 ) -> None:
     """Table 2: the best baseline's time over elastic training's, at three accuracies that elastic training reached.
 
-    `reference`: data set -> the paper's three accuracies, which then take the place of 90, 95 and 100 % of the best,
-    and its speedup at each. The baseline is the best by the mean over seeds; speedups are of equal seeds.
+    Args:
+        groups: runs to compare.
+        stem: of the files.
+        reference: data set -> the paper's (accuracy, speedup), which replace 90, 95 and 100 % of the best accuracy.
+        scale: see `plotting.new_figure`.
     """
-    rows: list[tuple[Any, ...]] = []
-    marks: list[float | None] = []
-    for data in dict.fromkeys(plotting.dataset(group.first) for group in groups):
-        here = [group for group in groups if plotting.dataset(group.first) == data]
-        found = [group for group in here if group.first.summary["train_type"] == "elastic_training"]
-        others = [group for group in here if not group.first.summary["train_type"].startswith("elastic_training")]
-        if len(found) != 1 or not others:
-            raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {data}")
-        [elastic] = found
-        best = min(max(run.column("test_accuracy")) for run in elastic.runs)
-        told = (reference or {}).get(elastic.first.config["dataset_name"]) if elastic.paper_key else None
-        for accuracy, mark in told or ((0.9 * best, None), (0.95 * best, None), (best, None)):
-            times = {id(group): np.array([time_to(run, accuracy) for run in group.runs]) for group in here}
-            own, baseline = times[id(elastic)], min(others, key=lambda group: times[id(group)].mean())
-            with np.errstate(invalid="ignore"):
-                speedups = times[id(baseline)][: len(own)] / own
-            spread = speedups.std(ddof=1) if len(own) > 1 and np.isfinite(speedups).all() else 0.0
-            means = (float(value.mean()) for value in (own, times[id(baseline)], speedups))
-            own_seconds, baseline_seconds, speedup = means
-            rows.append((data, accuracy, own_seconds, baseline.label, baseline_seconds, speedup, float(spread)))
-            marks.append(mark)
-    figure = plotting.new_figure(plotting.COLUMN, 2.4, plotting.setting(groups))
+    results: list[tuple[Speedup, float | None]] = []
+    for dataset in dict.fromkeys(plotting.dataset_label(group.first) for group in groups):
+        here = [group for group in groups if plotting.dataset_label(group.first) == dataset]
+        results += _speedups(dataset, here, reference or {})
+    figure = plotting.new_figure(plotting.COLUMN, 2.4, plotting.caption(groups), scale)
     axes = figure.add_subplot(ylabel="speedup over the best baseline")
-    labels = [f"{row[0]}\n{100 * row[1]:.1f} %" for row in rows]
-    finite = [row[5] if np.isfinite(row[5]) else 0 for row in rows]
-    spreads = [row[6] for row in rows]
-    bars = axes.bar(labels, finite, yerr=spreads if any(spreads) else None, color="#0072b2")
+    _draw_speedups(axes, [row for row, _ in results])
+    marks = [paper_speedup for _, paper_speedup in results]
     for place, mark in enumerate(marks):
         if mark is not None:
             axes.hlines(mark, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
     if any(marks):
-        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
+        plotting.legend_once(axes)
+    plotting.save(figure, stem, [*Speedup._fields], [row for row, _ in results])
+
+
+def _draw_speedups(axes: Axes, rows: Sequence[Speedup]) -> None:
+    """A bar for each row; a row without a speedup says why."""
+    labels = [f"{row.dataset}\n{100 * row.accuracy:.1f} %" for row in rows]
+    heights = [row.speedup if np.isfinite(row.speedup) else 0 for row in rows]
+    spreads = [row.speedup_sd for row in rows]
+    bars = axes.bar(labels, heights, yerr=spreads if any(spreads) else None, color="#0072b2")
     texts = [
-        f"{row[5]:.2f}×" if np.isfinite(row[5]) else "no baseline" if np.isfinite(row[2]) else "not reached"
+        f"{row.speedup:.2f}×"
+        if np.isfinite(row.speedup)
+        else "no baseline"
+        if np.isfinite(row.elastic_seconds)
+        else "not reached"
         for row in rows
     ]
     axes.bar_label(bars, texts, fontsize=6, padding=1)
     axes.axhline(1, color="0.4", lw=0.8, ls=":")
     axes.margins(y=0.15)
-    columns = ["dataset", "accuracy", "elastic_seconds", "best_baseline", "baseline_seconds", "speedup", "speedup_sd"]
-    plotting.save(figure, stem, columns, rows)
 
 
-KINDS = {
+KINDS: dict[str, plotting.Plot] = {
     "layers": draw_layers,
     "importance": draw_importance,
     "solver": draw_solver,

@@ -1,28 +1,31 @@
-"""What all figures share: how finished runs are read and grouped, how the schemes look, how a figure is written.
+"""What all figures share: groups of finished runs, the look of each scheme, and how a figure is written.
 
-Figures are made from logs alone. Each is written as PDF and PNG, with its numbers as CSV beside it. Colours are those
-of Okabe and Ito, which colour-blind people tell apart; markers, dashes and hatches tell the schemes apart in greyscale.
+Figures are made from logs alone. Each is written as PDF and PNG, with its numbers as CSV beside it. The colours are
+those of Okabe and Ito, which colour-blind readers can distinguish; markers, dashes and hatches distinguish the schemes
+in greyscale.
+
+Importing this module puts the checkout and scripts/benchmarks on the import path, so a script starts from any folder.
+It is imported first.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_trainer.runs.config import without_effect
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
 import utils
+from elastic_trainer.runs.config import without_effect
+from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
 from utils import UserError
 
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from elastic_trainer.cli.commands import TrainCommand
     from elastic_trainer.timing.table import TimingTable
 
+PaperKey = tuple[str, str, str, float | None]  # data set, network, scheme, ρ: how values of the paper are looked up
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 STYLE: dict[str, Any] = {
     "font.size": 8,
@@ -54,6 +59,8 @@ STYLE: dict[str, Any] = {
 
 
 class Look(NamedTuple):
+    """How a scheme is drawn."""
+
     label: str
     colour: str
     marker: str
@@ -71,40 +78,14 @@ LOOKS = {
     "elastic_training_grad_magnitude": Look("Gradient magnitude", "#999999", "X", "-.", "ooo"),
     "last_layers_training": Look("Last layers", "#000000", "*", "-", "---"),
 }
-SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer, where several budgets are shown
-DATASETS = {"caltech_birds2011": "CUB-200", "oxford_iiit_pet": "Oxford-IIIT Pet", "stanford_dogs": "Stanford Dogs"}
-NETWORKS = {"resnet50": "ResNet50", "vgg16": "VGG16", "mobilenetv2": "MobileNetV2", "vit": "ViT-B/16"}
-ALIKE = ("input_size", "batch_size", "num_classes", "alpha", "optimizer")
-SCALE = "full"  # of the figures that run_figure.py draws: what is not "full" is said above them
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a run left: its folder, summary.json, config.json, and the rows of metrics.csv."""
-
-    folder: Path
-    summary: dict[str, Any]
-    config: dict[str, Any]
-    epochs: list[dict[str, str]]
-
-    def column(self, name: str) -> list[float]:
-        """A column of metrics.csv; nan where a row is empty."""
-        return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
-
-
-def read_run(folder: Path) -> FinishedRun:
-    """Raises `UserError` where `folder` holds no finished run."""
-    try:
-        summary, config = (
-            json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "config")
-        )
-        with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            run = FinishedRun(folder, summary, config, [*csv.DictReader(file)])
-        if summary["train_type"] not in LOOKS or not run.epochs:
-            raise ValueError(f"a run of {summary['train_type']} with {len(run.epochs)} epochs")
-        return run
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: does not hold a finished run ({error})") from error
+SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer if several budgets are shown
+DATASET_LABELS = {
+    "caltech_birds2011": "CUB-200",
+    "oxford_iiit_pet": "Oxford-IIIT Pet",
+    "stanford_dogs": "Stanford Dogs",
+}
+NETWORK_LABELS = {"resnet50": "ResNet50", "vgg16": "VGG16", "mobilenetv2": "MobileNetV2", "vit": "ViT-B/16"}
+ALIKE = ("input_size", "batch_size", "num_classes", "alpha", "optimizer")  # in runs that are compared
 
 
 class Group(NamedTuple):
@@ -114,20 +95,27 @@ class Group(NamedTuple):
 
     @property
     def first(self) -> FinishedRun:
+        """A run that stands for all of them when the seed does not matter."""
         return self.runs[0]
 
     @property
+    def train_type(self) -> str:
+        """The scheme's name as a flag."""
+        return self.first.summary["train_type"]
+
+    @property
     def look(self) -> Look:
-        return LOOKS[self.first.summary["train_type"]]
+        """How the scheme is drawn."""
+        return LOOKS[self.train_type]
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its network and data set, as they are called in figures."""
-        return network(self.first), dataset(self.first)
+        """Labels of the network and the data set."""
+        return network_label(self.first), dataset_label(self.first)
 
     @property
-    def paper_key(self) -> tuple[str, str, str, float | None] | None:
-        """What its values are found by in `paper_figures.REFERENCE`; None where its setting is not the paper's."""
+    def paper_key(self) -> PaperKey | None:
+        """The key of its values in `paper_figures.REFERENCE`; None if its setting is not the paper's."""
         config = self.first.config
         size = config["input_size"], config["batch_size"], config.get("max_steps")
         if size != (PAPER["input_size"], PAPER["batch_size"], None) or config["num_epochs"] < 12:
@@ -136,28 +124,32 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The scheme, with its budget where it has one."""
+        """The scheme, with its budget if it has one."""
         rho, config = self.first.summary.get("rho"), self.first.config
         layers = f" {config['trained_layers']}" if config["train_type"] == "last_layers_training" else ""
         return self.look.label + (f" ρ={100 * rho:g}%" if rho else "") + layers
 
     def values(self, of: Callable[[FinishedRun], float | None]) -> np.ndarray:
-        """[runs], without those that have none."""
+        """`of` each run that has the value."""
         found = [of(run) for run in self.runs]
         return np.array([value for value in found if value is not None], float)
 
     def mean(self, of: Callable[[FinishedRun], float | None]) -> float:
+        """The mean of `of` over the runs; NaN if none has the value."""
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
 
     def spread(self, of: Callable[[FinishedRun], float | None]) -> float:
-        """Standard deviation over the seeds; 0 where there is one."""
+        """Standard deviation of `of` over the runs; 0 for a single run."""
         values = self.values(of)
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
+Plot = Callable[..., None]  # (groups, stem, scale=…), and with reference=… if the paper's values can be marked
+
+
 def group_runs(folders: Sequence[Path]) -> list[Group]:
-    """The runs in `folders`, those that differ in their seed alone together.
+    """The runs in `folders`; those that differ in their seed alone are in one group.
 
     Raises:
         UserError: a folder holds no finished run, or two hold the same setting and seed.
@@ -174,13 +166,11 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
         alike.append(run)
     groups = [Group(runs) for runs in found.values()]
     order = [*LOOKS]
-    return sorted(
-        groups, key=lambda group: (order.index(group.first.summary["train_type"]), group.first.summary["rho"] or 0)
-    )
+    return sorted(groups, key=lambda group: (order.index(group.train_type), group.first.summary["rho"] or 0))
 
 
-def network_and_table(args: argparse.Namespace) -> tuple[keras.Model, TimingTable]:
-    """The network of a run's options, with weights of no meaning, and its timing table, wherever it was made.
+def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
+    """The network of a run, with random weights, and its timing table, whichever machine the table is from.
 
     Raises:
         UserError: there is no such table, or it is of another network.
@@ -189,30 +179,35 @@ def network_and_table(args: argparse.Namespace) -> tuple[keras.Model, TimingTabl
     import keras
 
     import models
+    from elastic_trainer.cli.commands import profiler_command
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.table import load_table
+    from elastic_trainer.timing.table import load_table, table_folder
 
-    keras.utils.clear_session()  # layers are numbered as in a process of its own, where the table was made
-    args = argparse.Namespace(**{**vars(args), "weights": "none", "allow_stale_profile": True})
-    model = models.build_from_options(args)
+    keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
+    network, logdir = replace(command.network, weights="none"), command.run.logdir
+    model = models.build(network)
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    return model, load_table(args, tensor_names(model), shapes)
+    remake = profiler_command(network, command.data, logdir)
+    folder = table_folder(network, logdir)
+    return model, load_table(folder, network, tensor_names(model), shapes, remake, allow_stale=True)
 
 
-def network(run: FinishedRun) -> str:
+def network_label(run: FinishedRun) -> str:
+    """The network's name in figures."""
     name, alpha = run.config["model_name"], run.config.get("alpha", 1)
-    return NETWORKS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
+    return NETWORK_LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
 
 
-def dataset(run: FinishedRun) -> str:
+def dataset_label(run: FinishedRun) -> str:
+    """The data set's name in figures."""
     name = run.config["dataset_name"]
     if name == "image_folder":
         return Path(run.config["data_dir"]).name
-    return DATASETS.get(name, name)
+    return DATASET_LABELS.get(name, name)
 
 
-def setting(groups: Sequence[Group]) -> str:
-    """What was run, in a line (so that a small run never passes for the paper's)."""
+def caption(groups: Sequence[Group]) -> str:
+    """What was run, in one line, so that nobody mistakes a small run for the paper's."""
     runs = [run for group in groups for run in group.runs]
 
     def all_of(values: Iterable[Any]) -> str:
@@ -226,50 +221,71 @@ def setting(groups: Sequence[Group]) -> str:
     random = ", random weights" if any(run.config.get("weights") == "none" for run in runs) else ""
     seeds = max(len(group.runs) for group in groups)
     return (
-        f"{all_of(map(network, runs))} on {all_of(map(dataset, runs))}, "
+        f"{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}, "
         f"{all_of(sizes)} px, batch {all_of(batches)}, "
         f"{all_of(map(length, runs))}{random}, {seeds} seed{'s' if seeds > 1 else ''}"
     )
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
+def new_figure(width: float, height: float, title: str, scale: str = "full") -> Figure:
+    """A figure in the common style.
+
+    Args:
+        width, height: in inches.
+        title: small text above the figure.
+        scale: of the runs (`run_figure.SCALES`); the title starts with it unless it is "full".
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
     figure = Figure(figsize=(width, height), layout="constrained")
-    title = title if SCALE == "full" else f"{SCALE}: {title}"
+    title = title if scale == "full" else f"{scale}: {title}"
     characters = int(width * 22)  # of this size, in a line
     figure.suptitle("\n".join(textwrap.wrap(title, characters)), fontsize=7, color="0.35")
     return figure
 
 
+def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, colour: str, look: Look, label: str) -> None:
+    """The mean of `curves` [runs, points] over `places` [points], with a band of one standard deviation."""
+    mean = curves.mean(0)
+    axes.plot(places, mean, color=colour, ls=look.dashes, marker=look.marker, label=label)
+    if len(curves) > 1:
+        spread = curves.std(0, ddof=1)
+        axes.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
+
+
 def save(figure: Figure, stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write the figure as PDF and PNG and its numbers as CSV; says so."""
+    """Write the figure as PDF and PNG and its numbers as CSV; prints where."""
     utils.save_figure(figure, stem)
     utils.write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
     print(f"figure: {stem}.pdf and .png; its numbers: {stem}.csv")
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """One legend for the whole figure, under it."""
+    """One legend for the entire figure, below it."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
 
 
+def legend_once(axes: Axes) -> None:
+    """A legend with the first of several lines of the same label."""
+    axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
+
+
 def colours(groups: Sequence[Group]) -> list[str]:
-    """A colour for each; several budgets of elastic training get shades."""
-    told = [(group.first.summary["train_type"], group.first.summary["rho"]) for group in groups]
-    budgets = [*dict.fromkeys(rho for scheme, rho in told if scheme == "elastic_training")]
+    """A colour for each group; several budgets of elastic training get shades."""
+    schemes = [(group.train_type, group.first.summary["rho"]) for group in groups]
+    budgets = [*dict.fromkeys(rho for scheme, rho in schemes if scheme == "elastic_training")]
     if len(budgets) < 2:
         return [group.look.colour for group in groups]
     return [
         SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else LOOKS[scheme].colour
-        for scheme, rho in told
+        for scheme, rho in schemes
     ]
 
 
-def draw_by_name(description: str | None, kinds: Mapping[str, Callable[[Sequence[Group], Path], None]]) -> None:
+def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
     """The command line of a script that draws one of several figures, named first, from the folders of runs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*kinds])

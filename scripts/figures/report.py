@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """One self-contained page of all figures that were made: pictures, numbers, settings, machine, the paper's claims.
 
-A claim is held or not by the runs under the log folder, whatever their scale: the page says on what.
+The claims are checked with the runs under the log folder, at any scale; the page shows which runs these are.
 
-    python scripts/report.py --scale quick
+    python scripts/figures/report.py --scale quick
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
 import utils
+from elastic_trainer.runs.reader import SUMMARY
 from utils import UserError
 
 VARIANTS = {"ego": "elastic runs alone", "subproblems": "a, subproblems"}
@@ -31,29 +32,41 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; p
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem }
 img { max-width: 100%; height: auto } .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 0.85rem } th, td { padding: 0.2rem 0.6rem; text-align: left }
-tr:nth-child(even) { background: #f4f4f4 } .held { color: #00734f } .not { color: #b03a00 } .untested { color: #666 }
+tr:nth-child(even) { background: #f4f4f4 }
+.confirmed { color: #00734f } .not { color: #b03a00 } .untested { color: #666 }
 """
 
 
+Check = Callable[[list[Group]], tuple[bool, str] | None]
+VERDICT_STYLES = {"not tested": "untested", "confirmed": "confirmed", "not confirmed": "not"}
+
+
 class Claim(NamedTuple):
-    """Something the paper says, and what the runs say to it: (held, in words), None where they do not tell."""
+    """A claim of the paper, and its check: (whether it is true of the runs, in words), or None if no run tests it."""
 
     text: str
-    check: Callable[[list[Group]], tuple[bool, str] | None]
+    check: Check
+
+
+def _is_complete(group: Group) -> bool:
+    """Whether the runs were not limited to a few steps."""
+    return not group.first.config["max_steps"]
 
 
 def _pairs(groups: Sequence[Group]) -> Iterator[tuple[Group, Group]]:
-    """Each group of elastic runs with the full training of the same network and data; not of a few steps alone."""
-    whole = [group for group in groups if not group.first.config["max_steps"]]
-    for group in whole:
-        for full in whole:
-            kinds = [one.first.summary["train_type"] for one in (group, full)]
-            length = [one.first.summary["epochs"] for one in (group, full)]
-            if kinds == ["elastic_training", "full_training"] and group.place == full.place and length[0] == length[1]:
+    """Each group of elastic runs with the full training of the same network, data and length."""
+    complete = [group for group in groups if _is_complete(group)]
+    for group in complete:
+        for full in complete:
+            kinds = [group.train_type, full.train_type]
+            epochs = [one.first.summary["epochs"] for one in (group, full)]
+            if kinds == ["elastic_training", "full_training"] and group.place == full.place and epochs[0] == epochs[1]:
                 yield group, full
 
 
 def _ratio(key: str) -> Callable[[Group, Group], float]:
+    """Full training's value of `key` in summary.json over that of elastic training; NaN if unknown."""
+
     def of(run: FinishedRun) -> float | None:
         value = run.summary.get(key)
         return None if value is None else float(value)
@@ -61,61 +74,63 @@ def _ratio(key: str) -> Callable[[Group, Group], float]:
     return lambda elastic, full: full.mean(of) / elastic.mean(of)
 
 
-def _largest(key: str, least: float, words: str) -> Callable[[list[Group]], tuple[bool, str] | None]:
+def _largest(key: str, least: float, words: str) -> Check:
+    """Whether the largest `_ratio` of all pairs is at least `least`."""
+
     def check(groups: list[Group]) -> tuple[bool, str] | None:
         found = [(_ratio(key)(*pair), pair[0]) for pair in _pairs(groups)]
         found = [(ratio, group) for ratio, group in found if np.isfinite(ratio)]
         if not found:
             return None
         ratio, group = max(found, key=lambda one: one[0])
-        return ratio >= least, f"{ratio:.2f}× {words}, {group.label} of {plotting.network(group.first)}"
+        return ratio >= least, f"{ratio:.2f}× {words}, {group.label} of {plotting.network_label(group.first)}"
 
     return check
 
 
 def _overhead(groups: list[Group]) -> tuple[bool, str] | None:
-    steady = [group for group in groups if group.first.summary["train_type"] == "elastic_training"]
+    """Whether selecting takes less than 1 % of training, in the median of the groups."""
     shares = [
         group.mean(lambda run: run.summary["selection_percent"])
-        for group in steady
-        if not group.first.config["max_steps"]
+        for group in groups
+        if group.train_type == "elastic_training" and _is_complete(group)
     ]
     return (float(np.median(shares)) < 1, f"median {np.median(shares):.2g} % of training") if shares else None
 
 
-def _accuracy(points: float) -> Callable[[list[Group]], tuple[bool, str] | None]:
+def _final_accuracy(group: Group) -> float:
+    return group.mean(lambda run: run.summary["final_accuracy"])
+
+
+def _accuracy(points: float) -> Check:
+    """Whether elastic training at ρ = 0.5 loses at most `points` per cent of accuracy against full training."""
+
     def check(groups: list[Group]) -> tuple[bool, str] | None:
         losses = [
-            (
-                full.mean(lambda run: run.summary["final_accuracy"])
-                - elastic.mean(lambda run: run.summary["final_accuracy"]),
-                elastic,
-            )
+            (_final_accuracy(full) - _final_accuracy(elastic), elastic)
             for elastic, full in _pairs(groups)
             if elastic.first.summary["rho"] == 0.5
         ]
         if not losses:
             return None
         worst, group = max(losses, key=lambda one: one[0])
-        return (
-            100 * worst <= points,
-            f"at ρ = 0.5 at most {100 * worst:.1f} points lost ({plotting.network(group.first)})",
-        )
+        words = f"at ρ = 0.5 at most {100 * worst:.1f} points lost ({plotting.network_label(group.first)})"
+        return 100 * worst <= points, words
 
     return check
 
 
-def _as_the_paper(quantity: int, words: str) -> Callable[[list[Group]], tuple[bool, str] | None]:
-    """Final accuracy (0) and hours (1) of runs with the paper's setting against its own, on a Jetson TX2 (Fig 17)."""
+def _as_the_paper(quantity: int, words: str) -> Check:
+    """Final accuracy (quantity 0) and hours (1) of runs with the paper's setting against the paper's (Fig 17)."""
 
     def check(groups: list[Group]) -> tuple[bool, str] | None:
         found = []
         for group in groups:
-            told = paper_figures.REFERENCE["17ac"].get(group.paper_key)
-            if told is not None:
-                percent = 100 * group.mean(lambda run: run.summary["final_accuracy"])
+            paper_values = paper_figures.REFERENCE["17ac"].get(group.paper_key)
+            if paper_values is not None:
+                percent = 100 * _final_accuracy(group)
                 hours = group.mean(lambda run: run.summary["train_seconds"]) / 3600
-                worse = told[0] - percent if quantity == 0 else 100 * (hours / told[1] - 1)
+                worse = paper_values[0] - percent if quantity == 0 else 100 * (hours / paper_values[1] - 1)
                 found.append((worse, group.label))
         if not found:
             return None
@@ -137,16 +152,15 @@ CLAIMS = (
 
 
 def claims(groups: list[Group]) -> str:
+    """The claims as a table, with what the runs show."""
     rows = []
     for claim in CLAIMS:
         result = claim.check(groups)
-        verdict, kind = (
-            ("not tested", "untested") if result is None else ("held", "held") if result[0] else ("not held", "not")
-        )
-        seen = "no run tells" if result is None else result[1]
-        rows.append(
-            f'<tr><td>{html.escape(claim.text)}</td><td class="{kind}">{verdict}</td><td>{html.escape(seen)}</td></tr>'
-        )
+        verdict = "not tested" if result is None else "confirmed" if result[0] else "not confirmed"
+        seen = "no run shows it" if result is None else result[1]
+        style = VERDICT_STYLES[verdict]
+        cells = f'<td>{html.escape(claim.text)}</td><td class="{style}">{verdict}</td><td>{html.escape(seen)}</td>'
+        rows.append(f"<tr>{cells}</tr>")
     return _table(_row(["the paper", "", "here"], "th"), rows)
 
 
@@ -159,7 +173,7 @@ def _row(cells: Iterable[object], tag: str = "td") -> str:
 
 
 def section(name: str, stem: Path) -> str:
-    """A figure: its picture and, folded away, its numbers."""
+    """A figure: its picture, and its numbers in a section that opens on a click."""
     picture = base64.b64encode(stem.with_name(f"{stem.name}.png").read_bytes()).decode()
     with stem.with_name(f"{stem.name}.csv").open(newline="", encoding="utf-8") as file:
         head, *lines = csv.reader(file)
@@ -180,44 +194,46 @@ def _short(cell: str) -> str:
         return cell
 
 
-def _place(environment: dict[str, Any]) -> str:
+def _machine(environment: dict[str, Any]) -> str:
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
     machine = f"{environment['processor']}, {environment['usable_cores']} cores, {environment['system']}"
     return f"{machine}; Python {environment['python']}, {packages}"
 
 
+SHOWN_SETTINGS = (
+    "model_name",
+    "dataset_name",
+    "train_type",
+    "rho",
+    "input_size",
+    "batch_size",
+    "weights",
+    "num_epochs",
+    "max_steps",
+    "optimizer",
+    "learning_rate",
+    "interval",
+    "importance_batches",
+    "trained_layers",
+    "seed",
+)
+
+
 def settings(groups: Sequence[Group]) -> str:
-    """Each run with what decides its result, and the machines and versions they ran with."""
-    keys = (
-        "model_name",
-        "dataset_name",
-        "train_type",
-        "rho",
-        "input_size",
-        "batch_size",
-        "weights",
-        "num_epochs",
-        "max_steps",
-        "optimizer",
-        "learning_rate",
-        "interval",
-        "importance_batches",
-        "trained_layers",
-        "seed",
-    )
+    """The machines and versions of all runs, and each run with the settings that decide its result."""
     runs = [run for group in groups for run in group.runs]
     rows = []
     for run in runs:
         results = (f"{run.summary['final_accuracy']:.1%}", f"{run.summary['train_seconds'] / 60:.1f}")
-        rows.append(_row([*(run.config.get(key) for key in keys), *results]))
-    places = dict.fromkeys(_place(run.config["environment"]) for run in runs)
-    machines = "".join(f"<li>{html.escape(place)}</li>" for place in places)
-    table = _table(_row([*keys, "accuracy", "minutes"], "th"), rows)
-    return f"<ul>{machines}</ul><details><summary>all {len(runs)} runs</summary>{table}</details>"
+        rows.append(_row([*(run.config.get(key) for key in SHOWN_SETTINGS), *results]))
+    machines = dict.fromkeys(_machine(run.config["environment"]) for run in runs)
+    machine_list = "".join(f"<li>{html.escape(machine)}</li>" for machine in machines)
+    table = _table(_row([*SHOWN_SETTINGS, "accuracy", "minutes"], "th"), rows)
+    return f"<ul>{machine_list}</ul><details><summary>all {len(runs)} runs</summary>{table}</details>"
 
 
 def page(scale: str, logdir: Path, figures: Path) -> str:
-    """The page. Raises `UserError` where no figure of this scale was made."""
+    """The page. Raises `UserError` if no figure of this scale was made."""
     stems = {name: figures / f"figure{name}_{scale}" for name in FIGURES}
     missing = [name for name, stem in stems.items() if not stem.with_name(f"{stem.name}.csv").is_file()]
     stems |= {f"{name}_ego": figures / f"figure{name}_ego_{scale}" for name in paper_figures.EGO}
@@ -225,11 +241,11 @@ def page(scale: str, logdir: Path, figures: Path) -> str:
     made = {name: stem for name, stem in stems.items() if stem.with_name(f"{stem.name}.csv").is_file()}
     if not made:
         raise UserError(f"{figures}: holds no figure of scale {scale}; make one: run_figure15.sh --scale {scale}")
-    groups = plotting.group_runs(sorted(path.parent for path in logdir.glob("*/summary.json")))
+    groups = plotting.group_runs(sorted(path.parent for path in logdir.glob(f"*/{SUMMARY}")))
     note = (
         "Small runs: they show that everything works, not what the paper measured."
         if scale == "quick"
-        else "The paper's settings but for what each figure says above it."
+        else "The paper's settings, except for what each figure says above it."
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'

@@ -1,12 +1,14 @@
 #!/usr/bin/env python
-"""Pre-train the backbone that the embedded default transfers from.
+"""Pre-train the backbone that training on digits starts from.
 
-MobileNetV2 at width 0.35 learns to tell letters apart that are drawn from the text fonts inside matplotlib's wheel,
-with random size, place, rotation, stroke blur, contrast and noise. No digit is drawn, so recognising handwritten
-digits afterwards is a true transfer. Everything comes from `--seed`; nothing is downloaded.
+MobileNetV2 at width 0.35 learns to classify letters. They are drawn from the text fonts in matplotlib's wheel, with
+random size, place, rotation, stroke blur, contrast and noise. No digit is drawn, so the later training on handwritten
+digits is a true transfer. The seed decides everything, and nothing is downloaded.
 
-Writes weights/mobilenetv2_0.35_glyphs.weights.h5 (the backbone alone) and a .json of the same name that records the
-seed, the settings, the versions and the accuracy on letters drawn afresh. Takes about ten minutes on two cores.
+Writes weights/mobilenetv2_0.35_glyphs.weights.h5 (the backbone alone) and a .json of the same name with the seed, the
+settings, the versions and the accuracy on newly drawn letters. Takes about ten minutes on two cores.
+
+    python scripts/tools/pretrain_glyphs.py
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
 SIZE = 64
 ALPHA = 0.35
-# A lower-case letter that is its capital made smaller cannot be told from it once the size is random.
+# Lower-case letters with the shape of their capital are left out: at a random size the two look the same.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "abdefghijlmnqrty"
 FONT_PREFIXES = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmb10", "cmss10", "cmtt10")
 NO_TEXT_FONTS = ("DejaVuSansDisplay", "DejaVuSerifDisplay")
 
 
 def text_fonts() -> list[Path]:
-    """Font files in matplotlib's wheel that draw plain Latin letters."""
+    """Font files in matplotlib's wheel with plain Latin letters."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     return [
         path
@@ -47,7 +49,7 @@ def text_fonts() -> list[Path]:
 
 
 def draw_glyph(letter: str, font: Path, rng: np.random.Generator) -> np.ndarray:
-    """One light letter on dark ground, uint8 [SIZE, SIZE]; every property but its shape is random."""
+    """One light letter on a dark background, uint8 [SIZE, SIZE]; everything except its shape is random."""
     image = Image.new("L", (SIZE, SIZE), 0)
     face = ImageFont.truetype(str(font), int(rng.integers(SIZE // 2, SIZE)))
     shift = rng.uniform(-0.1, 0.1, 2) * SIZE
@@ -75,7 +77,7 @@ def build_classifier() -> tuple[keras.Model, keras.Model]:
     backbone = keras.applications.MobileNetV2(input_shape=(SIZE, SIZE, 3), alpha=ALPHA, include_top=False, weights=None)
     for layer in backbone.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer.momentum = 0.9  # Keras' 0.999 needs more steps than this short run has
+            layer.momentum = 0.9  # Keras' 0.999 needs more steps than this run has
     inputs = keras.Input((SIZE, SIZE, 3))
     features = backbone(keras.layers.Rescaling(1 / 127.5, offset=-1.0)(inputs))
     features = keras.layers.Dropout(0.2)(keras.layers.GlobalAveragePooling2D()(features))
@@ -110,7 +112,7 @@ def main() -> None:
     with utils.atomic_path(args.output) as path:
         backbone.save_weights(path)
     record = {
-        "made_by": "scripts/pretrain_glyphs.py",
+        "made_by": "scripts/tools/pretrain_glyphs.py",
         "seed": args.seed,
         "train_images": args.images,
         "epochs": args.epochs,
@@ -123,7 +125,7 @@ def main() -> None:
     }
     name = args.output.name.removesuffix(".weights.h5") + ".json"
     utils.write_json(args.output.with_name(name), record)
-    print(f"{args.output}: {accuracy:.1%} on letters drawn afresh")
+    print(f"{args.output}: {accuracy:.1%} on newly drawn letters")
 
 
 if __name__ == "__main__":

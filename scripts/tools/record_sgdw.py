@@ -1,8 +1,10 @@
 #!/usr/bin/env python
-"""Record what tensorflow-addons' SGDW does, so that a test can hold our SGD with decoupled weight decay against it.
+"""Record what tensorflow-addons' SGDW does, so that a test can compare our SGD with decoupled weight decay with it.
 
-tensorflow-addons 0.23.0 is archived and runs under TensorFlow 2.15 at the latest, so this script makes an environment
-of its own (.venv-tfa, Python 3.9 to 3.11) and runs itself again in there. Writes tests/data/sgdw_trajectory.json.
+tensorflow-addons 0.23.0 is archived and needs TensorFlow 2.15 or older. This script therefore makes a separate
+environment (.venv-tfa, Python 3.9 to 3.11) and runs itself again there. Writes tests/data/sgdw_trajectory.json.
+
+    python3.11 scripts/tools/record_sgdw.py
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "tests" / "data" / "sgdw_trajectory.json"
 PACKAGES = ("tensorflow==2.15.1", "tensorflow-addons==0.23.0")
 STEPS = 40
-# The paper's setting, and one in which decay is a large part of each step.
+# The paper's setting, and one with a decay that is a large part of each step.
 CASES = ({"learning_rate": 1e-4, "weight_decay": 5e-4}, {"learning_rate": 0.05, "weight_decay": 0.5})
 
 
 def record() -> None:
-    """Run SGDW as the paper's scripts set it up: rate and decay on one cosine schedule, decay starting at lr·wd."""
+    """Run SGDW as the paper's scripts do: rate and decay follow one cosine schedule, and the decay starts at lr·wd."""
     import numpy as np
     import tensorflow as tf
     import tensorflow_addons as tfa
@@ -47,7 +49,7 @@ def record() -> None:
         cases.append({**case, "momentum": 0.9, "weights": weights})
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     versions = {"tensorflow": tf.__version__, "tensorflow-addons": tfa.__version__}
-    content = {"made_by": "scripts/record_sgdw.py", "versions": versions, "steps": STEPS}
+    content = {"made_by": "scripts/tools/record_sgdw.py", "versions": versions, "steps": STEPS}
     content |= {"start": start.tolist(), "gradients": gradients.tolist(), "cases": cases}
     temporary = OUTPUT.with_suffix(".tmp")
     temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")

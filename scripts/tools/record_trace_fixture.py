@@ -1,8 +1,10 @@
 #!/usr/bin/env python
 """Record the small trace that the tests read: tests/data/small_step.xplane.pb.
 
-Three training steps of a network of a few layers, recorded by the profiler's own functions on the CPU. Only what the
-reader needs is kept: names and times of operations. Host names, Python events and the paths in them are left out.
+Three training steps of a network of a few layers, recorded on the CPU by the profiler's functions. Only what the reader
+needs is kept: names and times of operations. Host names, Python events and the paths in them are removed.
+
+    python scripts/tools/record_trace_fixture.py
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ def small_network() -> keras.Model:
 
 
 def full_step(model: keras.Model) -> TrainStep:
-    """A step that trains all of `model`, at a rate of 0."""
+    """A step that trains all of `model`, at learning rate 0."""
     optimizer = make_optimizer("sgd", 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
     return TrainStep(model, optimizer, BATCH)
 
 
 def stripped(space: Any) -> Any:
-    """`space` with the operations of its CPU alone, and of each its name, start and duration."""
+    """`space` reduced to the operations of its CPU, each with its name, start and duration."""
     small = type(space)()
     for plane in space.planes:
         if not plane.name.startswith("/host:CPU"):

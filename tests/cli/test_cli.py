@@ -69,24 +69,3 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     assert lines[0].split("  ")[0] == "scheme"
     assert [line.split("  ")[0] for line in lines[2:4]] == ["ElasticTrainer", "Full training"]
     assert (tmp_path / "figure.pdf").is_file() and (tmp_path / "figure.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("script", "keys"),
-    [
-        ("time_model", {"median_error_percent", "p95_error_percent", "by_flops", "profiling_seconds"}),
-        ("rho", {"rho", "kept"}),
-        ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
-        ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
-    ],
-)
-def test_a_benchmark_ends_with_one_json_object_and_draws(script, keys, tmp_path):
-    more = ["--batch_size", "8", "--quick", "--output", tmp_path / "picture"]
-    done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, *more)
-    assert done.returncode == 0, done.stderr
-    assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
-    assert (tmp_path / "picture.png").stat().st_size > 1000 and (tmp_path / "picture.pdf").is_file()
-
-
-def test_comparing_nothing_is_refused(tmp_path):
-    assert "does not hold a finished run" in error_line("scripts/figures/plot_accuracy_time.py", tmp_path)

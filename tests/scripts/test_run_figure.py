@@ -1,0 +1,176 @@
+"""run_figure.py: which runs each figure asks for, and figures that are made from real runs."""
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import paper_figures
+import pytest
+import run_figure
+from command_line import ROOT
+from conftest import make_table
+from made_up_runs import rows_of
+from small_tfds import prepare_small
+
+import models
+from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.datasets.names import TFDS_NAMES
+from elastic_trainer.machine import environment
+from elastic_trainer.selection.schemes import trainable_mask
+from elastic_trainer.timing.table import table_folder, table_settings
+
+
+def check_two_steps(folder, name):
+    """The run in `folder` trained two steps on the data set `name`."""
+    summary, config = (json.loads((folder / f"{kind}.json").read_text()) for kind in ("summary", "config"))
+    assert summary["steps"] == 2 and config["num_classes"] == paper_figures.CLASSES[name]
+
+
+@pytest.mark.parametrize("name", run_figure.NAMES)
+def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
+    script = ROOT / "scripts" / (f"run_{name}.sh" if name.startswith("table") else f"run_figure{name}.sh")
+    assert f'/figure.sh" {name} "$@"' in script.read_text() and script.stat().st_mode & 0o111
+    for scale in ("full", "quick"):
+        jobs = run_figure.make_jobs(run_figure.parse([name, "--scale", scale, "--seeds", "2"]))
+        assert len({job.folder for job in jobs}) == len(jobs) and {job.run.seed for job in jobs} == {0, 1}
+        for job in jobs:
+            command = job.command
+            assert command.network.num_classes == paper_figures.CLASSES[job.run.dataset_name]
+            assert command.train_type == job.run.train_type and command.network.seed == job.run.seed
+            assert job.train[-1] == "--resume"
+            if job.run.is_elastic:
+                assert job.profile is not None
+                profiled = parse_profiler(job.profile)
+                for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "augment", "alpha"):
+                    assert getattr(profiled.network, key) == getattr(command.network, key), key
+            else:
+                assert job.profile is None and not name.endswith("_ego")
+        if scale == "full":
+            networks = [job.command.network for job in jobs]
+            assert {(network.input_size, network.batch_size) for network in networks} == {(224, 4)}
+            assert {job.run.dataset_name for job in jobs} <= {*TFDS_NAMES}
+
+
+def test_figures_with_runs_of_one_setting_share_their_folders():
+    folders = {
+        name: {job.folder for job in run_figure.make_jobs(run_figure.parse([name]))} for name in run_figure.NAMES
+    }
+    assert folders["15ad"] < folders["15"] and folders["15ad"] < folders["17ac"]
+    assert folders["17bd"] == folders["17ac"] and folders["22"] == folders["23"] < folders["17ac"]
+    assert folders["18"] < folders["17ac"] and len(folders["17ac"] & folders["19"]) == 4
+
+
+def test_dataset_name_and_model_name_replace_the_papers():
+    more = ["--dataset_name", "oxford_iiit_pet", "--model_name", "mobilenetv2", "--", "--alpha", "0.5"]
+    jobs = run_figure.make_jobs(run_figure.parse(["15", *more]))
+    assert len(jobs) == 4, "three data sets become one"
+    commands = [job.command for job in jobs]
+    assert {(command.data.dataset_name, command.network.model_name, command.network.alpha) for command in commands} == {
+        ("oxford_iiit_pet", "mobilenetv2", 0.5)
+    }
+
+
+def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
+    args = run_figure.parse(["17ac", "--logdir", str(tmp_path)])
+    run_figure.dry_run(run_figure.make_jobs(args), paper_figures.FIGURES["17ac"].hours)
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("to do  ")]) == 9
+    assert "9 runs without a table" in lines[-2] and lines[-1].endswith(
+        "15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B"
+    )
+    assert not [*tmp_path.iterdir()]
+
+
+def test_estimated_hours_follow_the_timing_table(tmp_path):
+    network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
+    jobs = run_figure.make_jobs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
+    images = run_figure.image_counts(jobs[0].command.data)
+    assert images == (898, 899) and {run_figure.estimated_hours(job, images) for job in jobs} == {None}
+    settings = jobs[0].command.network
+    keras.utils.clear_session()
+    model = models.build(settings)
+    table = dataclasses.replace(make_table(model), settings=table_settings(settings))
+    table.details["environment"] = environment()
+    table.save(table_folder(settings, tmp_path))
+    steps, validation_ms = 4 * (898 // 64), 4 * 15 * table.forward_ms
+    for job in jobs:
+        mask = trainable_mask(job.command.train_type, model, job.command.training.trained_layers)
+        rho = job.command.training.rho
+        step_ms = table.full_step_ms * rho if job.run.is_elastic else table.predict_ms(mask)
+        hours = (steps * step_ms + validation_ms) / 3.6e6
+        assert run_figure.estimated_hours(job, images) == pytest.approx(hours), job.folder.name
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_figure_continues_keeps_finished_runs_and_repeats_an_unfinished_one(tmp_path):
+    script = ROOT / "scripts" / "figures" / "run_figure.py"
+    words = [sys.executable, script, "15_ego", "--scale", "quick", "--seeds", "3"]
+    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
+    words += ["--logdir", tmp_path / "logs", "--output", tmp_path / "figure", "--", "--max_steps", "20"]
+
+    def make():
+        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+        start = time.monotonic()
+        while not [*(tmp_path / "logs").glob("*/events.out.*")] and first.poll() is None:
+            assert time.monotonic() - start < 200
+            time.sleep(0.1)
+        first.terminate()
+        _, errors = first.communicate(timeout=60)
+    assert first.returncode == 128 + signal.SIGTERM and "stopped; start it again to continue" in errors, errors
+    assert len([*(tmp_path / "logs").glob("*/checkpoints/*")]) == 1, "the run had time to save its checkpoint"
+    assert "0 of 3 runs are complete" in make()
+    rows = rows_of(tmp_path / "figure")
+    assert {(row["scheme"], row["seed"]) for row in rows} == {("ElasticTrainer ρ=50%", seed) for seed in "012"}
+    folders = sorted(path.parent for path in (tmp_path / "logs").glob("*/summary.json"))
+    assert len(folders) == 3
+    kept = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
+    (folders[0] / "summary.json").unlink()  # as if the run had been interrupted before its end
+    again = make()
+    assert "2 of 3 runs are complete" in again and again.count("\nrun 1 of 1: ") == 1
+    changed = [folder for folder in folders if (folder / "summary.json").stat().st_mtime_ns != kept[folder]]
+    assert changed == folders[:1]
+    for folder in folders[1:]:
+        assert len([*folder.glob("events.out.*")]) == 1, "one event file for each run"
+    done = subprocess.run([*map(str, words), "--learning_rate", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "holds a run made with --learning_rate 0.002, not 1.0; give another" in done.stderr
+
+
+def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tmp_path, monkeypatch):
+    prepare_small(paper_figures.CUB, tmp_path / "data", monkeypatch)
+    folders = ["--data_dir", str(tmp_path / "data"), "--logdir", str(tmp_path / "logs")]
+    small = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--weights", "none", "--input_size", "16"]
+    started = set()
+    for figure in paper_figures.FIGURES:
+        # The head alone takes more than 35 % of a step of this small network.
+        more = ["--max_steps", "2", *([] if figure == "2" else ["--rho", "0.95"])]
+        job = run_figure.make_jobs(run_figure.parse([figure, *folders, *small, "--", *more]))[0]
+        run_figure.carry_out([job])
+        assert job.is_complete
+        if not job.run.profile_only:
+            started.add(job.folder)
+    assert len(started) == 6  # the other figures start with one of these
+    for folder in started:
+        check_two_steps(folder, paper_figures.CUB)
+
+
+@pytest.mark.parametrize("name", [paper_figures.PET, paper_figures.DOGS])
+def test_full_training_of_figure_15_trains_two_steps_on_data_as_tfds_prepares_it(name, tmp_path, monkeypatch):
+    prepare_small(name, tmp_path / "data", monkeypatch)
+    figure = ["15", "--data_dir", str(tmp_path / "data"), "--logdir", str(tmp_path / "logs")]
+    small = ["--model_name", "mobilenetv2", "--weights", "none", "--input_size", "32"]
+    jobs = run_figure.make_jobs(run_figure.parse([*figure, *small, "--", "--max_steps", "2"]))
+    [job] = [job for job in jobs if job.run.dataset_name == name and job.run.train_type == "full_training"]
+    run_figure.carry_out([job])
+    assert re.fullmatch(rf"mobilenetv2_{name}_full_training_seed0", job.folder.name)
+    check_two_steps(job.folder, name)
