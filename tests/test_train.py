@@ -11,12 +11,18 @@ from small_runs import rows_of, run
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.selection.schemes import Scheme
+from elastic_trainer.selection.schemes import FIXED_MASKS, Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import FIXED_TYPES, TRAIN_TYPES, Settings
 from elastic_trainer.training.step import TrainStep
 from utils import UserError
+
+
+def test_every_train_type_of_the_command_line_has_a_scheme_and_a_function():
+    assert [*train.SCHEMES] == [*TRAIN_TYPES] and [*FIXED_MASKS] == [*FIXED_TYPES]
+    for name in TRAIN_TYPES:
+        assert getattr(train, name).args == (name,)
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import keras
+from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.machine import environment
-from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.history import History
 from elastic_trainer.runs.reader import CONFIG, SUMMARY
 from elastic_trainer.runs.tables import write_tables
-from elastic_trainer.runs.tensorboard import EventsWriter
 from utils import UserError, atomic_path, write_json
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.runs.history import History
+    from elastic_trainer.runs.tensorboard import EventsWriter
 
 
 class RunLog:
@@ -53,6 +54,8 @@ class RunLog:
 
         What was recorded after that checkpoint is deleted, since it is recorded again.
         """
+        from elastic_trainer.runs.tensorboard import EventsWriter
+
         self._history = history
         self._events = EventsWriter(self.folder, history, events)
         if events is not None:
@@ -88,6 +91,8 @@ class RunLog:
 
     def save_model(self, model: keras.Model, best: bool) -> None:
         """Keep `model` as last.keras, and as best.keras if it is the best so far."""
+        from elastic_trainer.networks.saved_model import save_model
+
         for name in ("last.keras", "best.keras") if best else ("last.keras",):
             with atomic_path(self.folder / name) as temporary:
                 save_model(model, temporary)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from elastic_trainer.runs.history import History
 from elastic_trainer.runs.reader import METRICS, SELECTIONS
 from utils import write_csv
+
+if TYPE_CHECKING:
+    from elastic_trainer.runs.history import History
 
 SELECTION_COLUMNS = (
     *("epoch", "step", "name", "importance", "chosen"),
