@@ -18,7 +18,7 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.reader import CONFIG, SUMMARY, is_finished, is_run, read_own
 from elastic_trainer.runs.summary import summary_line
-from elastic_trainer.settings import is_elastic
+from elastic_trainer.settings import BEST_MODEL, is_elastic
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
+    """Run the command line. Raises `utils.UserError` for what the user can fix."""
     command = parse_main()
     if isinstance(command, EvaluateCommand):
         utils.load_tensorflow()
@@ -108,7 +109,7 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
     from elastic_trainer.evaluation.export import export_tflite
     from elastic_trainer.networks.saved_model import load_model
 
-    best = folder / "best.keras"
+    best = folder / BEST_MODEL
     if command.train_type == "prunetrain":
         model = load_model(best, "--export")
     else:  # also for networks with custom layers, which Keras cannot load

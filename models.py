@@ -3,7 +3,7 @@
 Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and returns logits [batch, classes]:
 
     augmentation -> preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
-    augmentation -> own model (from a .keras file, or made by a function in a .py file)
+    augmentation -> custom model (from a .keras file, or made by a function in a .py file)
 
 Batch-norm statistics are frozen in every scheme (paper, section 6). In Keras 3 `training=False` does not do that: a
 backbone called with it inside a functional model still normalises by the statistics of the batch when the outer model
@@ -21,8 +21,8 @@ from elastic_trainer.machine import has_bfloat16
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone, image_shape
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
-from elastic_trainer.networks.names import is_own_model
-from elastic_trainer.networks.own_model import build_own_model
+from elastic_trainer.networks.custom_model import build_custom_model
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import HEAD
 from elastic_trainer.settings import NetworkSettings
 from utils import UserError
@@ -51,7 +51,7 @@ def build_model(
     """A network for fine-tuning, with a new head.
 
     Args:
-        name: a network we know (see `architecture`), a .keras file, or file.py:function (see `build_own_model`).
+        name: a network we know (see `architecture`), a .keras file, or file.py:function (see `build_custom_model`).
         input_size: height and width in pixels.
         num_classes: number of logits.
         weights: "imagenet", "none", or a path (see `pretrained.load`).
@@ -66,8 +66,8 @@ def build_model(
     x = inputs
     for layer in _augmentation(augment, seed):
         x = layer(x)
-    if is_own_model(name):
-        own = build_own_model(name, input_size, num_classes)
+    if is_custom_model(name):
+        own = build_custom_model(name, input_size, num_classes)
         model = keras.Model(inputs, own(x), name="own_classifier")
         if weights != "none":
             pretrained.load(model, own, Path(weights), name)

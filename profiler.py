@@ -62,7 +62,10 @@ def profile(
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
             Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested on a live GPU).
-        seconds: for measuring steps, of which five rounds are made in any case.
+        seconds: time for measuring steps; at least five rounds are measured, however long they take.
+
+    Raises:
+        UserError: TensorFlow wrote no trace.
     """
     start = time.perf_counter()
     table = make_table(measure(model, network, seconds), folder, timing)
@@ -234,7 +237,7 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
             f"{details['measurement_spread_percent']:.1f} %)"
         )
     if not details["operation_ms"]["updates"]:
-        yield "the trace holds no update of the weights: its time is missing from the table"
+        yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
         yield f"warning: {name} has no influence on the loss and will never be selected"
     yield f"smallest feasible rho (the head alone): {smallest_rho:.3f}"
@@ -254,6 +257,7 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
 
 
 def main() -> None:
+    """Run the command line. Raises `utils.UserError` for what the user can fix."""
     command = parse_profiler()
     utils.load_tensorflow()
 
@@ -269,11 +273,12 @@ def main() -> None:
     folder = table_folder(network, command.logdir, command.from_trace)
     if trace is not None and command.from_trace is not None:
         table = table_of_trace(model, network, trace, command.from_trace.name)
-        print(f"{command.from_trace.name}: {trace.iterations} whole iterations on {', '.join(trace.planes)}")
     else:
         table = _measured_table(model, network, command, folder)
     table.save(folder)
     draw_table(table, folder / "timing")
+    if trace is not None and command.from_trace is not None:
+        print(f"{command.from_trace.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, table.predict_ms(head_mask(model)) / table.full_step_ms)))
     if trace:
         print("\n".join(_plan(table, model, command.logdir)))

@@ -98,6 +98,23 @@ def solve(
     Raises:
         ValueError: lengths differ, a time is negative, a number is not finite, or time_resolution is below 1.
     """
+    t_dy, t_dw, gains = _checked(t_dy, t_dw, importance, budget, time_resolution)
+    chain = np.cumsum(t_dy)
+    mask = np.zeros(len(gains), np.int8)
+    candidates = np.flatnonzero((gains > 0) & (t_dw <= budget - chain))
+    chains, owns = chain[candidates], t_dw[candidates]
+    is_integer = bool((owns == np.floor(owns)).all() and (chains == np.floor(chains)).all())
+    steps = None if is_integer and budget <= MAX_EXACT_UNITS else time_resolution or _resolution(int((owns > 0).sum()))
+    chosen = candidates[_choose(chains, owns, gains[candidates], budget, steps)]
+    mask[chosen] = 1
+    time = float(t_dw[chosen].sum() + (chain[chosen[-1]] if len(chosen) else 0.0))
+    return Solution(float(gains[chosen].sum()), mask, time, steps)
+
+
+def _checked(
+    t_dy: ArrayLike, t_dw: ArrayLike, importance: ArrayLike, budget: float, time_resolution: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """t_dy, t_dw and importance as float64 [N]. Raises `ValueError` as `solve`."""
     error_times, own_times, gains = (np.asarray(array, np.float64) for array in (t_dy, t_dw, importance))
     if not (error_times.ndim == 1 and error_times.shape == own_times.shape == gains.shape):
         raise ValueError(
@@ -111,17 +128,7 @@ def solve(
         raise ValueError("times must not be negative")
     if time_resolution is not None and time_resolution < 1:
         raise ValueError(f"time_resolution must be at least 1, not {time_resolution}")
-
-    chain = np.cumsum(error_times)
-    mask = np.zeros(len(gains), np.int8)
-    candidates = np.flatnonzero((gains > 0) & (own_times <= budget - chain))
-    chains, owns = chain[candidates], own_times[candidates]
-    is_integer = bool((owns == np.floor(owns)).all() and (chains == np.floor(chains)).all())
-    steps = None if is_integer and budget <= MAX_EXACT_UNITS else time_resolution or _resolution(int((owns > 0).sum()))
-    chosen = candidates[_choose(chains, owns, gains[candidates], budget, steps)]
-    mask[chosen] = 1
-    time = float(own_times[chosen].sum() + (chain[chosen[-1]] if len(chosen) else 0.0))
-    return Solution(float(gains[chosen].sum()), mask, time, steps)
+    return error_times, own_times, gains
 
 
 def _resolution(tensors: int) -> int:

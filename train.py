@@ -163,7 +163,7 @@ class _Training:
             raise Stopped(
                 stopped.number,
                 f"stopped after step {history.step} of {total_steps}; "
-                f"go on with: python main.py --resume {self._run.folder}",
+                f"continue with: python main.py --resume {self._run.folder}",
             ) from None
         return run_results(history, total_steps, self._meter)
 
@@ -212,7 +212,7 @@ class _Training:
     def _validate(self, bar: tqdm) -> None:
         """Validate on the test images, and record the epoch."""
         history, start = self._history, time.perf_counter()
-        bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, testing")
+        bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, validating")
         with history.clocks.running("validation"):
             loss, accuracy = self._state.evaluation(self._data.test(), self._stop.check)
         is_best = self._settings.save_model and accuracy > history.best_accuracy
@@ -281,7 +281,7 @@ def _progress(history: History) -> str:
     step_ms = [result.step_ms for result in recent if result.step_ms is not None]
     text = f"loss {np.mean([r.loss for r in recent]):.3f}, accuracy {np.mean([r.accuracy for r in recent]):.1%}"
     if history.epochs:
-        text += f", tested {history.epochs[-1]['test_accuracy']:.1%}"
+        text += f"; validation {history.epochs[-1]['test_accuracy']:.1%}"
     if step_ms:
         budget_ms = history.selection.budget_step_ms
         budget = f" of {budget_ms:.0f}" if budget_ms else ""

@@ -48,7 +48,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor_name(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": cores(),
         "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "system": platform.system(),
     }

@@ -17,6 +17,7 @@ TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
+BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
@@ -105,8 +106,8 @@ class DataSettings:
 class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
-    `deadline` is in seconds and replaces `rho`; `interval` is in epochs, fractions allowed; a checkpoint is written
-    every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
+    `deadline` is in seconds and replaces `rho` (elastic schemes only); `interval` is in epochs, fractions allowed; a
+    checkpoint is written every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
     """
 
     optimizer: str = "sgd"

@@ -68,7 +68,7 @@ def test_profiler_command_plans_from_a_trace(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [*words, "--num_classes", "3", "--input_size", "16", "--logdir", str(tmp_path)])
     profiler.main()
     printed = capsys.readouterr().out
-    assert "small_step.xplane.pb: 3 whole iterations on /host:CPU" in printed
+    assert "small_step.xplane.pb: 3 complete iterations on /host:CPU" in printed
     assert "not measured" in printed and "smallest feasible rho" in printed and "equal importance" in printed
     folder = tmp_path / "profiles" / "resnet50_16_3_4_from_small_step"
     profile = json.loads((folder / "profile.json").read_text())

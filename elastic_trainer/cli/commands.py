@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cli.flags import data_parser, profiler_parser
-from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_own_model
+from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.settings import DataSettings, NetworkSettings, RunSettings, Settings, defaults_of
 from utils import UserError
 
@@ -128,9 +128,8 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
         args.weights = args.weights or "none"  # times do not depend on them
     use_glyph_weights(args)
     fill_in_defaults(args)
-    return ProfileCommand(
-        network_settings(args), data_settings(args), args.logdir, args.timing, args.seconds, args.from_trace
-    )
+    data = DataSettings(args.dataset_name, args.data_dir)  # no image is read
+    return ProfileCommand(network_settings(args), data, args.logdir, args.timing, args.seconds, args.from_trace)
 
 
 def parse_data(
@@ -167,13 +166,13 @@ def network_settings(args: argparse.Namespace) -> NetworkSettings:
 
 
 def data_settings(args: argparse.Namespace) -> DataSettings:
-    """The images that the options of any command ask for."""
+    """The images that the options of main.py ask for."""
     return DataSettings(
         dataset_name=args.dataset_name,
         data_dir=args.data_dir,
-        test_fraction=getattr(args, "test_fraction", None),
-        skip_broken=getattr(args, "skip_broken", False),
-        image_memory=getattr(args, "image_memory", None),
+        test_fraction=args.test_fraction,
+        skip_broken=args.skip_broken,
+        image_memory=args.image_memory,
         cache_dir=args.logdir / "images",
     )
 
@@ -185,7 +184,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     """Every option that was not given takes its data set's default. Raises `UserError` for options that do not fit."""
     alpha_given = args.alpha is not None
     check_data_dir(args)
-    if is_own_model(args.model_name):
+    if is_custom_model(args.model_name):
         if args.weights is None:
             args.weights = "none"
         elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
@@ -204,7 +203,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def use_glyph_weights(args: argparse.Namespace) -> None:
-    """`digits` starts from our own weights where they fit: MobileNetV2 at width 0.35."""
+    """`digits` starts from the glyph weights in weights/ if they fit: MobileNetV2 at width 0.35."""
     fits = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
     if args.weights is None and fits:
         args.weights = str(GLYPH_WEIGHTS)
@@ -213,7 +212,7 @@ def use_glyph_weights(args: argparse.Namespace) -> None:
 def check_data_dir(args: argparse.Namespace) -> None:
     """Raise `UserError` for a folder that the data set has no use for."""
     if args.data_dir is not None and args.dataset_name == "digits":
-        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for images of your own")
+        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for your photos")
 
 
 def check_folder_options(args: argparse.Namespace) -> None:

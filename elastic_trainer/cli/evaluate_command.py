@@ -9,7 +9,7 @@ from typing import Any
 from elastic_trainer.cli.commands import EvaluateCommand, data_settings
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.runs.reader import config_of_model
-from elastic_trainer.settings import defaults_of
+from elastic_trainer.settings import BEST_MODEL, defaults_of
 from utils import UserError
 
 # Options that come from the run's config.json if they are not given.
@@ -74,9 +74,9 @@ def _result_folder(model: Path, logdir: Path, is_of_run: bool) -> Path:
 def _model_file(path: Path) -> Path:
     """The .keras file that `--evaluate` means."""
     if path.is_dir():
-        if not (path / "best.keras").is_file():
+        if not (path / BEST_MODEL).is_file():
             raise UserError(f"--evaluate {path}: holds no best.keras; a run keeps it with --save_model or --export")
-        return path / "best.keras"
+        return path / BEST_MODEL
     if path.suffix != ".keras":
         raise UserError(f"--evaluate {path}: must be the folder of a run or a file that ends in .keras")
     if not path.is_file():

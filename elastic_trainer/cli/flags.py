@@ -26,7 +26,7 @@ from elastic_trainer.cli.parser import (
 )
 from elastic_trainer.datasets.names import DATASET_NAMES, TFDS_NAMES
 from elastic_trainer.networks.names import AUGMENTATIONS, MODEL_NAMES
-from elastic_trainer.settings import EXPORTS, OPTIMIZERS, TIMINGS, TRAIN_TYPES, Settings
+from elastic_trainer.settings import EXPORTS, OPTIMIZERS, TIMINGS, TRAIN_TYPES, NetworkSettings, Settings
 
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
 
@@ -69,7 +69,9 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--mixed_precision",
         "compute in bfloat16 (CPUs that have it) or float16 (GPUs); weights stay float32 (default: %(default)s)",
     )
-    group.add_argument("--seed", type=whole_number(0, 2**31 - 1), default=0, help="default: %(default)s")
+    group.add_argument(
+        "--seed", type=whole_number(0, 2**31 - 1), default=NetworkSettings.seed, help="default: %(default)s"
+    )
     add_data_flags(group)
     group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
 
@@ -221,7 +223,7 @@ def _add_repeatability_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow_stale_profile",
         action="store_true",
-        help="use a timing table made with another TensorFlow or on another machine all the same",
+        help="use a timing table made with another TensorFlow or on another machine anyway",
     )
     add_switch(
         group,
@@ -324,7 +326,9 @@ def profiler_parser() -> OneLineParser:
 
 def data_parser() -> OneLineParser:
     """The flags of data.py; `command` is one of `DATA_COMMANDS`."""
-    parser = OneLineParser(prog="data.py", description="Look at, prepare and carry data sets.")
+    parser = OneLineParser(
+        [main_parser, profiler_parser], prog="data.py", description="Look at, prepare and carry data sets."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(DATA_COMMANDS))
     show = commands.add_parser("show", help="images of each class as a table and a picture")
     add_data_flags(show)

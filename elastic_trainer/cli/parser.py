@@ -57,6 +57,8 @@ def did_you_mean(text: str, names: Sequence[str]) -> str:
 
 
 def number(kind: type, low: float, high: float, rule: str) -> Callable[[str], Any]:
+    """A type for argparse: a number of `kind` from `low` to `high`; `rule` says in words what is allowed."""
+
     def parse(text: str) -> Any:
         try:
             value = kind(text)
@@ -70,6 +72,7 @@ def number(kind: type, low: float, high: float, rule: str) -> Callable[[str], An
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A type for argparse: an integer from `low` to `high`."""
     return number(int, low, high, f"a whole number from {low:,} to {high:,}")
 
 
@@ -91,6 +94,8 @@ def duration(text: str) -> float:
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A type for argparse: one of `names`; the message for another word suggests the nearest."""
+
     def parse(text: str) -> str:
         if text in names:
             return text
@@ -145,6 +150,7 @@ def add_switch(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
 
 
 def existing_file(text: str) -> Path:
+    """A type for argparse: the path of a file that exists."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file '{text}'")
     return Path(text)

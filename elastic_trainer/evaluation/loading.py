@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 import utils
-from elastic_trainer.networks.own_model import with_logits
+from elastic_trainer.networks.custom_model import with_logits
 from utils import UserError
 
 

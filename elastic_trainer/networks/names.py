@@ -19,14 +19,14 @@ AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate:
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
 
-def is_own_model(model_name: str | None) -> bool:
+def is_custom_model(model_name: str | None) -> bool:
     """Whether `--model_name` names the user's own model (a .keras file, or file.py:function)."""
     return model_name is not None and (model_name.endswith(".keras") or ".py:" in model_name)
 
 
 def model_label(model_name: str, alpha: float) -> str:
     """A short name of the network that suits a folder."""
-    if is_own_model(model_name):
+    if is_custom_model(model_name):
         file, _, function = model_name.partition(".py:")
         return "-".join(filter(None, (Path(file).stem, function)))
     wide = model_name not in WIDTHS or alpha == 1

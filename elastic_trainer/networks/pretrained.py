@@ -17,9 +17,10 @@ import keras
 import numpy as np
 
 import utils
-from elastic_trainer.networks.names import is_own_model
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> No
 
 
 def _model_of_run(folder: Path) -> Path:
-    for file in ("best.keras", "last.keras"):
+    for file in (BEST_MODEL, LAST_MODEL):
         if (folder / file).is_file():
             return folder / file
     raise UserError(f"--weights {folder}: has no best.keras; a run saves it with --save_model or --export")
@@ -92,7 +93,7 @@ def _model_of_run(folder: Path) -> Path:
 def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
     import h5py  # a dependency of Keras
 
-    what = name if is_own_model(name) else f"{name} without its top layers"
+    what = name if is_custom_model(name) else f"{name} without its top layers"
 
     try:
         with h5py.File(path) as file:
@@ -105,7 +106,7 @@ def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
     except Exception as error:  # Keras raises many types for a file that does not fit
         raise UserError(f"--weights {path}: does not fit {what}: {_mismatch(error)}") from error
     # Keras ignores arrays that no layer asks for, such as those of a deeper network.
-    if arrays > len(backbone.weights) and not is_own_model(name):
+    if arrays > len(backbone.weights) and not is_custom_model(name):
         raise UserError(
             f"--weights {path}: does not fit {what}: it has {arrays} arrays, the network has {len(backbone.weights)}"
         )
@@ -176,7 +177,7 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
     try:
         source = load_model(path, "--weights").weights
     except UserError:
-        if not is_own_model(name):
+        if not is_custom_model(name):
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         return

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from utils import UserError, writing
 
 
@@ -32,7 +34,7 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
     with _locked(folder):
         with writing(folder):
             leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
-            if taken and set(folder.iterdir()) - {*leftovers} and not (folder / "config.json").exists():
+            if taken and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
                 flag = "--overwrite" if overwrite else "--resume"
                 raise UserError(
                     f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed"
@@ -82,11 +84,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _empty(folder: Path) -> None:
-    written = {"summary.json", "metrics.csv", "selections.csv", f"{folder.name}.txt", "best.keras", "last.keras"}
+    written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL}
     written |= {"model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"}
     written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
     Checkpoints(folder / "checkpoints").clear()
     for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
-    (folder / "config.json").unlink(missing_ok=True)  # last: as long as it exists, the folder is that of a run
+    (folder / CONFIG).unlink(missing_ok=True)  # last: as long as it exists, the folder is that of a run

@@ -59,6 +59,9 @@ class History:
     out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
 
+    def __post_init__(self) -> None:
+        self._measured_ms = sum(self.step_ms)  # of all measured steps; kept up to date, since deadlines ask every step
+
     @property
     def selection(self) -> Selection:
         """The present selection."""
@@ -89,6 +92,7 @@ class History:
         self.results.append(result)
         if result.step_ms is not None:
             self.intervals[-1].step_ms.append(result.step_ms)
+            self._measured_ms += result.step_ms
 
     def record_slowdown(self, slowdown: float | None) -> None:
         """Keep the slowdown by a gradient pass; None if there was none."""
@@ -156,16 +160,19 @@ class History:
             step=self.step,
             total_steps=schedule.total_steps,
             elapsed_seconds=self.clocks.elapsed(),
-            step_ms=tuple(latest.step_ms) if latest else (),
-            slowdowns=tuple(latest.slowdowns) if latest else (),
-            overhead_ms=max(1e3 * (training - selection) - sum(self.step_ms), 0.0) / max(self.step, 1),
+            step_ms=latest.step_ms if latest else (),
+            slowdowns=latest.slowdowns if latest else (),
+            overhead_ms=max(1e3 * (training - selection) - self._measured_ms, 0.0) / max(self.step, 1),
             validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
             slowdown=latest.selection.slowdown if latest else None,
         )
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types (which keep floats to the last bit); the keys are those of checkpoints."""
+        """All of it in JSON's types, which keep floats to the last bit.
+
+        The keys `choice` and `test_seconds` are those of existing checkpoints, which must still load.
+        """
         return {
             "step": self.step,
             "intervals": [_interval_record(interval) for interval in self.intervals],

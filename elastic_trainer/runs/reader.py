@@ -47,11 +47,11 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_own(folder: Path, name: str) -> dict[str, Any]:
-    """`CONFIG` or `SUMMARY` of a run that is to be continued. Raises `UserError` if it is damaged."""
+    """`CONFIG` or `SUMMARY` of the run in `folder`. Raises `UserError` if it is damaged."""
     try:
         return read_json(folder / name)
     except (OSError, ValueError) as error:
-        raise UserError(f"--resume: {folder / name} is damaged; start again with --overwrite") from error
+        raise UserError(f"{folder / name} is damaged; start again with --overwrite") from error
 
 
 def started_with(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, SUMMARY
 from elastic_trainer.runs.tables import write_tables
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from utils import UserError, atomic_path, write_json
 
 if TYPE_CHECKING:
@@ -62,38 +63,38 @@ class RunLog:
             write_tables(self.folder, history, self._names)
 
     @property
-    def events(self) -> EventsWriter:
+    def _writer(self) -> EventsWriter:
         """TensorBoard's events, once recording has started."""
         assert self._events is not None, "start comes first"
         return self._events
 
     def flushed_events(self) -> dict[str, int]:
         """Have all events up to now on the disk; returns the size in bytes of each of their files."""
-        return self.events.flushed()
+        return self._writer.flushed()
 
     def end_interval(self) -> None:
         """To be called before a new selection is recorded: what was trained so far belongs to the budget so far."""
-        self.events.end_point()
+        self._writer.end_point()
 
     def record_selection(self) -> None:
         """Record the latest selection of the history."""
-        self.events.add_selection(self._history.selection)
+        self._writer.add_selection(self._history.selection)
 
     def record_step(self) -> None:
         """Record the latest training step of the history."""
-        self.events.add_step(self._history.results[-1])
+        self._writer.add_step(self._history.results[-1])
 
     def record_epoch(self) -> None:
         """Record the latest epoch of the history."""
-        self.events.add_epoch(self._history.epochs[-1])
+        self._writer.add_epoch(self._history.epochs[-1])
         write_tables(self.folder, self._history, self._names)
-        self.events.flush()
+        self._writer.flush()
 
     def save_model(self, model: keras.Model, best: bool) -> None:
         """Keep `model` as last.keras, and as best.keras if it is the best so far."""
         from elastic_trainer.networks.saved_model import save_model
 
-        for name in ("last.keras", "best.keras") if best else ("last.keras",):
+        for name in (LAST_MODEL, BEST_MODEL) if best else (LAST_MODEL,):
             with atomic_path(self.folder / name) as temporary:
                 save_model(model, temporary)
 
@@ -101,7 +102,7 @@ class RunLog:
         """Write summary.json from the run's options and its `results`, delete the checkpoints; returns the summary."""
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         summary = {**{key: self._config.get(key) for key in keys}, **results}
-        self.events.finish()
+        self._writer.finish()
         write_json(self.folder / SUMMARY, summary)
         self.checkpoints.clear()
         return summary

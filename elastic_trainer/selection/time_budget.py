@@ -6,8 +6,8 @@ are measured again:
     slowdown     a gradient pass over all tensors now, over the table's time for it. Full training, as it would run
                  now, takes slowdown·full_step_ms a step. Several such passes alternate with the latest steps, so that
                  both see the same disturbances (before the first selection, they run by themselves)
-    correction   the time of those steps over the table's prediction times slowdown: the error of the prediction.
-                 Updated with a Kalman gain, so noisy measurements count less, and bounded
+    correction   the measured time of those steps, divided by (the table's prediction × slowdown). Updated with a Kalman
+                 gain, so noisy measurements count less, and bounded
 
 The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). Large
 tensors seldom fill a budget, so what a selection leaves unused is added to the next one's, and what it took beyond its

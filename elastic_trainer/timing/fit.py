@@ -17,8 +17,8 @@ class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw).
 
     `constant_ms` holds the forward pass and what every step does; the factors are below 1 by as much as operations
-    overlap. Errors are relative, in per cent, each of a selection that was left out of the fit that predicts it; None
-    if no selection was measured.
+    overlap. The names are keys of profile.json. Errors are relative, in per cent, each of a selection that was left out
+    of the fit that predicts it; None if no selection was measured.
     """
 
     constant_ms: float

@@ -167,8 +167,7 @@ def load_table(
         raise UserError(f"{folder}: {error}; {advice}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: not the timing table of this network ({error}); {advice}") from error
-    if "trace" not in table.details:  # a table from another board's trace is meant to be of another machine
-        _check_origin(table, folder, allow_stale, advice)
+    _check_origin(table, folder, allow_stale, advice)
     return table
 
 
@@ -214,8 +213,8 @@ def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, advice: s
         return
     text = f"{folder}: made elsewhere: {'; '.join(differences)}"
     if not allow_stale:
-        raise UserError(f"{text}; {advice}; or use it all the same with --allow_stale_profile")
-    print(f"warning: {text}; used all the same (--allow_stale_profile)")
+        raise UserError(f"{text}; {advice}; or use it anyway with --allow_stale_profile")
+    print(f"warning: {text}; used anyway (--allow_stale_profile)")
 
 
 def stale_since(was: Any, now: dict[str, Any]) -> list[str]:

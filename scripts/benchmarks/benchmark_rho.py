@@ -26,7 +26,7 @@ from alternating import AlternatingDigits, full_training_step
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.networks.names import is_own_model
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.reader import SELECTIONS, read_rows
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.time_budget import LATEST_STEPS
@@ -139,7 +139,7 @@ def draw(title: str, medians: dict[float, float], sums: dict[float, float], stem
     axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
     axes.plot(ends, ends, color="0.4", linewidth=0.8)
     axes.plot(asked, [*medians.values()], "o", color="#0072b2", label="median step")
-    axes.plot(asked, [*sums.values()], "x", color="#d55e00", label="whole run")
+    axes.plot(asked, [*sums.values()], "x", color="#d55e00", label="entire run")
     axes.legend(fontsize="small", loc="upper left")
     utils.save_figure(figure, stem)
 
@@ -168,7 +168,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder))
     dataset = AlternatingDigits(network, steps, full_training_step(network))
-    if network.weights == "none" and not is_own_model(network.model_name):
+    if network.weights == "none" and not is_custom_model(network.model_name):
         batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([images for images, _ in batches]))
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in feasible_rhos(model, table)}

@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_trainer.cli.commands import fill_in_defaults, network_settings
-from elastic_trainer.cli.flags import add_network_flags
+from elastic_trainer.cli.flags import add_network_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
@@ -33,7 +33,12 @@ def parse_benchmark(
         num_classes: of the network, if the flag is not given.
         more: further flags by name, with what `add_argument` takes.
     """
-    parser = OneLineParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        [main_parser, profiler_parser],
+        prog=prog,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_network_flags(parser)
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")

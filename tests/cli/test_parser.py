@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from elastic_trainer.cli.commands import parse_profiler, profiler_command
+from elastic_trainer.cli.commands import parse_data, parse_profiler, profiler_command
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from utils import UserError
@@ -92,6 +92,8 @@ def test_flag_of_the_other_command_is_reported_as_such():
         parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         parse_profiler(["--num_class", "3"])
+    with pytest.raises(UserError, match=r"--rho: is a flag of main\.py, not of data\.py"):
+        parse_data(["show", "--rho", "0.5"])
 
 
 def test_defaults_follow_the_data_set_and_the_model():

@@ -214,7 +214,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     with (
         RunLog(folder, {"seed": 0}, tensor_names(model)) as log,
         CountingSignals() as stop,
-        pytest.raises(Stopped, match=r"stopped after step 12 of 18; go on with: python main.py --resume"),
+        pytest.raises(Stopped, match=r"stopped after step 12 of 18; continue with: python main.py --resume"),
     ):
         train.full_training(model, data, settings, log, stop=stop)
     assert latest(folder / "checkpoints").state["history"]["step"] == 2 * STEPS

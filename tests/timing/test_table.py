@@ -124,7 +124,7 @@ def test_table_of_another_environment_is_refused_or_allowed_with_a_warning(what,
     ):
         load(logdir, names, table)
     assert load(logdir, names, table, allow_stale=True).names == table.names
-    assert re.match(rf"warning: .*made elsewhere: {words}; used all the same \(", capsys.readouterr().out)
+    assert re.match(rf"warning: .*made elsewhere: {words}; used anyway \(", capsys.readouterr().out)
 
 
 def test_every_difference_is_named_and_unrecorded_values_are_ignored(saved):
@@ -158,8 +158,10 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
     table = make_table(small_model)
     table.settings.update(table_settings(network))
-    table.details["trace"] = "tx2.xplane.pb"  # of another machine; accepted nevertheless
     unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
-    assert load_table(folder, network, tensor_names(small_model), shapes, "profiler.py").fit == unknown
+    names = tensor_names(small_model)
+    assert load_table(folder, network, names, shapes, "profiler.py", allow_stale=True).fit == unknown
+    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine"):
+        load_table(folder, network, names, shapes, "profiler.py")

@@ -21,7 +21,7 @@ from elastic_trainer.networks.tensors import HEAD
 from utils import UserError
 
 
-def build_own_model(name: str, input_size: int, num_classes: int) -> keras.Model:
+def build_custom_model(name: str, input_size: int, num_classes: int) -> keras.Model:
     """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
 
     The model must take images [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. A
