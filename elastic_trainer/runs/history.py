@@ -125,10 +125,6 @@ class History:
             }
         )
 
-    def peak(self, name: str) -> float | None:
-        """The largest value of a column of metrics.csv (a resumed run is another process with a separate peak)."""
-        return max((row[name] for row in self.epochs if row[name] is not None), default=None)
-
     def flops(self) -> float:
         """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
         ends = [*(interval.step for interval in self.intervals[1:]), self.step]

@@ -41,11 +41,16 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         # All of training time, selecting included, over that of full training as it would have run.
         "time_over_full": 1e3 * training / (full_ms / len(step_ms) * history.step) if full_ms else None,
         "train_flops": history.flops(),
-        "peak_memory_mb": history.peak("peak_memory_mb"),
-        "gpu_peak_memory_mb": history.peak("gpu_peak_memory_mb"),
+        "peak_memory_mb": _peak(history, "peak_memory_mb"),
+        "gpu_peak_memory_mb": _peak(history, "gpu_peak_memory_mb"),
         **_energy(history, meter),
         "training_spans": history.clocks.spans,
     }
+
+
+def _peak(history: History, column: str) -> float | None:
+    """The largest value of a column of metrics.csv (a resumed run is another process with a separate peak)."""
+    return max((row[column] for row in history.epochs if row[column] is not None), default=None)
 
 
 def _energy(history: History, meter: EnergyMeter | str) -> dict[str, Any]:
