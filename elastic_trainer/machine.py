@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # that TensorFlow obeys
 DISTURBED_SHARE = 0.02  # of all processors' time during a measured call; the kernel counts in steps of 10 ms
@@ -55,10 +56,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
+    lines = text_of(CPU_INFO).splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     # x86 writes "model name", boards write "Model" or "Hardware".
     return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
@@ -66,10 +64,8 @@ def _processor_name() -> str:
 
 def has_bfloat16() -> bool:
     """Whether the CPU has instructions for bfloat16; False if the system does not report it."""
-    with contextlib.suppress(OSError):
-        words = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
-        return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(words)  # the last is Arm's flag
-    return False
+    flags = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's
+    return not flags.isdisjoint(text_of(CPU_INFO).split())
 
 
 def text_of(path: Path) -> str:
