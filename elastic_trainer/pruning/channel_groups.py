@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer.networks.layer_graph import functional_graph, is_graph
 from elastic_trainer.pruning.disjoint_groups import DisjointGroups, Groups
-from elastic_trainer.pruning.layer_graph import ACTIVATIONS, channel_role, functional_graph, is_graph, walk
+from elastic_trainer.pruning.layer_graph import ACTIVATIONS, channel_role, walk
 
 # Indices of the channels that stay, by group. A group that is missing keeps all its channels.
 KeptChannels = dict[int, np.ndarray]

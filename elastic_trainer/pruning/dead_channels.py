@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.networks.layer_graph import is_graph
 from elastic_trainer.pruning.channel_groups import ChannelGroups, KeptChannels, Kernel
-from elastic_trainer.pruning.layer_graph import is_graph, walk
+from elastic_trainer.pruning.layer_graph import walk
 
 
 class ChannelContributions:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
+from elastic_trainer.networks.layer_graph import functional_graph
 
 _layers = keras.layers
 _MERGES = (
@@ -75,17 +76,6 @@ def channel_role(node: Any) -> str:
         return "kernel"
     one_to_one = kind is _layers.DepthwiseConv2D and layer.depth_multiplier == 1 and layer.activation in ACTIVATIONS
     return "depthwise" if one_to_one else "opaque"
-
-
-def functional_graph(model: Any) -> Any:
-    """The object that holds the nodes of a functional or sequential model."""
-    return getattr(model, "_functional", None) or model
-
-
-def is_graph(layer: Any) -> bool:
-    """Whether `layer` is a functional or sequential Keras model. Its graph then describes all that it computes."""
-    is_keras_model = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
-    return is_keras_model and bool(getattr(functional_graph(layer), "_nodes_by_depth", None))
 
 
 def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 
 
 def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -15,9 +17,15 @@ def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
 
-def training_loss(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes]."""
-    logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
+def training_loss(
+    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, trained: Collection[int] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes].
+
+    Frozen batch norm is folded; `trained` as for `folded_batch_norm`.
+    """
+    with folded_batch_norm(model, trained):
+        logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
     return tf.add_n([classification_loss(labels, logits), *model.losses]), logits
 
 
@@ -53,12 +61,13 @@ class TrainStep:
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
     ) -> None:
         variables = [v for k, v in enumerate(model.trainable_variables) if mask is None or mask[k]]
+        trained = {id(variable) for variable in variables}
 
         def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
-                loss, logits = training_loss(model, images, labels)
+                loss, logits = training_loss(model, images, labels, trained)
                 in_float16 = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
                 added = penalty(model)
                 total = loss if added is None else loss + added
@@ -93,7 +102,8 @@ class Evaluation:
 
     def __init__(self, model: keras.Model) -> None:
         def batch(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            logits = tf.cast(model(images, training=False), tf.float32)
+            with folded_batch_norm(model):
+                logits = tf.cast(model(images, training=False), tf.float32)
             correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
             return classification_loss(labels, logits), tf.reduce_mean(tf.cast(correct, tf.float32))
 

@@ -1,0 +1,178 @@
+"""Frozen batch norm, multiplied into the layer before it while a step is compiled.
+
+    batch_norm(layer(x)) = x * (W·s) + (beta + (b - mean)·s),   s = gamma / sqrt(variance + epsilon)
+
+W and b are the layer's kernel and bias. The result and all gradients are the same up to rounding, and a step no longer
+passes over the layer's output to normalise it, forward or backward. Saved models and exports stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
+from elastic_trainer.networks.layer_graph import functional_graph, graph_nodes, is_graph
+
+_LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
+
+
+class Pair(NamedTuple):
+    """A convolution, depthwise convolution or dense layer, and the frozen batch norm that alone reads its output."""
+
+    layer: Any
+    norm: FrozenBatchNormalization
+
+    @property
+    def kernel_variables(self) -> list[keras.Variable]:
+        """What the folded kernel depends on and may train: the kernel, then gamma if there is one."""
+        return [self.layer.kernel, *([self.norm.gamma] if self.norm.scale else [])]
+
+    @property
+    def bias_variables(self) -> list[keras.Variable]:
+        """What only the folded bias depends on and may train: the bias, then beta, as far as there are any."""
+        found = [self.layer.bias if self.layer.use_bias else None, self.norm.beta if self.norm.center else None]
+        return [variable for variable in found if variable is not None]
+
+    def is_worth_it(self, trained: Collection[int]) -> bool:
+        """Whether folding saves time if the variables with these `id`s train.
+
+        In a folded pair gamma's gradient needs the kernel's, which costs more if the kernel does not train.
+        """
+        kernel, *gamma = self.kernel_variables
+        return id(kernel) in trained or not any(id(variable) in trained for variable in gamma)
+
+    def scale(self) -> tf.Tensor:
+        """What each channel is multiplied by, float32 [channels]."""
+        factor = tf.math.rsqrt(tf.cast(self.norm.moving_variance.value, tf.float32) + self.norm.epsilon)
+        return factor * tf.cast(self.norm.gamma.value, tf.float32) if self.norm.scale else factor
+
+    def kernel(self) -> tf.Tensor:
+        """The folded kernel, in the type of the layer's."""
+        kernel = tf.convert_to_tensor(self.layer.kernel.value)
+        scale = self.scale()
+        if isinstance(self.layer, keras.layers.DepthwiseConv2D):  # [height, width, channels, outputs per channel]
+            scale = tf.reshape(scale, kernel.shape[-2:])
+        return kernel * tf.cast(scale, kernel.dtype)
+
+    def bias(self) -> tf.Tensor:
+        """The folded bias, float32 [channels]."""
+        bias = -tf.cast(self.norm.moving_mean.value, tf.float32)
+        if self.layer.use_bias:
+            bias += tf.cast(self.layer.bias.value, tf.float32)
+        bias *= self.scale()
+        return bias + tf.cast(self.norm.beta.value, tf.float32) if self.norm.center else bias
+
+
+def find_pairs(model: keras.Model) -> list[Pair]:
+    """The pairs of `model` that can be folded, nested functional and sequential models included.
+
+    Layers within layers that are no such model stay as they are: what those compute is not known.
+    """
+    graphs, opaque = _graphs(model)
+    readers_of: dict[int, set[Any]] = {}  # of each layer's outputs
+    sources_of: dict[int, set[Any]] = {}  # what each batch norm reads
+    for graph in graphs:
+        producer = {id(tensor): node.operation for node in graph_nodes(graph) for tensor in node.outputs}
+        for node in graph_nodes(graph):
+            for tensor in node.input_tensors:
+                source = producer.get(id(tensor))
+                readers_of.setdefault(id(source), set()).add(node.operation)
+                sources_of.setdefault(id(node.operation), set()).add(source)
+        for tensor in functional_graph(graph).outputs:
+            readers_of.setdefault(id(producer.get(id(tensor))), set()).add(None)
+    candidates = {layer for sources in sources_of.values() for layer in sources if type(layer) in _LAYERS}
+    pairs = []
+    for layer in sorted(candidates, key=lambda layer: layer.path):
+        [norm, *others] = readers_of[id(layer)]
+        alone = not others and sources_of.get(id(norm)) == {layer} and not {id(layer), id(norm)} & opaque
+        if alone and _fits(layer, norm):
+            pairs.append(Pair(layer, norm))
+    return pairs
+
+
+def _graphs(model: keras.Model) -> tuple[list[keras.Model], set[int]]:
+    """The functional models in `model`, itself included, and the `id`s of layers that something else calls too."""
+    if not is_graph(model):
+        return [], {id(layer) for layer in model._flatten_layers()}
+    graphs, opaque = [model], set()
+    for layer in {id(node.operation): node.operation for node in graph_nodes(model)}.values():
+        if isinstance(layer, keras.Model):
+            inner, hidden = _graphs(layer)
+            graphs += inner
+            opaque |= hidden
+        elif isinstance(layer, keras.layers.Layer):
+            opaque |= {id(inner) for inner in layer._flatten_layers(include_self=False)}
+    return graphs, opaque
+
+
+def _fits(layer: Any, norm: Any) -> bool:
+    """Whether `norm` normalises the channels of a product with the kernel of `layer`, and of nothing else."""
+    return (
+        type(norm) is FrozenBatchNormalization
+        and norm.axis in (-1, len(layer._inbound_nodes[0].outputs[0].shape) - 1)
+        and getattr(layer, "data_format", "channels_last") == "channels_last"
+        and layer.activation in (None, keras.activations.linear)
+        and layer.activity_regularizer is None
+        and not getattr(layer, "lora_enabled", False)
+        and getattr(layer, "quantization_mode", None) is None
+        and layer.compute_dtype == norm.compute_dtype
+    )
+
+
+@contextmanager
+def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None) -> Iterator[None]:
+    """While a function that calls `model` is traced, fold each pair of it where that saves time.
+
+    Args:
+        model: a network with frozen batch norm.
+        trained: `id`s of the variables that the traced function trains. What depends on none of them is computed now,
+            once, and becomes a constant of the function. If left out, nothing does: any variable may change.
+    """
+    calls: dict[Any, Any] = {}
+    for pair in find_pairs(model):
+        if trained is not None and not pair.is_worth_it(trained):
+            continue
+        with tf.name_scope(pair.layer.path):
+            kernel = _value(pair.kernel, pair.kernel_variables, trained)
+            bias = _value(pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables], trained)
+        calls[pair.layer] = _folded_call(pair.layer, kernel, bias)
+        calls[pair.norm] = _identity
+    try:
+        for layer, call in calls.items():
+            object.__setattr__(layer, "call", call)  # past Keras, which would track it as a part of the layer
+        yield
+    finally:
+        for layer in calls:
+            object.__delattr__(layer, "call")
+
+
+def _value(compute: Any, variables: list[keras.Variable], trained: Collection[int] | None) -> tf.Tensor:
+    if trained is None or any(id(variable) in trained for variable in variables):
+        return compute()
+    with tf.init_scope():  # outside the traced function
+        return compute()
+
+
+def _folded_call(layer: Any, kernel: tf.Tensor, bias: tf.Tensor) -> Any:
+    def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        weights = tf.cast(kernel, inputs.dtype)
+        if isinstance(layer, keras.layers.Dense):
+            product = keras.ops.matmul(inputs, weights)
+        elif isinstance(layer, keras.layers.DepthwiseConv2D):
+            product = keras.ops.depthwise_conv(
+                inputs, weights, layer.strides, layer.padding, layer.data_format, layer.dilation_rate
+            )
+        else:
+            product = layer.convolution_op(inputs, weights)
+        return tf.nn.bias_add(product, tf.cast(bias, product.dtype))  # TensorFlow fuses it with convolution and ReLU
+
+    return call
+
+
+def _identity(inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
+    return inputs
