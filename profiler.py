@@ -140,10 +140,13 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
     Raises:
         UserError: the trace is not of this network.
     """
-    from elastic_trainer.timing.foreign_trace import match_operations
+    from elastic_trainer.timing.foreign_trace import has_folded_batch_norm, match_operations
     from elastic_trainer.training.step import TrainStep
 
-    full = TrainStep(model, idle_optimizer(model, network.optimizer), network.batch_size)
+    optimizer = idle_optimizer(model, network.optimizer)
+    full = TrainStep(model, optimizer, network.batch_size)
+    if not has_folded_batch_norm(trace, full):
+        full = TrainStep(model, optimizer, network.batch_size, fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, model)
     costs = attribute_times(full, model.trainable_variables, op_ms)
     constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms

@@ -72,7 +72,10 @@ def full_step(model, optimizer_name="sgd"):
 
 
 def naive_needs(step):
-    """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one."""
+    """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one.
+
+    What only the tensors of one folded pair share is left to the first of them.
+    """
 
     def ancestors(op, found):
         if op.name not in found:
@@ -83,9 +86,19 @@ def naive_needs(step):
 
     forward = ancestors(step.loss.op, set())
     gradients = step.gradients
-    return forward, [
-        ancestors(gradient.op, set()) - forward if gradient is not None else set() for gradient in gradients
-    ]
+    needs = [ancestors(gradient.op, set()) - forward if gradient is not None else set() for gradient in gradients]
+    for members in naive_pairs(step):
+        outside = set().union(*(needs[k] for k in range(len(needs)) if k not in members))
+        for rank, k in enumerate(members):
+            for later in members[rank + 1 :]:
+                needs[later] -= needs[k] - outside
+    return forward, needs
+
+
+def naive_pairs(step):
+    """Indices of the tensors of each folded pair, in the order in which they keep what they share."""
+    numbers = {id(variable): k for k, variable in enumerate(step.variables)}
+    return [[numbers[id(variable)] for variable in pair.tensors] for pair in step.folded_pairs]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from utils import UserError
 
 SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
@@ -71,7 +72,8 @@ def forward_function(model: keras.Model, batch_size: int | None) -> Any:
     """The compiled inference pass: images float32 [batch, size, size, 3] -> logits [batch, outputs]."""
 
     def forward(images: tf.Tensor) -> tf.Tensor:
-        return model(images, training=False)
+        with folded_batch_norm(model):
+            return model(images, training=False)
 
     return tf.function(forward, input_signature=[tf.TensorSpec((batch_size, *model.input_shape[1:]), tf.float32)])
 

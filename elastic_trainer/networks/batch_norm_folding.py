@@ -38,6 +38,12 @@ class Pair(NamedTuple):
         found = [self.layer.bias if self.layer.use_bias else None, self.norm.beta if self.norm.center else None]
         return [variable for variable in found if variable is not None]
 
+    @property
+    def tensors(self) -> list[keras.Variable]:
+        """All of them: the kernel, beta and the bias, as far as there are any, and gamma last."""
+        kernel, *gamma = self.kernel_variables
+        return [kernel, *reversed(self.bias_variables), *gamma]
+
     def is_worth_it(self, trained: Collection[int]) -> bool:
         """Whether folding saves time if the variables with these `id`s train.
 
@@ -125,8 +131,8 @@ def _fits(layer: Any, norm: Any) -> bool:
 
 
 @contextmanager
-def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None) -> Iterator[None]:
-    """While a function that calls `model` is traced, fold each pair of it where that saves time.
+def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None) -> Iterator[list[Pair]]:
+    """While a function that calls `model` is traced, fold each pair of it where that saves time; yields those pairs.
 
     Args:
         model: a network with frozen batch norm.
@@ -134,9 +140,8 @@ def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None
             once, and becomes a constant of the function. If left out, nothing does: any variable may change.
     """
     calls: dict[Any, Any] = {}
-    for pair in find_pairs(model):
-        if trained is not None and not pair.is_worth_it(trained):
-            continue
+    pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
+    for pair in pairs:
         with tf.name_scope(pair.layer.path):
             kernel = _value(pair.kernel, pair.kernel_variables, trained)
             bias = _value(pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables], trained)
@@ -145,7 +150,7 @@ def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None
     try:
         for layer, call in calls.items():
             object.__setattr__(layer, "call", call)  # past Keras, which would track it as a part of the layer
-        yield
+        yield pairs
     finally:
         for layer in calls:
             object.__delattr__(layer, "call")

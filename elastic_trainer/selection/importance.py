@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import in_float16
 from elastic_trainer.training.step import batch_spec, training_loss
@@ -39,7 +40,8 @@ class ImportanceEvaluator:
         def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                loss, _ = training_loss(model, images, labels)
+                with folded_batch_norm(model):
+                    loss, _ = training_loss(model, images, labels)
                 loss = loss * scale if scale != 1 else loss
             gradients = tape.gradient(loss, variables)
             self._matters = [gradient is not None for gradient in gradients]

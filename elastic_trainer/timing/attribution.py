@@ -2,9 +2,13 @@
 
     F     the operations the loss depends on
     B_k   the operations the gradient of tensor k depends on, less F
-    order by depth: |B_k| ascending, output first; among equals the tensor created later comes first
+    order by depth, output first: operations of B_k shared with others ascending, then |B_k|; among equals the tensor
+        created later comes first
     t_dw  operations of B_k in no other B_j, and the update of tensor k
     t_dy  operations of B_k shared with others, if k is the first in the order to need them
+
+Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
+t_dw of one of these tensors (`Pair.tensors`): a pair whose gamma trains without its kernel is not folded.
 
 The sum of t_dy down to the deepest selected tensor plus t_dw of the selected ones is therefore never below the time of
 the operations really needed. The paper has rules by layer type; here no rule looks at a layer.
@@ -74,12 +78,13 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         in_forward[inputs[i]] |= in_forward[i]
         needed_by[inputs[i]] |= needed_by[i]
     needed_by[in_forward] = False
+    _keep_one_owner_in_each_pair(needed_by, step, variables)
 
-    depth = needed_by.sum(axis=0)
+    sharers = needed_by.sum(axis=1)
+    depth, chain_depth = needed_by.sum(axis=0), needed_by[sharers > 1].sum(axis=0)
     trained = np.array([bool(tensors) for tensors in tensors_of])
-    positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], depth[k], -k)))
+    positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], chain_depth[k], depth[k], -k)))
     in_order = needed_by[:, positions]
-    sharers = in_order.sum(axis=1)
     first = np.argmax(in_order, axis=1)
     own, shared = sharers == 1, sharers > 1
     count = len(variables)
@@ -93,6 +98,24 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     return Attribution(
         positions, t_dw + update_ms, t_dy, update_ms, float(times[in_forward].sum()), float(times[other].sum())
     )
+
+
+def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variables: Sequence[keras.Variable]) -> None:
+    """Of the operations that several tensors of one folded pair need, and no other tensor, the first tensor keeps all.
+
+    Args:
+        needed_by: bool [operations, N], changed in place.
+        step, variables: as for `attribute_times`.
+    """
+    index = {id(variable): k for k, variable in enumerate(variables)}
+    sharers = needed_by.sum(axis=1)
+    for pair in step.folded_pairs:
+        members = [index[id(variable)] for variable in pair.tensors if id(variable) in index]
+        within = needed_by[:, members].sum(axis=1)
+        for i in np.flatnonzero((within > 1) & (within == sharers)):
+            owner = next(k for k in members if needed_by[i, k])
+            needed_by[i] = False
+            needed_by[i, owner] = True
 
 
 def dense_tensors(gradient: Any) -> list[Any]:

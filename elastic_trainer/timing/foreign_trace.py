@@ -85,6 +85,13 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
     return dict(times), unmatched_ms
 
 
+def has_folded_batch_norm(trace: OperationTrace, step: TrainStep) -> bool:
+    """Whether `trace` is of a step that folds frozen batch norm as `step` does; other programs do not."""
+    known = {op.name for op in step.graph.get_operations()}
+    norms = [name for name, kind in trace.types.items() if "FusedBatchNorm" in kind]
+    return all(match_op(name, known) is not None for name in norms)
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm
 
 
 def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -17,15 +18,9 @@ def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 
 
-def training_loss(
-    model: keras.Model, images: tf.Tensor, labels: tf.Tensor, trained: Collection[int] | None = None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes].
-
-    Frozen batch norm is folded; `trained` as for `folded_batch_norm`.
-    """
-    with folded_batch_norm(model, trained):
-        logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
+def training_loss(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes]."""
+    logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
     return tf.add_n([classification_loss(labels, logits), *model.losses]), logits
 
 
@@ -45,8 +40,11 @@ class TrainStep:
         batch_size: images a step.
         mask: bool [N] over `model.trainable_variables`; all if left out.
         penalty: returns what is added to the loss of `model`, or None. It is not part of the reported loss.
+        fold: whether frozen batch norm is folded where that saves time (`networks.batch_norm_folding`).
 
     Attributes:
+        variables: those that train.
+        folded_pairs: where frozen batch norm was folded.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
             no influence on the loss.
         graph: the traced graph.
@@ -59,15 +57,20 @@ class TrainStep:
         batch_size: int,
         mask: np.ndarray | None = None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
+        fold: bool = True,
     ) -> None:
         variables = [v for k, v in enumerate(model.trainable_variables) if mask is None or mask[k]]
         trained = {id(variable) for variable in variables}
+        self.variables = variables
 
         def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
-                loss, logits = training_loss(model, images, labels, trained)
+                folding: AbstractContextManager[list[Pair]]
+                folding = folded_batch_norm(model, trained) if fold else nullcontext([])
+                with folding as self.folded_pairs:
+                    loss, logits = training_loss(model, images, labels)
                 in_float16 = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
                 added = penalty(model)
                 total = loss if added is None else loss + added
@@ -91,7 +94,8 @@ def forward_pass(model: keras.Model, batch_size: int) -> Any:
     """The compiled training-mode forward pass, (images, labels) -> loss as a float. Every step contains it."""
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        return training_loss(model, images, labels)[0]
+        with folded_batch_norm(model):
+            return training_loss(model, images, labels)[0]
 
     function = tf.function(loss).get_concrete_function(*batch_spec(model, batch_size))
     return lambda images, labels: float(function(images, labels))

@@ -43,10 +43,10 @@ def small_network() -> keras.Model:
 
 
 def full_step(model: keras.Model) -> TrainStep:
-    """A step that trains all of `model`, at learning rate 0."""
+    """A step that trains all of `model`, at learning rate 0, with batch norm as other programs compute it."""
     optimizer = make_optimizer("sgd", 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, BATCH)
+    return TrainStep(model, optimizer, BATCH, fold=False)
 
 
 def stripped(space: Any) -> Any:

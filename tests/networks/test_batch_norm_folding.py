@@ -74,7 +74,7 @@ def output_of_a_nested_model(x):
 
 
 @keras.saving.register_keras_serializable()
-class Residual(layers.Layer):
+class Residual(keras.layers.Layer):
     """A custom layer that calls a layer that the graph contains too."""
 
     def __init__(self, inner, **kwargs):

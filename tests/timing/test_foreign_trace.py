@@ -2,11 +2,13 @@
 
 import pytest
 import record_trace_fixture as fixture
+from small_networks import built_optimizer
 
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.flops import needed_operations
 from elastic_trainer.timing.trace import OperationTrace, read_trace
+from elastic_trainer.training.step import TrainStep
 from utils import UserError
 
 
@@ -26,6 +28,15 @@ def test_committed_trace_matches_its_network(small):
     assert (
         costs.forward_ms > 0 and costs.t_dy_ms.sum() > 0 and (costs.t_dw_ms > 0).all() and (costs.update_ms > 0).all()
     )
+
+
+def test_trace_of_a_program_that_does_not_fold_batch_norm_is_recognised(small):
+    model, step, trace = small
+    folded = TrainStep(model, built_optimizer("sgd", model), fixture.BATCH)
+    assert foreign_trace.has_folded_batch_norm(trace, step)
+    assert not foreign_trace.has_folded_batch_norm(trace, folded)
+    without_norm = OperationTrace({"head_1/MatMul": 1.0}, {"head_1/MatMul": "MatMul"}, 0.0, 1, ())
+    assert foreign_trace.has_folded_batch_norm(without_norm, folded)
 
 
 def keras2_name(name):
