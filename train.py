@@ -174,7 +174,7 @@ class _Training:
         if history.step == end:  # the run was interrupted when only the validation was left
             return
         title = f"epoch {epoch + 1}/{self._schedule.epochs}"
-        for images, labels in self._data.train(epoch, history.step - start).take(end - history.step):
+        for images, labels in self._data.train(epoch, history.step - start, end - history.step):
             if history.results and self._is_out_of_time():
                 break
             if self._scheme.is_due(history.step):

@@ -25,13 +25,9 @@ class InterruptingData:
     def __getattr__(self, name):
         return getattr(self._data, name)
 
-    def train(self, epoch, skip=0):
+    def train(self, epoch, skip=0, count=None):
         self._step = epoch * self._data.steps_per_epoch + skip
-        self._skip, self._epoch = skip, epoch
-        return self
-
-    def take(self, count):
-        for batch in self._data.train(self._epoch, self._skip).take(count):
+        for batch in self._data.train(epoch, skip, count):
             if self._step == self._at and not self._in_validation:
                 raise PowerCut
             self._step += 1

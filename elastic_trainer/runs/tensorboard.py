@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.select import Selection
@@ -75,10 +77,8 @@ class EventsWriter:
 
     def add_selection(self, selection: Selection) -> None:
         """The budget of a new selection."""
-        with self._at(self._history.step):
-            for name in ("rho", "slowdown", "correction", "predicted_step_ms"):
-                if (value := getattr(selection, name)) is not None:
-                    tf.summary.scalar(f"budget/{name}", value)
+        names = ("rho", "slowdown", "correction", "predicted_step_ms")
+        self._write(self._history.step, {f"budget/{name}": getattr(selection, name) for name in names})
 
     def add_step(self, result: StepResult) -> None:
         """A training step; means since the last point are written about twice a second."""
@@ -95,23 +95,22 @@ class EventsWriter:
         loss, accuracy = (statistics.fmean(getattr(r, name) for r in results) for name in ("loss", "accuracy"))
         self._write_curves("train", self._history.step, self._history.clocks.seconds("training"), loss, accuracy)
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        with self._at(self._history.step):
-            tf.summary.scalar("learning_rate", results[-1].learning_rate)
-            if step_ms:
-                tf.summary.scalar("step_time/measured_ms", statistics.median(step_ms))
-            if self._history.selection.budget_step_ms is not None:
-                tf.summary.scalar("step_time/budget_ms", self._history.selection.budget_step_ms)
+        self._write(
+            self._history.step,
+            {
+                "learning_rate": results[-1].learning_rate,
+                "step_time/measured_ms": statistics.median(step_ms) if step_ms else None,
+                "step_time/budget_ms": self._history.selection.budget_step_ms,
+            },
+        )
 
     def add_epoch(self, row: dict[str, Any]) -> None:
         """The validation and the costs of an epoch, a row of metrics.csv."""
         self.end_point()
         self._write_curves("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
-        with self._at(row["step"]):
-            tf.summary.scalar("selection/seconds_so_far", row["selection_seconds"])
-            tf.summary.scalar("selection/trained_tensors", row["trained_tensors"])
-            for name in METERS:
-                if row[name] is not None:
-                    tf.summary.scalar(f"meters/{name}", row[name])
+        selection = {"seconds_so_far": row["selection_seconds"], "trained_tensors": row["trained_tensors"]}
+        values = {f"selection/{name}": value for name, value in selection.items()}
+        self._write(row["step"], {**values, **{f"meters/{name}": row[name] for name in METERS}})
         if len(self._history.intervals) != self._drawn:
             self._draw_selections()
 
@@ -140,16 +139,22 @@ class EventsWriter:
 
     def _write_curves(self, split: str, step: int, train_seconds: float, loss: float, accuracy: float) -> None:
         """The same two curves twice: over steps, and over training seconds, rounded, in the place of steps."""
-        with self._at(step):
-            tf.summary.scalar(f"{split}/loss", loss)
-            tf.summary.scalar(f"{split}/accuracy", accuracy)
+        self._write(step, {f"{split}/loss": loss, f"{split}/accuracy": accuracy})
         second = round(train_seconds)
         if split == "train" and second == self._last_second:
             return
         self._last_second = second
-        with self._at(second):
-            tf.summary.scalar(f"over_training_seconds/{split}_loss", loss)
-            tf.summary.scalar(f"over_training_seconds/{split}_accuracy", accuracy)
+        over_seconds = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+        self._write(second, {f"over_training_seconds/{name}": value for name, value in over_seconds.items()})
+
+    def _write(self, step: int, values: dict[str, float | None]) -> None:
+        """Write scalars by tag; those that are None are left out. `tf.summary.scalar` takes seven times as long."""
+        written = Summary()
+        for tag, value in values.items():
+            if value is not None:
+                written.MergeFrom(scalar_pb(tag, value))
+        with self._at(step):
+            tf.summary.experimental.write_raw_pb(written.SerializeToString())
 
     def _write_layout(self) -> None:
         """One chart with step time and budget together, on TensorBoard's page of custom scalars."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -113,7 +113,9 @@ class Evaluation:
 
         self._function = tf.function(batch, input_signature=batch_spec(model, None))
 
-    def __call__(self, batches: tf.data.Dataset, between: Callable[[], None] = lambda: None) -> tuple[float, float]:
+    def __call__(
+        self, batches: Iterable[tuple[tf.Tensor, tf.Tensor]], between: Callable[[], None] = lambda: None
+    ) -> tuple[float, float]:
         """Mean loss and accuracy (0…1) over all images of `batches`; calls `between` before each batch."""
         totals = np.zeros(3)
         for images, labels in batches:

@@ -47,14 +47,9 @@ class AlternatingDigits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train(self, epoch: int, skip: int = 0) -> AlternatingDigits:
-        """The batches of an epoch without the first `skip`; `take` yields them."""
-        self._epoch, self._skip = epoch, skip
-        return self
-
-    def take(self, count: int) -> Iterator[tuple[Any, Any]]:
-        """At most `count` batches, each after a timed step of full training."""
-        for images, labels in self._data.train(self._epoch, self._skip).take(count):
+    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """Batches as of `ImageData.train`, each after a timed step of full training."""
+        for images, labels in self._data.train(epoch, skip, count):
             start, stolen = time.perf_counter(), stolen_seconds()
             self.full_ms.append(float(measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
             yield images, labels

@@ -32,10 +32,11 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
     np.testing.assert_array_equal(labels_of(other_seed.test()), tested)
 
 
-def test_batches_disable_the_autotuner_of_tf_data():
+def test_count_limits_the_batches_after_the_skipped_ones():
     digits = data.load("digits", 8, 4)
-    for batches in (digits.train(0), digits.train(1, skip=3).take(2), digits.test()):
-        assert batches.options().autotune.enabled is False
+    complete = labels_of(digits.train(1))
+    np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
+    assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
 
 
 def test_order_depends_only_on_seed_and_epoch():

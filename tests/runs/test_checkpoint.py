@@ -83,8 +83,8 @@ def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_pa
     model = make_small_model()
 
     class Poisoned(InterruptingData):
-        def take(self, count):
-            for batch in super().take(count):
+        def train(self, *arguments):
+            for batch in super().train(*arguments):
                 if self._step == 9:
                     model.get_layer("head").bias.assign([np.inf, 0, 0])
                 yield batch
@@ -104,8 +104,8 @@ def test_nan_weight_that_leaves_the_loss_finite_is_not_saved(tmp_path):
     model = make_small_model()
 
     class Poisoned(InterruptingData):
-        def take(self, count):
-            for batch in super().take(count):
+        def train(self, *arguments):
+            for batch in super().train(*arguments):
                 if self._step == 9:
                     stem = model.get_layer("stem").kernel  # the ReLU after it turns NaN into 0
                     stem.assign(np.full(stem.shape, np.nan))
