@@ -200,7 +200,9 @@ class _Training:
 
     def _select(self) -> None:
         selection = self._scheme.select(self._history.progress(self._schedule), self._state)
+        start = time.perf_counter()
         self._adopt(selection.mask)
+        selection.seconds["trace"] = time.perf_counter() - start
         self._run.end_interval()
         self._history.record_selection(selection, self._step_flops)
         self._run.record_selection()

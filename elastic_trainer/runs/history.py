@@ -13,7 +13,7 @@ import numpy as np
 from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
 from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Selection
+from elastic_trainer.selection.select import SELECTION_PARTS, Selection
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.training.state import StepResult
 
@@ -90,6 +90,9 @@ class History:
         """Count a step."""
         self.step += 1
         self.results.append(result)
+        if result.first_call_ms is not None:
+            seconds = self.selection.seconds
+            seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
             self.intervals[-1].step_ms.append(result.step_ms)
             self._measured_ms += result.step_ms
@@ -124,6 +127,11 @@ class History:
                 "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
         )
+
+    def selection_part_seconds(self) -> dict[str, float]:
+        """Seconds of all selections by part, see `Selection.seconds`."""
+        each = [interval.selection.seconds for interval in self.intervals]
+        return {part: sum(seconds.get(part, 0.0) for seconds in each) for part in SELECTION_PARTS}
 
     def flops(self) -> float:
         """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""

@@ -35,6 +35,7 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
         "selection_percent": 100 * selection / training,
+        "selection_part_seconds": history.selection_part_seconds(),
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": sum(step_ms) / full_ms if full_ms else None,

@@ -8,6 +8,7 @@ PruneTrain's scheme is in pruning/. `train.SCHEMES` names them all.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -118,6 +119,7 @@ class ElasticScheme(Scheme):
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """Measure importance and speed, correct the budget, and solve."""
+        start = time.perf_counter()
         index = self._selection_of_step[progress.step]
         batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
@@ -128,6 +130,7 @@ class ElasticScheme(Scheme):
             progress = progress._replace(slowdowns=slowdowns)
             self._has_new_table = False
         allowance = self._budget.allow(progress)
+        measured = time.perf_counter()
         selection = select_tensors(
             self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
         )
@@ -140,6 +143,7 @@ class ElasticScheme(Scheme):
             rho=allowance.rho,
             slowdown=allowance.slowdown,
             correction=allowance.correction,
+            seconds={"importance": measured - start, "solve": time.perf_counter() - measured},
         )
 
     def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:

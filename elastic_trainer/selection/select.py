@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 import selection_solver_DP
 from elastic_trainer.timing.table import TimingTable
+
+SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
 @dataclass
@@ -20,6 +22,8 @@ class Selection:
         predicted_step_ms, budget_step_ms: by the time budget, or None.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
+        seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
+            solver, tracing the new step, and its first call, which trains too (TensorFlow optimises the graph in it).
     """
 
     mask: np.ndarray
@@ -30,6 +34,7 @@ class Selection:
     rho: float | None = None
     slowdown: float | None = None
     correction: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def full_step_ms(self) -> float | None:

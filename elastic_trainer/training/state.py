@@ -17,12 +17,17 @@ from utils import UserError
 
 
 class StepResult(NamedTuple):
-    """One training step: loss, accuracy on the batch (0…1), learning rate, wall time (None if not timed)."""
+    """One training step: loss, accuracy on the batch (0…1), learning rate, and wall time.
+
+    Either `step_ms` is None or `first_call_ms`, the time of the first step of a new graph, which TensorFlow then
+    optimises.
+    """
 
     loss: float
     accuracy: float
     learning_rate: float
     step_ms: float | None
+    first_call_ms: float | None = None
 
 
 class TrainState:
@@ -74,7 +79,7 @@ class TrainState:
         return self._step.graph
 
     def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
-        """One step on one batch. The first one of a new graph, which TensorFlow then optimises, is not timed.
+        """One step on one batch.
 
         Raises:
             UserError: the loss is not finite.
@@ -82,12 +87,12 @@ class TrainState:
         assert self._step is not None, "a scheme must select before the first step"
         start = time.perf_counter()
         loss, accuracy, rate = self._step(images, labels)
-        step_ms = (time.perf_counter() - start) * 1e3 if self._is_warm else None
+        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, self._is_warm
         self._is_warm = True
         if not math.isfinite(loss):
             step = int(self.optimizer.iterations)
             raise UserError(f"the loss is {loss} at step {step} with learning rate {rate:g}; lower --learning_rate")
-        return StepResult(loss, accuracy, rate, step_ms)
+        return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms)
 
     def values(self) -> dict[str, np.ndarray]:
         """All variables of the network and the optimizer, by kind and position."""
