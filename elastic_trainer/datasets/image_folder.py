@@ -27,7 +27,7 @@ LabelledPaths = list[tuple[str, int]]
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn an `OSError` in this block into a `UserError` that names `path`."""
     try:
         yield
@@ -44,7 +44,7 @@ def image_folder(data_dir: Path | None) -> Path:
     layout = "train/<class>/ and test/<class>/, or with <class>/ alone"
     if data_dir is None:
         raise UserError(f"--data_dir: image_folder needs the folder with {layout}")
-    with _reading(data_dir):
+    with reading(data_dir):
         if not data_dir.is_dir():
             what = "is a file; it must be a folder" if data_dir.exists() else "there is no such folder"
             raise UserError(f"--data_dir {data_dir}: {what} with {layout}")
@@ -52,13 +52,13 @@ def image_folder(data_dir: Path | None) -> Path:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    with _reading(folder):
+    with reading(folder):
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _train_folder(folder: Path) -> Path:
     """The folder that holds the class folders for training: train/ if there is one, else `folder` itself."""
-    with _reading(folder):
+    with reading(folder):
         return folder / "train" if (folder / "train").is_dir() else folder
 
 
@@ -113,7 +113,7 @@ def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | No
 
 def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
     """test/ or val/, or None if `test_fraction` is given instead. Raises `UserError` for both or neither."""
-    with _reading(folder):
+    with reading(folder):
         test_folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if train_folder == folder and test_folder is not None:
         raise UserError(f"--data_dir {folder}: has '{test_folder.name}' but no 'train' with one folder for each class")
@@ -156,7 +156,7 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
     broken: dict[str, str] = {}
     others: Counter[str] = Counter()
     for label, name in enumerate(classes):
-        with _reading(folder / name):
+        with reading(folder / name):
             entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
             paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
         for path in paths:
