@@ -19,7 +19,7 @@ import numpy as np
 from elastic_trainer.datasets.data_source import SPLIT_SEED, DataSource
 from elastic_trainer.datasets.decoding import KINDS, header_error
 from elastic_trainer.datasets.images import ImageFiles
-from utils import UserError
+from utils import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 
@@ -105,9 +105,10 @@ def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | No
     else:
         train, test = (files for files, _ in found)
     train_labels, test_labels = ([label for _, label in files] for files in (train, test))
-    check_classes(classes, train_labels, test_labels, folder)
+    names = [printable(name) for name in classes]  # a class has one line in labels.txt
+    check_classes(names, train_labels, test_labels, folder)
     return DataSource(
-        classes, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
+        names, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
     )
 
 
@@ -138,16 +139,12 @@ def broken_images(broken: Sequence[str], count: str) -> UserError:
     return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
-def printable(text: str) -> str:
-    """`text` with escapes for what no terminal can print; the name of a file may consist of any bytes."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
     """The images in the class folders of `folder`.
 
-    A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored; a message gives
-    the number of ignored files. Names that start with a dot are skipped: macOS puts such a file beside each photo.
+    A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored, as are folders
+    in the folder of a class; a message gives their number. Names that start with a dot are skipped: macOS puts such a
+    file beside each photo.
 
     Returns:
         Paths with labels, including broken images; and for the path of each broken image, what is wrong.
@@ -155,11 +152,13 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
     images: LabelledPaths = []
     broken: dict[str, str] = {}
     others: Counter[str] = Counter()
+    folders: list[str] = []
     for label, name in enumerate(classes):
         with reading(folder / name):
             entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
-            paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
-        for path in paths:
+            visible = sorted((entry.path, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+        folders += [path for path, is_folder in visible if is_folder]
+        for path in (path for path, is_folder in visible if not is_folder):
             why, extension = header_error(path), Path(path).suffix.lower()
             if why is not None and extension not in IMAGE_EXTENSIONS:
                 others[extension] += 1
@@ -169,7 +168,12 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
                 broken[path] = why
     if others:
         kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in others.most_common(5))
-        print(f"ignored in {folder}, not {KINDS}: {printable(kinds)}")
+        print(printable(f"ignored in {folder}, not {KINDS}: {kinds}"))
+    if folders:
+        count = f"{len(folders)} folder{'s' if len(folders) > 1 else ''}"
+        print(
+            printable(f"ignored: {count} within those of classes, such as {folders[0]}; move the images up to use them")
+        )
     return images, broken
 
 

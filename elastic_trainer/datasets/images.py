@@ -109,7 +109,7 @@ def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tup
     images = np.empty((count, size, size, 3), np.uint8)
     labels: list[_Label] = []
     row = 0
-    for image, label, why in _decoded(parts, size):
+    for image, label, why in decoded(parts, size):
         if image is not None:
             images[row] = image
             row += 1
@@ -147,7 +147,7 @@ def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -
     # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
     with utils.atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
         file.write(_header(0, size))
-        for image, label, why in _decoded(parts, size):
+        for image, label, why in decoded(parts, size):
             if image is not None:
                 file.write(image.tobytes())
                 rows += 1
@@ -165,7 +165,7 @@ def _header(count: int, size: int) -> bytes:
     return file.getvalue()
 
 
-def _decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
+def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
     """Decode all images on all cores, in order.
 
     Yields:

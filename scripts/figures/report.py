@@ -23,6 +23,7 @@ from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
 import utils
+from elastic_trainer.cli.parser import OneLineParser, file_to_write
 from elastic_trainer.runs.reader import SUMMARY
 from utils import UserError
 
@@ -258,11 +259,11 @@ def page(scale: str, logdir: Path, figures: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=("full", "quick"), default="full")
     parser.add_argument("--logdir", type=Path, help="default: logs/figures_<scale>")
     parser.add_argument("--figures", type=Path, default=Path("figures"), help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="default: figures/report_<scale>.html")
+    parser.add_argument("--output", type=file_to_write, help="default: figures/report_<scale>.html")
     args = parser.parse_args()
     output = args.output or args.figures / f"report_{args.scale}.html"
     utils.write_text(output, page(args.scale, args.logdir or Path("logs") / f"figures_{args.scale}", args.figures))
