@@ -105,10 +105,10 @@ def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | No
     else:
         train, test = (files for files, _ in found)
     train_labels, test_labels = ([label for _, label in files] for files in (train, test))
-    names = [printable(name) for name in classes]  # a class has one line in labels.txt
-    check_classes(names, train_labels, test_labels, folder)
+    shown = [printable(name) for name in classes]  # a class has one line in labels.txt
+    check_classes(shown, train_labels, test_labels, folder)
     return DataSource(
-        names, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
+        shown, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
     )
 
 
