@@ -14,7 +14,7 @@ import utils
 from elastic_trainer.cli.commands import PackCommand, PrepareCommand, ShowCommand, parse_data
 from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.image_folder import broken_images, check_classes, printable
+from elastic_trainer.datasets.image_folder import broken_images, check_classes
 from elastic_trainer.datasets.images import read
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.show import show
@@ -67,7 +67,7 @@ def load(
             raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
         if not skip_broken:
             raise broken_images(broken, count)
-        print(f"left out as broken: {count}; the first: {printable(broken[0])}")
+        print(f"left out as broken: {count}; the first: {broken[0]}")
         check_classes(source.class_names, train.labels, test.labels, data_dir)
     return ImageData(name, source.class_names, train, test, batch_size, seed)
 

@@ -220,7 +220,7 @@ def draw_table(table: TimingTable, stem: Path) -> None:
         axes.set_title(f"{label} ({times.sum():.1f} ms in all)", fontsize="medium")
     lower.set_xlabel("tensor, in backward order (0 is next to the output)")
     name, size, batch = (table.settings[key] for key in ("model_name", "input_size", "batch_size"))
-    figure.suptitle(f"{name}, {size}×{size}, batch {batch}: operation times")
+    figure.suptitle(f"{utils.figure_text(name)}, {size}×{size}, batch {batch}: operation times")
     utils.save_figure(figure, stem)
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +36,8 @@ class Stopped(Exception):  # noqa: N818
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
     """Run a command line's `main`; a `UserError`, or lack of memory, becomes one line on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may consist of any bytes
     try:
         main()
     except Stopped as stopped:
@@ -98,6 +102,20 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def printable(text: str) -> str:
+    """`text` in one line: line breaks, control characters and bytes that are not UTF-8 become escapes.
+
+    The name of a file may contain all of them.
+    """
+    unfit = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+    return re.sub(unfit, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def figure_text(text: str) -> str:
+    """`text`, such as the name of a class, as matplotlib draws it literally: a `$` starts no formula."""
+    return printable(text).replace("$", r"\$")
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the system refuses in this block becomes a `UserError` that names `path`."""
@@ -128,6 +146,63 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `atomic_path` gives."""
+    return re.match(r"\.\d+\.", path.name) is not None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool | None]:
+    """Lock the file or folder `path` itself: the system unlocks it when the block or its process ends in any way.
+
+    Yields:
+        True; False if another process has locked it; None if the system cannot lock it.
+
+    Raises:
+        OSError: there is no such file or folder, or it may not be read.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours: bool | None = True
+        except BlockingIOError:
+            is_ours = False
+        except OSError:  # a file system without locks
+            is_ours = None
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_large_path(path: Path) -> Iterator[Path]:
+    """`atomic_path` for a file of gigabytes: if this process is killed, `remove_leftovers` finds what it wrote."""
+    with contextlib.ExitStack() as lock, atomic_path(path) as temporary:  # locked until it is renamed
+        temporary.touch()
+        lock.enter_context(locked(temporary))
+        yield temporary
+
+
+def remove_leftovers(folder: Path, ending: str) -> None:
+    """Delete what killed processes left in `folder`: temporary names with this ending that no process has `locked`.
+
+    An empty file stays: its process may be about to lock it.
+    """
+    with contextlib.suppress(OSError):
+        for path in [path for path in folder.iterdir() if is_temporary(path) and path.name.endswith(ending)]:
+            with contextlib.suppress(OSError), locked(path) as is_ours:
+                if is_ours and path.is_dir():
+                    shutil.rmtree(path)
+                elif is_ours and path.stat().st_size:
+                    path.unlink()
+
+
 def sync(path: Path) -> None:
     """Wait until the file or folder `path` is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -138,9 +213,9 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically."""
+    """Write `text` to `path` atomically; bytes of a file's name that are not UTF-8 become escapes."""
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, record: object) -> None:
@@ -150,7 +225,10 @@ def write_json(path: Path, record: object) -> None:
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table with a header line to `path`, atomically."""
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(rows)

@@ -1,11 +1,15 @@
 """Files are complete or absent; the errors of a command line take one line."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from command_line import ROOT
 
 import utils
 
@@ -49,3 +53,38 @@ def test_other_errors_keep_their_traceback():
 
     with pytest.raises(ZeroDivisionError):
         utils.run_cli(main)
+
+
+ODD = "caf\udce9 é\n\x85\u2028\x1b[1m 日本\u200d"
+
+
+def test_printable_escapes_what_breaks_a_line_or_cannot_be_encoded_and_nothing_else():
+    assert utils.printable(ODD) == r"caf\udce9 é\n\x85\u2028\x1b[1m 日本" + "\u200d"
+
+
+def test_files_and_output_take_names_that_are_not_utf8(tmp_path):
+    utils.write_text(tmp_path / "text", ODD)
+    utils.write_csv(tmp_path / "table.csv", ["name"], [[ODD]])
+    for name in ("text", "table.csv"):
+        assert r"caf\udce9 é" in (tmp_path / name).read_text(encoding="utf-8")
+    code = f"import utils; utils.run_cli(lambda: print({ODD!r}))"
+    for encoding in ("utf-8", "ascii"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
+        assert done.returncode == 0 and rb"caf\udce9" in done.stdout, done.stderr
+
+
+def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
+    path = tmp_path / "photos.tar"
+    for name in (".1.photos.tar", ".2.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar"):
+        (tmp_path / name).write_bytes(b"" if name.startswith(".4") else b"half")
+    with utils.locked(tmp_path / ".1.photos.tar") as is_ours, utils.atomic_large_path(path) as temporary:
+        temporary.write_bytes(b"all of it")
+        utils.remove_leftovers(tmp_path, ".photos.tar")
+        assert is_ours and temporary.exists() and not (tmp_path / ".2.photos.tar").exists()
+    assert path.read_bytes() == b"all of it"
+    left = {".1.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar", "photos.tar"}
+    assert {entry.name for entry in tmp_path.iterdir()} == left
+    utils.remove_leftovers(tmp_path, ".photos.tar")
+    utils.remove_leftovers(tmp_path / "nowhere", ".photos.tar")
+    assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}

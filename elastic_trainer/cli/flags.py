@@ -16,10 +16,12 @@ from elastic_trainer.cli.parser import (
     count,
     duration,
     existing_file,
+    file_to_write,
     network,
     number,
     one_of,
     share,
+    stem_to_write,
     truth,
     weights,
     whole_number,
@@ -333,12 +335,14 @@ def data_parser() -> OneLineParser:
     show = commands.add_parser("show", help="images of each class as a table and a picture")
     add_data_flags(show)
     _add_test_fraction(show)
-    show.add_argument("--output", type=Path, metavar="STEM", help="without _train.png; default: figures/<name>")
+    show.add_argument(
+        "--output", type=stem_to_write, metavar="STEM", help="without _train.png; default: figures/<name>"
+    )
     prepare = commands.add_parser("prepare", help="download a data set and prepare it")
     add_data_flags(prepare, TFDS_NAMES, None)
     pack = commands.add_parser("pack", help="put a data set into one file")
     add_data_flags(pack, (*TFDS_NAMES, "image_folder"), None)
-    pack.add_argument("--output", type=Path, metavar="FILE", help="default: <name>.tar")
+    pack.add_argument("--output", type=file_to_write, metavar="FILE", help="default: <name>.tar")
     unpack = commands.add_parser("unpack", help="take a data set out of the file and check it")
     unpack.add_argument("archive", type=existing_file, metavar="FILE")
     unpack.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help="folder it is put into")

@@ -149,6 +149,20 @@ def add_switch(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
     group.add_argument(flag, type=truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
 
 
+def stem_to_write(text: str) -> Path:
+    """A type for argparse: the path of files, without what their names end with."""
+    if Path(text).name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder; add a name, such as {Path(text, 'name')}")
+    return Path(text)
+
+
+def file_to_write(text: str) -> Path:
+    """A type for argparse: the path of a file, which may exist."""
+    if stem_to_write(text).is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder; add a name, such as {Path(text, 'name')}")
+    return Path(text)
+
+
 def existing_file(text: str) -> Path:
     """A type for argparse: the path of a file that exists."""
     if not Path(text).is_file():

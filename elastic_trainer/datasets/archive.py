@@ -7,18 +7,21 @@ checksum of each file, and `unpack` checks the file and extracts it.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import re
 import shlex
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.datasets.image_folder import image_folder
+from elastic_trainer.datasets.image_folder import image_folder, reading
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.tfds import prepare_tfds, tfds_builder
 from utils import UserError
@@ -67,31 +70,85 @@ def pack(name: str, data_dir: Path | None, output: Path | None) -> None:
     output = output or Path(f"{stem}.tar")
     if output.resolve().is_relative_to(folder):
         raise UserError(f"--output {output}: lies inside {folder}, the folder to pack; choose another place")
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    _write_archive(files, root, output)
-    print(f"{output}: {len(files)} files, {output.stat().st_size / 1e6:,.0f} MB")
-    print(f"on the other machine: {shlex.join(['python', 'data.py', 'unpack', output.name, '--data_dir', 'DIR'])}")
+    if folder.name in ("", CHECKSUMS):
+        raise UserError(f"--data_dir {folder}: an archive cannot hold a folder of this name; rename it")
+    entries = [*_entries(folder)]
+    count = sum(path.is_file() for path in entries)
+    if not count:
+        raise UserError(f"--data_dir {folder}: contains no files to pack")
+    _write_archive(entries, root, output)
+    print(utils.printable(f"{output}: {count} files, {output.stat().st_size / 1e6:,.0f} MB"))
+    unpacking = shlex.join(["python", "data.py", "unpack", output.name, "--data_dir", "DIR"])
+    print(utils.printable(f"on the other machine: {unpacking}"))
 
 
-def _write_archive(files: Sequence[Path], root: Path, output: Path) -> None:
-    """Write `files` and their checksums to `output`, under names relative to `root`."""
-    checksums = []
+def _entries(folder: Path, inside: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """All files below `folder`, and its folders that are empty. Links are followed.
+
+    Args:
+        folder: to list.
+        inside: the folders that it lies in, without links.
+
+    Raises:
+        UserError: a folder cannot be read or is a link to one that it lies in, or an entry is no file or folder.
+    """
+    with reading(folder):
+        resolved, paths = folder.resolve(), sorted(folder.iterdir())
+    if resolved in inside:
+        raise UserError(f"--data_dir {folder}: is a link to a folder that it lies in; remove it")
+    if not paths:
+        yield folder
+    for path in paths:
+        with reading(path):
+            is_folder, is_file = path.is_dir(), path.is_file()
+        if is_folder:
+            yield from _entries(path, (*inside, resolved))
+        elif is_file:
+            yield path
+        else:
+            what = "is a link that leads to no file" if path.is_symlink() else "is neither a file nor a folder"
+            raise UserError(f"--data_dir {path}: {what}; remove it")
+
+
+def _write_archive(entries: Sequence[Path], root: Path, output: Path) -> None:
+    """Write `entries` and the checksums of the files among them to `output`, under names relative to `root`."""
+    listing = bytearray()
+    utils.remove_leftovers(output.parent, f".{output.name}")
     with (
-        utils.atomic_path(output) as temporary,
-        tarfile.open(temporary, "w") as archive,
-        tqdm(total=sum(path.stat().st_size for path in files), desc="packing", unit="B", unit_scale=True) as bar,
+        utils.atomic_large_path(output) as temporary,
+        tarfile.open(temporary, "w", dereference=True) as archive,  # links become the files that they lead to
+        tqdm(total=sum(path.stat().st_size for path in entries), desc="packing", unit="B", unit_scale=True) as bar,
     ):
-        for path in files:
+        for path in entries:
             member = path.relative_to(root).as_posix()
+            if path.is_file():
+                with reading(path):
+                    listing += _listed(_checksum(path), member)
             archive.add(path, member, recursive=False)
-            checksums.append(f"{_checksum(path)}  {member}\n")
             bar.update(path.stat().st_size)
-        listing = temporary.with_suffix(".sums")
-        try:
-            listing.write_text("".join(checksums), encoding="utf-8", errors="surrogateescape")
-            archive.add(listing, CHECKSUMS)
-        finally:
-            listing.unlink(missing_ok=True)
+        last = tarfile.TarInfo(CHECKSUMS)
+        last.size = len(listing)
+        archive.addfile(last, io.BytesIO(listing))
+
+
+_ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r"}  # in names, as sha256sum writes them
+
+
+def _listed(checksum: str, name: str) -> bytes:
+    """The line of a file in `CHECKSUMS`; it starts with a backslash if the name is escaped."""
+    if "\n" in name or "\r" in name:
+        checksum, name = f"\\{checksum}", "".join(_ESCAPES.get(character, character) for character in name)
+    return f"{checksum}  {name}\n".encode(errors="surrogateescape")
+
+
+def _checksums(listing: bytes) -> Iterator[tuple[str, str]]:
+    """The name and the checksum of each file in the content of `CHECKSUMS`."""
+    unescaped = {escape: character for character, escape in _ESCAPES.items()}
+    for line in listing.decode(errors="surrogateescape").split("\n")[:-1]:
+        checksum, _, name = line.removeprefix("\\").partition("  ")
+        if line.startswith("\\"):
+            name = re.sub(r"\\.", lambda found: unescaped.get(found[0], found[0]), name)
+        yield name, checksum
 
 
 def _checksum(path: Path) -> str:
@@ -114,53 +171,70 @@ def unpack(path: Path, data_dir: Path) -> None:
     """
     with utils.writing(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
-    unpacked = data_dir / f".{os.getpid()}.unpacking"
-    try:
-        with (
-            utils.writing(data_dir),
-            _reading_archive(path),
-            tarfile.open(path) as archive,
-            tqdm(total=path.stat().st_size, desc="unpacking", unit="B", unit_scale=True) as bar,
-        ):
-            for member in archive:
-                top = data_dir / member.name.split("/")[0]
-                if top.is_dir() and top.name not in (".", ".."):
-                    raise UserError(f"--data_dir {data_dir}: {top} exists already; remove it or name another folder")
-                _extract(archive, member, unpacked)
-                bar.update(member.size)
-        _check(path, unpacked)
-        [top] = unpacked.iterdir()
-        with utils.writing(data_dir):
-            top.replace(data_dir / top.name)
-    finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
+    utils.remove_leftovers(data_dir, ".unpacking")
+    with utils.writing(data_dir):
+        unpacked = Path(tempfile.mkdtemp(".unpacking", f".{os.getpid()}.", data_dir))
+        try:
+            with utils.locked(unpacked):
+                _extract_all(path, unpacked, data_dir)
+                _check(path, unpacked)
+                top = _only_folder(path, unpacked)
+                top.replace(data_dir / top.name)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
     is_tfds = top.name in TFDS_NAMES
     flags = ["--dataset_name", top.name if is_tfds else "image_folder"]
     flags += ["--data_dir", str(data_dir if is_tfds else data_dir / top.name)]
-    print(f"unpacked and checked: {data_dir / top.name}")
-    print(f"to use it: {shlex.join(['python', 'main.py', *flags])}")
+    print(utils.printable(f"unpacked and checked: {data_dir / top.name}"))
+    print(utils.printable(f"to use it: {shlex.join(['python', 'main.py', *flags])}"))
+
+
+def _extract_all(path: Path, folder: Path, data_dir: Path) -> None:
+    """Write everything in the archive `path` to `folder`.
+
+    Raises:
+        UserError: the archive is damaged or not from `pack`, or `data_dir` has a folder of the data set's name.
+    """
+    with (
+        _reading_archive(path),
+        tarfile.open(path) as archive,
+        tqdm(total=path.stat().st_size, desc="unpacking", unit="B", unit_scale=True) as bar,
+    ):
+        for member in archive:
+            name = PurePosixPath(member.name)  # "./a" is "a"
+            is_known = member.isdir() or (member.isreg() and name.parts)
+            if not is_known or name.is_absolute() or ".." in name.parts or "\0" in member.name:
+                raise UserError(f"{path}: contains '{name}', which no data set has; it is not from data.py pack")
+            if len(name.parts) > 1 and os.path.lexists(data_dir / name.parts[0]):
+                taken = data_dir / name.parts[0]
+                raise UserError(f"--data_dir {data_dir}: {taken} exists already; remove it or name another folder")
+            _extract(archive, member, folder / name)
+            bar.update(member.size)
 
 
 @contextmanager
 def _reading_archive(path: Path) -> Iterator[None]:
-    """Turn a `TarError` in this block into a `UserError` that names the archive `path`."""
+    """Turn what the archive `path` raises in this block, if it is damaged, into a `UserError` that names it."""
     try:
         yield
-    except tarfile.TarError as error:
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # tarfile and each compression have types of their own
+        if isinstance(error, OSError) and error.errno is not None:  # from the system
+            raise
         raise UserError(
             f"{path}: is not a tar archive, or damaged or incomplete ({utils.first_line(error)}); copy it again"
         ) from error
 
 
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Write a regular file of the archive below `folder`. Raises `UserError` for any other member or path."""
-    target = folder / member.name
-    source = archive.extractfile(member) if member.isreg() else None
-    if source is None or ".." in target.parts or member.name.startswith("/"):
-        raise UserError(
-            f"{archive.name!s}: contains '{member.name}', which no data set has; it is not from data.py pack"
-        )
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write a file or folder of the archive to `target`."""
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
+    source = archive.extractfile(member)
+    assert source is not None  # it is a regular file
     with source, target.open("wb") as file:
         shutil.copyfileobj(source, file, _BLOCK)
 
@@ -170,9 +244,17 @@ def _check(archive: Path, folder: Path) -> None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         raise UserError(f"{archive}: has no checksums at its end, so it is incomplete; copy it again")
-    lines = listing.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    checksums = [*_checksums(listing.read_bytes())]
     listing.unlink()
-    for line in lines:
-        checksum, _, name = line.partition("  ")
+    for name, checksum in checksums:
         if not (folder / name).is_file() or _checksum(folder / name) != checksum:
             raise UserError(f"{archive}: {name} in it does not match its checksum; copy it again")
+
+
+def _only_folder(archive: Path, folder: Path) -> Path:
+    """The one folder in `folder`: the extracted data set. Raises `UserError` if there is anything else, or nothing."""
+    tops = sorted(folder.iterdir())
+    if len(tops) == 1 and tops[0].is_dir():
+        return tops[0]
+    found = ", ".join(f"'{top.name}'" for top in tops[:3]) + (", …" if len(tops) > 3 else "")
+    raise UserError(f"{archive}: contains {found or 'no files'} instead of one folder; it is not from data.py pack")

@@ -73,7 +73,7 @@ def decode_failure(source: ImageSource, index: int, error: Exception) -> str:
     """One line on an image for which `decode` raised `error`: its path (or `index`, if it has none) and the reason."""
     reason = header_error(source) if isinstance(source, str) else None
     name = source if isinstance(source, str) else f"image {index}"
-    return f"{name}: {reason or f'cannot be read as an image: {_first_line(error)}'}"
+    return utils.printable(f"{name}: {reason or f'cannot be read as an image: {_first_line(error)}'}")
 
 
 def _first_line(error: Exception) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from elastic_trainer.datasets.data_source import SPLIT_SEED, DataSource
 from elastic_trainer.datasets.decoding import KINDS, header_error
 from elastic_trainer.datasets.images import ImageFiles
-from utils import UserError
+from utils import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 
@@ -27,7 +27,7 @@ LabelledPaths = list[tuple[str, int]]
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn an `OSError` in this block into a `UserError` that names `path`."""
     try:
         yield
@@ -44,7 +44,7 @@ def image_folder(data_dir: Path | None) -> Path:
     layout = "train/<class>/ and test/<class>/, or with <class>/ alone"
     if data_dir is None:
         raise UserError(f"--data_dir: image_folder needs the folder with {layout}")
-    with _reading(data_dir):
+    with reading(data_dir):
         if not data_dir.is_dir():
             what = "is a file; it must be a folder" if data_dir.exists() else "there is no such folder"
             raise UserError(f"--data_dir {data_dir}: {what} with {layout}")
@@ -52,13 +52,13 @@ def image_folder(data_dir: Path | None) -> Path:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    with _reading(folder):
+    with reading(folder):
         return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _train_folder(folder: Path) -> Path:
     """The folder that holds the class folders for training: train/ if there is one, else `folder` itself."""
-    with _reading(folder):
+    with reading(folder):
         return folder / "train" if (folder / "train").is_dir() else folder
 
 
@@ -105,15 +105,16 @@ def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | No
     else:
         train, test = (files for files, _ in found)
     train_labels, test_labels = ([label for _, label in files] for files in (train, test))
-    check_classes(classes, train_labels, test_labels, folder)
+    shown = [printable(name) for name in classes]  # a class has one line in labels.txt
+    check_classes(shown, train_labels, test_labels, folder)
     return DataSource(
-        classes, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
+        shown, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
     )
 
 
 def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
     """test/ or val/, or None if `test_fraction` is given instead. Raises `UserError` for both or neither."""
-    with _reading(folder):
+    with reading(folder):
         test_folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if train_folder == folder and test_folder is not None:
         raise UserError(f"--data_dir {folder}: has '{test_folder.name}' but no 'train' with one folder for each class")
@@ -138,16 +139,12 @@ def broken_images(broken: Sequence[str], count: str) -> UserError:
     return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
-def printable(text: str) -> str:
-    """`text` with escapes for what no terminal can print; the name of a file may consist of any bytes."""
-    return text.encode(errors="backslashreplace").decode()
-
-
 def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
     """The images in the class folders of `folder`.
 
-    A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored; a message gives
-    the number of ignored files. Names that start with a dot are skipped: macOS puts such a file beside each photo.
+    A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored, as are folders
+    in the folder of a class; a message gives their number. Names that start with a dot are skipped: macOS puts such a
+    file beside each photo.
 
     Returns:
         Paths with labels, including broken images; and for the path of each broken image, what is wrong.
@@ -155,11 +152,13 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
     images: LabelledPaths = []
     broken: dict[str, str] = {}
     others: Counter[str] = Counter()
+    folders: list[str] = []
     for label, name in enumerate(classes):
-        with _reading(folder / name):
+        with reading(folder / name):
             entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
-            paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and not entry.is_dir())
-        for path in paths:
+            visible = sorted((entry.path, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+        folders += [path for path, is_folder in visible if is_folder]
+        for path in (path for path, is_folder in visible if not is_folder):
             why, extension = header_error(path), Path(path).suffix.lower()
             if why is not None and extension not in IMAGE_EXTENSIONS:
                 others[extension] += 1
@@ -169,7 +168,12 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
                 broken[path] = why
     if others:
         kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in others.most_common(5))
-        print(f"ignored in {folder}, not {KINDS}: {printable(kinds)}")
+        print(printable(f"ignored in {folder}, not {KINDS}: {kinds}"))
+    if folders:
+        count = f"{len(folders)} folder{'s' if len(folders) > 1 else ''}"
+        print(
+            printable(f"ignored: {count} within those of classes, such as {folders[0]}; move the images up to use them")
+        )
     return images, broken
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,11 +87,13 @@ def read(
     if memory_mb is None:
         available_mb = available_memory_mb()
         memory_mb = DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
+    if folder is not None:
+        utils.remove_leftovers(folder, ".npy")
     if folder is None or needed_mb <= memory_mb:
         return _by_part(*_read_into_memory(parts, size, count), parts)
     stem = folder / f"{name}_{size}_{_digest(parts, size)}"
     record, pixels = stem.with_suffix(".json"), stem.with_suffix(".npy")
-    cached = _read_cached(record, pixels)
+    cached = _read_cached(record, pixels, size, count)
     if cached is not None:
         print(f"{name}: images at {size}×{size} from {pixels}")
         return _by_part(*cached, parts)
@@ -108,7 +109,7 @@ def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tup
     images = np.empty((count, size, size, 3), np.uint8)
     labels: list[_Label] = []
     row = 0
-    for image, label, why in _decoded(parts, size):
+    for image, label, why in decoded(parts, size):
         if image is not None:
             images[row] = image
             row += 1
@@ -116,13 +117,25 @@ def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tup
     return images, labels
 
 
-def _read_cached(record: Path, pixels: Path) -> tuple[np.ndarray, list[_Label]] | None:
-    """What `_write` has written, or None if a file is missing or damaged."""
+def _read_cached(record: Path, pixels: Path, size: int, count: int) -> tuple[np.ndarray, list[_Label]] | None:
+    """What `_write` has written for `count` images, or None if a file is missing, or damaged, which is printed."""
+    from pydantic import NonNegativeInt, TypeAdapter
+
     try:
-        labels = [(label, why) for label, why in json.loads(record.read_text(encoding="utf-8"))]
-        return np.load(pixels, mmap_mode="r"), labels
-    except (OSError, ValueError):
+        labels = TypeAdapter(list[tuple[NonNegativeInt, str | None]]).validate_json(record.read_bytes(), strict=True)
+        rows = sum(why is None for _, why in labels)
+        header = _header(rows, size)
+        with pixels.open("rb") as file:
+            is_intact = len(labels) == count and file.read(len(header)) == header
+            is_intact &= file.seek(0, os.SEEK_END) == len(header) + rows * size * size * 3
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError):
+        is_intact = False
+    if not is_intact:
+        print(f"{pixels} or {record.name}: is damaged; writing both again")
+        return None
+    return np.load(pixels, mmap_mode="r"), labels
 
 
 def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[_Label]:
@@ -132,9 +145,9 @@ def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -
     labels: list[_Label] = []
     rows = 0
     # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
-    with utils.atomic_path(pixels) as temporary, temporary.open("wb") as file:
+    with utils.atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
         file.write(_header(0, size))
-        for image, label, why in _decoded(parts, size):
+        for image, label, why in decoded(parts, size):
             if image is not None:
                 file.write(image.tobytes())
                 rows += 1
@@ -152,7 +165,7 @@ def _header(count: int, size: int) -> bytes:
     return file.getvalue()
 
 
-def _decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
+def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
     """Decode all images on all cores, in order.
 
     Yields:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
-from tqdm import tqdm
 
 import utils
-from elastic_trainer.datasets.data_source import DataSource
-from elastic_trainer.datasets.decoding import decode, decode_failure
-from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.images import ImageFiles, decoded
 from elastic_trainer.datasets.sources import find
 
 THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
 SHEET_IMAGES = 60  # approximate size of a contact sheet, which shows at least one image of each class
 MOST_PER_CLASS = 6
+MOST_REASONS = 10  # broken images that are listed for each split
 
 
 def show(name: str, data_dir: Path | None, test_fraction: float | None, output: Path) -> None:
     """Print the number of images of each class and split, and write `output`_train.png and `output`_test.png.
 
-    Broken images are listed, and marked on the sheets.
+    All images are decoded. Broken ones are counted in a column of their own, listed, and marked on the sheets.
 
     Args:
         name, data_dir, test_fraction: see `sources.find`.
@@ -36,52 +34,57 @@ def show(name: str, data_dir: Path | None, test_fraction: float | None, output: 
     names = source.class_names
     per_class = max(1, min(MOST_PER_CLASS, SHEET_IMAGES // len(names)))
     counts: dict[str, Counter[int]] = {}
+    broken: Counter[int] = Counter()
     for split, files in (("train", source.train), ("test", source.test)):
-        counts[split], pictures, broken = _count(files, split, per_class)
+        counts[split], pictures, reasons = _count(files, per_class)
         path = output.with_name(f"{output.name}_{split}.png")
         with utils.atomic_path(path) as temporary:
             contact_sheet([(names[label], picture) for label in sorted(pictures) for picture in pictures[label]]).save(
                 temporary
             )
         print(f"{split}: {path}")
-        for line in broken:
-            print(line)
-    _print_table(source, counts)
+        for _, why in reasons[:MOST_REASONS]:
+            print(why)
+        if len(reasons) > MOST_REASONS:
+            print(f"… and {len(reasons) - MOST_REASONS} more broken images")
+        broken.update(label for label, _ in reasons)
+    _print_table(names, {**counts, "broken": broken} if broken else counts)
+    if broken:
+        print("broken images are in no other column; replace or remove them, or leave them out with --skip_broken")
 
 
 def _count(
-    files: ImageFiles, split: str, per_class: int
-) -> tuple[Counter[int], dict[int, list[Image.Image | None]], list[str]]:
-    """Count the images of each class, and decode the first ones.
+    files: ImageFiles, per_class: int
+) -> tuple[Counter[int], dict[int, list[Image.Image | None]], list[tuple[int, str]]]:
+    """Decode all images, and count those of each class.
 
     Returns:
-        Counts by label; at most `per_class` thumbnails by label, None for a broken one; and a line on each of these.
+        Counts by label; at most `per_class` thumbnails by label, None for a broken image; and label and reason of each
+        broken image, which is not counted.
     """
     counts: Counter[int] = Counter()
     pictures: dict[int, list[Image.Image | None]] = {}
-    broken: list[str] = []
-    for k, (image, label) in enumerate(tqdm(files.examples(), split, files.count, leave=False, unit="image")):
-        counts[label] += 1
-        if counts[label] > per_class:
-            continue
-        try:
-            picture = Image.fromarray(decode(image, THUMBNAIL))
-        except Exception as error:  # Pillow raises many types for a damaged image
-            picture = None
-            broken.append(decode_failure(image, k, error))
-        pictures.setdefault(label, []).append(picture)
+    broken: list[tuple[int, str]] = []
+    for image, label, why in decoded([files], THUMBNAIL):
+        if why is None:
+            counts[label] += 1
+        else:
+            broken.append((label, why))
+        shown = pictures.setdefault(label, [])
+        if len(shown) < per_class:
+            shown.append(None if image is None else Image.fromarray(image))
     return counts, pictures, broken
 
 
-def _print_table(source: DataSource, counts: dict[str, Counter[int]]) -> None:
-    names = source.class_names
+def _print_table(names: Sequence[str], counts: Mapping[str, Counter[int]]) -> None:
+    """Print a row for each class and their sums; `counts`: the head of a column -> images by label."""
     width = max(5, *(len(name) for name in names))
     for name, *numbers in (
-        ("class", "train", "test"),
-        *((name, counts["train"][k], counts["test"][k]) for k, name in enumerate(names)),
-        (f"{len(names)} classes", counts["train"].total(), counts["test"].total()),
+        ("class", *counts),
+        *((name, *(column[k] for column in counts.values())) for k, name in enumerate(names)),
+        (f"{len(names)} classes", *(column.total() for column in counts.values())),
     ):
-        print(f"{name:{width}}  {numbers[0]:>7}  {numbers[1]:>7}")
+        print("  ".join([f"{name:{width}}", *(f"{number:>7}" for number in numbers)]))
 
 
 def contact_sheet(pictures: Sequence[tuple[str, Image.Image | None]]) -> Image.Image:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import utils
 from elastic_trainer.evaluation.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     axes.set_xlabel("predicted class" if named else "predicted class (numbers as in classes.csv)")
     axes.set_ylabel("true class" if named else "true class (numbers as in classes.csv)")
     if named:
-        short = [shortened(name, 24) for name in names]
+        short = [_label(name, 24) for name in names]
         axes.set_xticks(range(classes), short, rotation=90, fontsize=font)
         axes.set_yticks(range(classes), short, fontsize=font)
     else:
@@ -70,7 +71,7 @@ def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> No
     lines = ["most frequent mistakes", ""]
     for true, predicted in zip(*np.unravel_index(order, wrong.shape), strict=True):
         if wrong[true, predicted]:
-            labels = [f"{shortened(names[k], 24)} ({k})" for k in (true, predicted)]
+            labels = [f"{_label(names[k], 24)} ({k})" for k in (true, predicted)]
             lines.append(f"{wrong[true, predicted]}×  {labels[0]}\n       taken for {labels[1]}")
     axes.axis("off")
     axes.text(0, 1, "\n".join(lines), fontsize=8, va="top", linespacing=1.3, transform=axes.transAxes)
@@ -95,9 +96,13 @@ def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure
         axes = figure.add_subplot(rows, columns, position)
         axes.imshow(one.image, interpolation="nearest")
         axes.set_axis_off()
-        predicted = f"predicted {shortened(names[one.predicted], 18)} ({one.confidence:.0%})"
-        axes.set_title(f"is {shortened(names[one.label], 22)}\n{predicted}", fontsize=6.5)
+        predicted = f"predicted {_label(names[one.predicted], 18)} ({one.confidence:.0%})"
+        axes.set_title(f"is {_label(names[one.label], 22)}\n{predicted}", fontsize=6.5)
     return figure
+
+
+def _label(name: str, length: int) -> str:
+    return utils.figure_text(shortened(name, length))
 
 
 def shortened(text: str, length: int) -> str:

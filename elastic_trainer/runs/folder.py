@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import utils
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
@@ -33,7 +32,7 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
         raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
     with _locked(folder):
         with writing(folder):
-            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if _is_temporary(path)]
+            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if utils.is_temporary(path)]
             if taken and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
                 flag = "--overwrite" if overwrite else "--resume"
                 raise UserError(
@@ -44,11 +43,6 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
             for path in leftovers:
                 path.unlink(missing_ok=True)
         yield folder
-
-
-def _is_temporary(path: Path) -> bool:
-    """Whether `path` has a name that `atomic_path` gives."""
-    return re.match(r"\.\d+\.", path.name) is not None
 
 
 def _new_folder(logdir: Path, run_name: str) -> Path:
@@ -63,24 +57,13 @@ def _new_folder(logdir: Path, run_name: str) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` itself: no file is left behind, and the system unlocks it when the process ends in any way."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs in one folder are not noticed
+    """Lock `folder` against other runs. Where the system has no such lock, two runs in one folder are not noticed."""
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            is_ours = stack.enter_context(utils.locked(folder))
+        if is_ours is False:
+            raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name")
         yield
-        return
-    with writing(folder):
-        descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _empty(folder: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import utils
 from elastic_trainer.cli.commands import fill_in_defaults, network_settings
 from elastic_trainer.cli.flags import add_network_flags, main_parser, profiler_parser
-from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.cli.parser import OneLineParser, stem_to_write
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 
@@ -41,7 +42,7 @@ def parse_benchmark(
     )
     add_network_flags(parser)
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    parser.add_argument("--output", type=Path, metavar="STEM", help="figure without its ending")
+    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
     for name, settings in more.items():
         parser.add_argument(f"--{name}", **settings)
     args = parser.parse_args()
@@ -59,7 +60,7 @@ def measured_network(network: NetworkSettings, kind: str, output: Path | None) -
         output: the figure's path if the user named one.
     """
     label = model_label(network.model_name, network.alpha)
-    title = f"{label}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
+    title = f"{utils.figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
     stem = output or Path("figures") / f"{kind}_{label}_{network.input_size}_{network.batch_size}"
     return title, stem, {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
 

@@ -59,7 +59,8 @@ class PaperFigure:
     """What a script scripts/run_figure<name>.sh makes.
 
     Attributes:
-        title: what it shows.
+        title: what it shows, at any scale.
+        paper: on what the paper shows it, if one of its figures differs from another in this alone.
         plot: the script scripts/figures/plot_<…>.py that draws it, and which of its plots.
         hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts or estimated (see
             `_SHOWN_HOURS`); None: minutes.
@@ -69,6 +70,7 @@ class PaperFigure:
     plot: tuple[str, ...]
     runs: tuple[Run, ...]
     hours: tuple[float | None, float | None] = (None, None)
+    paper: str = ""
 
 
 def _schemes(model: str, data: str, rho: float) -> tuple[Run, ...]:
@@ -103,6 +105,7 @@ def _hours(*shares: tuple[object, float]) -> tuple[float, float]:
     return tx2, pi
 
 
+_CURVES = "Accuracy and test loss over training time"
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 
 FIGURES = {
@@ -129,11 +132,9 @@ FIGURES = {
     ),
     # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
     # Fig 15's curves.
-    "15": PaperFigure(
-        "Accuracy and test loss over training time, three data sets (TX2)", ("curves",), _THREE, (33, 490)
-    ),
-    "15ad": PaperFigure("Accuracy and test loss over training time, CUB-200 (TX2)", ("curves",), _CUB, (10, 140)),
-    "16": PaperFigure("Accuracy and test loss over training time (Raspberry Pi)", ("curves",), _THREE[:8], (15, 221)),
+    "15": PaperFigure(_CURVES, ("curves",), _THREE, (33, 490), "three data sets, TX2"),
+    "15ad": PaperFigure(_CURVES, ("curves",), _CUB, (10, 140), "CUB-200, TX2"),
+    "16": PaperFigure(_CURVES, ("curves",), _THREE[:8], (15, 221), "two data sets, Raspberry Pi"),
     "17ac": PaperFigure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
     "17bd": PaperFigure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
     "18": PaperFigure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (9, 125)),

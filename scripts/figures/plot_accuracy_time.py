@@ -19,6 +19,7 @@ import plotting
 from plotting import FinishedRun, Group
 
 import utils
+from elastic_trainer.cli.parser import OneLineParser, stem_to_write
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def draw(
         if paper_end is not None:
             _mark_paper_end(panels[0][column], group, colour, paper_end, size, has_label=not column)
     for column, name in enumerate(datasets):
-        panels[0][column].set_title(name)
+        panels[0][column].set_title(utils.figure_text(name))
         panels[1][column].set_xlabel(f"training and testing ({unit})")
         for axes in panels[:, column]:
             axes.set_xlim(left=0)
@@ -142,9 +143,13 @@ def _rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog="plot_accuracy_time.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=Path, default=Path("figures/accuracy_time"), help="figure without its ending")
+    parser.add_argument(
+        "--output", type=stem_to_write, default=Path("figures/accuracy_time"), help="without its ending"
+    )
     args = parser.parse_args()
     groups = plotting.group_runs(args.runs)
     check_alike(groups)

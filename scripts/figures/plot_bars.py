@@ -20,6 +20,7 @@ import plotting
 from plotting import FinishedRun, Group
 
 import utils
+from elastic_trainer.cli.parser import OneLineParser, stem_to_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +104,7 @@ def draw(
         if quantity is QUANTITIES[name]:
             is_marked |= _mark_paper_values(axes, placed, reference or {}, index)
     middles = [float(np.mean([one.place for one in cluster])) for cluster in clusters.values()]
-    panels[-1].set_xticks(middles, ["\n".join(cluster) for cluster in clusters])
+    panels[-1].set_xticks(middles, ["\n".join(map(utils.figure_text, cluster)) for cluster in clusters])
     bars: dict[str, Any] = dict(zip((one.group.label for one in placed), panels[0].patches, strict=True))
     if is_marked:
         bars["the paper's"] = Line2D([], [], color="black", lw=1, alpha=0.5)
@@ -151,10 +152,12 @@ def _mark_paper_values(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog="plot_bars.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
     parser.add_argument("--quantity", nargs="+", choices=[*QUANTITIES], default=["accuracy", "hours"])
-    parser.add_argument("--output", type=Path, default=Path("figures/bars"), help="figure without its ending")
+    parser.add_argument("--output", type=stem_to_write, default=Path("figures/bars"), help="figure without its ending")
     args = parser.parse_args()
     draw(plotting.group_runs(args.runs), args.quantity, args.output)
 

@@ -46,7 +46,8 @@ def draw_maps(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
         run = group.first
         epochs, chosen, _ = run.selections()
         edges = np.array([*epochs, run.summary["epochs"]])
-        title = f"{plotting.network_label(run)}\n{plotting.dataset_label(run)}, ρ={100 * (run.summary['rho'] or 1):g}%"
+        network, dataset = map(utils.figure_text, group.place)
+        title = f"{network}\n{dataset}, ρ={100 * (run.summary['rho'] or 1):g}%"
         axes = figure.add_subplot(1, len(groups), index + 1, xlabel="epoch", title=title)
         axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
         axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)

@@ -24,6 +24,7 @@ import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
 import utils
+from elastic_trainer.cli.parser import OneLineParser, stem_to_write
 from elastic_trainer.runs.config import without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
@@ -193,13 +194,13 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
 
 
 def network_label(run: FinishedRun) -> str:
-    """The network's name in figures."""
+    """The network's name in figures; drawn as `utils.figure_text`."""
     name, alpha = run.config["model_name"], run.config.get("alpha", 1)
     return NETWORK_LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
 
 
 def dataset_label(run: FinishedRun) -> str:
-    """The data set's name in figures."""
+    """The data set's name in figures; drawn as `utils.figure_text`."""
     name = run.config["dataset_name"]
     if name == "image_folder":
         return Path(run.config["data_dir"]).name
@@ -221,7 +222,7 @@ def caption(groups: Sequence[Group]) -> str:
     random = ", random weights" if any(run.config.get("weights") == "none" for run in runs) else ""
     seeds = max(len(group.runs) for group in groups)
     return (
-        f"{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}, "
+        f"{utils.figure_text(f'{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}')}, "
         f"{all_of(sizes)} px, batch {all_of(batches)}, "
         f"{all_of(map(length, runs))}{random}, {seeds} seed{'s' if seeds > 1 else ''}"
     )
@@ -287,9 +288,11 @@ def colours(groups: Sequence[Group]) -> list[str]:
 
 def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
     """The command line of a script that draws one of several figures, named first, from the folders of runs."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(
+        prog=Path(sys.argv[0]).name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=[*kinds])
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=Path, help="figure without its ending")
+    parser.add_argument("--output", type=stem_to_write, help="figure without its ending")
     args = parser.parse_args()
     kinds[args.kind](group_runs(args.runs), args.output or Path("figures") / args.kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import csv
 import html
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
 import utils
+from elastic_trainer.cli.parser import OneLineParser, file_to_write
 from elastic_trainer.runs.reader import SUMMARY
 from utils import UserError
 
@@ -172,15 +174,33 @@ def _row(cells: Iterable[object], tag: str = "td") -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
 
 
-def section(name: str, stem: Path) -> str:
-    """A figure: its picture, and its numbers in a section that opens on a click."""
-    picture = base64.b64encode(stem.with_name(f"{stem.name}.png").read_bytes()).decode()
-    with stem.with_name(f"{stem.name}.csv").open(newline="", encoding="utf-8") as file:
-        head, *lines = csv.reader(file)
+def heading(name: str) -> str:
+    """A figure's number, what it shows, and on what the paper shows that; the picture itself says what was run here."""
     figure, *variant = name.split("_")
-    number = f"Fig {figure}" if figure[0].isdigit() else f"Table {figure.removeprefix('table')}"
-    title = html.escape(f"{number}{''.join(f', {VARIANTS[one]}' for one in variant)}: {FIGURES[figure].title}")
-    numbers = _table(_row(head, "th"), [_row(map(_short, line)) for line in lines])
+    title = f"{_number(figure)}{''.join(f', {VARIANTS[one]}' for one in variant)}: {FIGURES[figure].title}"
+    return f"{title} (in the paper: {FIGURES[figure].paper})" if FIGURES[figure].paper else title
+
+
+def _number(figure: str) -> str:
+    return f"Fig {figure}" if figure[0].isdigit() else f"Table {figure.removeprefix('table')}"
+
+
+def section(name: str, stem: Path) -> str:
+    """A figure: its picture, and its numbers in a section that opens on a click.
+
+    Raises:
+        UserError: one of its files is missing, empty or damaged.
+    """
+    table, png = (stem.with_name(f"{stem.name}.{ending}") for ending in ("csv", "png"))
+    rows: list[list[str]] = []
+    with contextlib.suppress(OSError, ValueError, csv.Error), table.open(newline="", encoding="utf-8") as file:
+        rows = [*csv.reader(file)]
+    picture = base64.b64encode(png.read_bytes() if png.is_file() else b"").decode()
+    for path, content in ((table, rows), (png, picture)):
+        if not content:
+            raise UserError(f"{path}: is missing, empty or damaged; remove {table.name} and draw the figure again")
+    title = html.escape(heading(name))
+    numbers = _table(_row(rows[0], "th"), [_row(map(_short, row)) for row in rows[1:]])
     return (
         f'<h2 id="{name}">{title}</h2><img alt="{title}" src="data:image/png;base64,{picture}">'
         f"<details><summary>numbers</summary>{numbers}</details>"
@@ -233,12 +253,16 @@ def settings(groups: Sequence[Group]) -> str:
 
 
 def page(scale: str, logdir: Path, figures: Path) -> str:
-    """The page. Raises `UserError` if no figure of this scale was made."""
-    stems = {name: figures / f"figure{name}_{scale}" for name in FIGURES}
-    missing = [name for name, stem in stems.items() if not stem.with_name(f"{stem.name}.csv").is_file()]
-    stems |= {f"{name}_ego": figures / f"figure{name}_ego_{scale}" for name in paper_figures.EGO}
-    stems["13_subproblems"] = figures / f"figure13_{scale}_subproblems"
+    """The page, figures in the order of their numbers. Raises `UserError` if none was made, or one is damaged."""
+    stems: dict[str, Path] = {}
+    for name in FIGURES:
+        stems[name] = figures / f"figure{name}_{scale}"
+        if name in paper_figures.EGO:
+            stems[f"{name}_ego"] = figures / f"figure{name}_ego_{scale}"
+        if name == "13":
+            stems["13_subproblems"] = figures / f"figure13_{scale}_subproblems"
     made = {name: stem for name, stem in stems.items() if stem.with_name(f"{stem.name}.csv").is_file()}
+    missing = ", ".join(_number(name) for name in FIGURES if name not in made)
     if not made:
         raise UserError(f"{figures}: holds no figure of scale {scale}; make one: run_figure15.sh --scale {scale}")
     groups = plotting.group_runs(sorted(path.parent for path in logdir.glob(f"*/{SUMMARY}")))
@@ -251,18 +275,18 @@ def page(scale: str, logdir: Path, figures: Path) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>ElasticTrainer: figures, {scale}</title><style>{STYLE}</style>"
         f"<h1>ElasticTrainer: the paper's figures, {scale}</h1>"
-        f"<p>{note}{f' Not made: {html.escape(chr(44).join(missing))}.' if missing else ''}</p>"
+        f"<p>{note}{f' Not made: {missing}.' if missing else ''}</p>"
         f"<h2>Claims</h2>{claims(groups)}<h2>Settings</h2>{settings(groups)}"
         f"{''.join(section(name, stem) for name, stem in made.items())}</html>\n"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=("full", "quick"), default="full")
     parser.add_argument("--logdir", type=Path, help="default: logs/figures_<scale>")
     parser.add_argument("--figures", type=Path, default=Path("figures"), help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="default: figures/report_<scale>.html")
+    parser.add_argument("--output", type=file_to_write, help="default: figures/report_<scale>.html")
     args = parser.parse_args()
     output = args.output or args.figures / f"report_{args.scale}.html"
     utils.write_text(output, page(args.scale, args.logdir or Path("logs") / f"figures_{args.scale}", args.figures))

@@ -30,7 +30,7 @@ from paper_figures import EGO, FIGURES, Run
 import utils
 from elastic_trainer.cli.commands import TrainCommand, profiler_flags
 from elastic_trainer.cli.flags import add_data_flags
-from elastic_trainer.cli.parser import OneLineParser, count, network, one_of, weights, whole_number
+from elastic_trainer.cli.parser import OneLineParser, count, network, one_of, stem_to_write, weights, whole_number
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
@@ -331,7 +331,7 @@ def figure_parser() -> OneLineParser:
     group.add_argument("--input_size", type=whole_number(1, 4096), metavar="PIXELS")
     group.add_argument("--batch_size", type=whole_number(1, 65_536), metavar="N")
     parser.add_argument("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
-    parser.add_argument("--output", type=Path, metavar="STEM", help="default: figures/figure<name>_<scale>")
+    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
     return parser
 
 

@@ -27,6 +27,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 import utils
+from elastic_trainer.cli.parser import file_to_write
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--output", type=Path, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
+    parser.add_argument("--output", type=file_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 
     keras.utils.set_random_seed(args.seed)

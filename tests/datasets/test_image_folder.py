@@ -13,6 +13,7 @@ from PIL import Image
 from small_images import labels_of, shades, write_red_and_blue
 
 import data
+import utils
 from elastic_trainer.datasets.sources import count_classes
 from utils import UserError
 
@@ -143,9 +144,28 @@ def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
         (where / name).write_bytes(b"anything")
     (where / "folder.jpg").mkdir()
     assert data.load("image_folder", 16, 2, data_dir=folder).train_count == 10
-    assert re.search(r"ignored in .*/train, not JPEG.*: 2 \.txt, 1 without extension\n", capsys.readouterr().out), (
-        "hidden files and folders are not reported"
+    printed = capsys.readouterr().out
+    assert re.search(r"ignored in .*/train, not JPEG.*: 2 \.txt, 1 without extension\n", printed), (
+        "hidden files are not reported"
     )
+    assert re.search(r"ignored: 1 folder within those of classes, such as .*/red/folder\.jpg; move", printed)
+    for place in ("train/blue/more", "test/red/more", "train/.hidden", "train/blue/.hidden"):
+        (folder / place).mkdir()
+    data.load("image_folder", 16, 2, data_dir=folder)
+    printed = capsys.readouterr().out
+    for count in (r"2 folders within those of classes, such as .*/train/blue/more", "1 folder .*/test/red/more"):
+        assert re.search(f"ignored: {count}; move the images up", printed)
+
+
+def test_class_names_are_one_line_of_text_whatever_bytes_the_folders_have(folder):
+    names = (b"caf\xe9", "a\nb\u2028".encode(), "日本 café".encode())
+    for split in ("train", "test"):
+        for name, old in zip(names, ("blue", "red"), strict=False):
+            (folder / split / old).rename(folder / split / os.fsdecode(name))
+    images = data.load("image_folder", 16, 2, data_dir=folder)
+    assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
+    assert len(labels_of(images.train(0))) == 10
+    assert utils.printable(names[2].decode()) == names[2].decode()
 
 
 def test_images_are_recognised_by_content_not_extension(folder):

@@ -1,11 +1,14 @@
 """Reading all images of a data set: order, labels, the file in place of memory, broken images."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import ROOT
 from PIL import Image
 from small_images import encoded
 
@@ -120,11 +123,70 @@ def test_a_file_without_its_record_is_written_again(split, tmp_path):
     assert len(train.labels) == 10 and record.is_file()
 
 
-@pytest.mark.parametrize("ending", [".json", ".npy"])
-def test_a_damaged_file_is_written_again(split, tmp_path, ending):
+@pytest.mark.parametrize(
+    ("ending", "damage"),
+    [
+        (".json", lambda content: content[:70]),
+        (".json", lambda content: b""),
+        (".json", lambda content: b"5"),
+        (".json", lambda content: b"[0, 1, 2]"),
+        (".json", lambda content: b'[["0", null]]'),
+        (".json", lambda content: content.replace(b"[\n    2,", b"[\n    -2,", 1)),
+        (".json", lambda content: content.replace(b"null", b'"is empty"', 1)),
+        (".json", lambda content: b"[]"),
+        (".npy", lambda content: content[:70]),
+        (".npy", lambda content: b""),
+        (".npy", lambda content: content[:-1]),
+        (".npy", lambda content: content.replace(b"(15, 6", b"(14, 6")),
+        (".npy", lambda content: content.replace(b"|u1", b"|i1")),
+        (".npy", lambda content: content.replace(b"}", b"[")),
+    ],
+)
+def test_a_damaged_file_is_reported_in_a_line_and_written_again(split, tmp_path, capsys, ending, damage):
     parts, colours = split
     images.read(parts, 6, "photos", tmp_path / "cache", 0)
     [path] = (tmp_path / "cache").glob(f"*{ending}")
-    path.write_bytes(path.read_bytes()[:70])
+    intact = path.read_bytes()
+    path.write_bytes(damage(intact))
+    assert path.read_bytes() != intact
+    capsys.readouterr()
     train, test = images.read(parts, 6, "photos", tmp_path / "cache", 0)
     np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0, 0], colours)
+    assert "json: is damaged; writing both again" in capsys.readouterr().out and path.read_bytes() == intact
+
+
+@pytest.mark.parametrize("memory_mb", [1e3, 0])
+def test_only_the_file_of_a_killed_process_is_removed_by_a_later_run(split, tmp_path, memory_mb):
+    program = """
+import sys, time
+from pathlib import Path
+from elastic_trainer.datasets import images
+
+def decode_slowly(source, size):
+    print("writing", flush=True)
+    time.sleep(60)
+
+images._header = lambda count, size: b"x" * 10_000
+images.decode = decode_slowly
+path = sys.argv[1]
+images.read([images.ImageFiles(1, lambda: iter([(path, 0)]), [path])], 6, "other", Path(sys.argv[2]), 0)
+"""
+    cache, words = tmp_path / "cache", [split[0][0].files[0], tmp_path / "cache"]
+    killed, alive = (
+        subprocess.Popen([sys.executable, "-c", program, *words], cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)
+    )
+    try:
+        for process in (killed, alive):
+            assert process.stdout is not None and b"writing\n" in process.stdout
+        killed.kill()
+        killed.wait()
+        assert len([*cache.glob(".*")]) == 2
+        images.read(split[0], 6, "photos", cache, memory_mb)
+        [left] = cache.glob(".*")
+        assert left.name.startswith(f".{alive.pid}.")
+    finally:
+        for process in (killed, alive):
+            process.kill()
+            process.wait()
+    images.read(split[0], 6, "photos", cache, memory_mb)
+    assert not [*cache.glob(".*")]

@@ -1,6 +1,8 @@
 """data.py show: the table of classes and the contact sheets."""
 
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from command_line import run_data
 from PIL import Image
 from small_images import write_photos
 
-from elastic_trainer.datasets.show import GAP, THUMBNAIL
+from elastic_trainer.datasets.show import GAP, MOST_REASONS, THUMBNAIL
+from utils import UserError
 
 
 @pytest.fixture
@@ -19,7 +22,8 @@ def photos(tmp_path):
 def test_show_counts_each_class_and_draws_each_split(photos, tmp_path, capsys):
     run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
     printed = capsys.readouterr().out
-    for row in (r"class +train +test", r"blue +4 +2", r"green +3 +1", r"red +2 +0", r"3 classes +9 +3"):
+    rows = (r"class +train +test +broken", r"blue +4 +2 +0", r"green +3 +1 +0", r"red +1 +0 +1", r"3 classes +8 +3 +1")
+    for row in rows:
         assert re.search(rf"^{row}$", printed, re.MULTILINE), row
     assert re.search(r"/train/red/1\.png: cannot be read as an image: ", printed)
     train, test = (np.asarray(Image.open(tmp_path / f"sheet_{split}.png")) for split in ("train", "test"))
@@ -32,6 +36,39 @@ def test_show_counts_each_class_and_draws_each_split(photos, tmp_path, capsys):
         [255, 255, 255],  # broken: a red frame around the word "broken"
     ]
     assert test.shape[1] < train.shape[1]
+
+
+def test_show_counts_and_names_broken_images_beyond_those_it_draws(photos, tmp_path, capsys):
+    for k in range(12):
+        shutil.copy(photos / "train" / "red" / "1.png", photos / "train" / "blue" / f"z{k}.png")
+    run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
+    printed = capsys.readouterr().out
+    assert re.search(r"^blue +4 +2 +12$", printed, re.MULTILINE)
+    assert printed.count("cannot be read as an image") == MOST_REASONS and "… and 3 more broken images" in printed
+    assert "leave them out with --skip_broken" in printed
+
+
+def test_show_takes_class_names_of_any_bytes(photos, tmp_path, capsys):
+    for split in ("train", "test"):
+        (photos / split / "blue").rename(photos / split / "$\n\\frac{$")
+        (photos / split / "red").rename(photos / split / os.fsdecode(b"caf\xe9"))
+    (photos / "train" / "green" / os.fsdecode(b"\xe9\n.jpg")).write_text("not an image")
+    run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
+    printed = capsys.readouterr().out
+    assert re.search(r"^\$\\n\\frac\{\$ +4 +2 +0$", printed, re.MULTILINE)
+    assert r"/train/green/\udce9\n.jpg: is not a JPEG" in printed
+
+
+@pytest.mark.parametrize("output", [".", "/", "..", "a/.."])
+@pytest.mark.parametrize("command", ["show", "pack"])
+def test_a_folder_as_output_is_refused(command, output, photos):
+    with pytest.raises(UserError, match=rf"^--output: '{output}' is a folder; add a name, such as "):
+        run_data(command, "--dataset_name", "image_folder", "--data_dir", photos, "--output", output)
+
+
+def test_pack_refuses_a_folder_that_exists_as_output(photos, tmp_path):
+    with pytest.raises(UserError, match=r"^--output: '.*' is a folder; add a name, such as .*/name"):
+        run_data("pack", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path)
 
 
 def test_show_draws_digits_without_a_folder(tmp_path, capsys):

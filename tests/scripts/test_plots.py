@@ -9,6 +9,7 @@ import plot_costs
 import plot_epochs
 import plotting
 import pytest
+from command_line import error_line
 from made_up_runs import EPOCHS, made_up_run, rows_of
 
 import utils
@@ -166,6 +167,34 @@ def test_runs_of_one_data_set_with_different_batch_sizes_are_refused(tmp_path):
         plot_accuracy_time.check_alike(plotting.group_runs(runs))
     elsewhere = made_up_run(tmp_path / "elsewhere", dataset_name="oxford_iiit_pet", num_classes=37)
     plot_accuracy_time.check_alike(plotting.group_runs([runs[0], elsewhere]))
+
+
+@pytest.mark.parametrize("data_dir", ["$\\frac{$", "caf\udce9 $5\n$"])
+def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
+    odd = {"dataset_name": "image_folder", "data_dir": data_dir, "model_name": "$^$.keras"}
+    runs = [
+        made_up_run(tmp_path / "full", scale=2.0, **odd),
+        made_up_run(tmp_path / "it", "elastic_training", 0.5, **odd),
+    ]
+    groups = plotting.group_runs(runs)
+    plot_accuracy_time.draw(groups, tmp_path / "curves")
+    plot_bars.draw(groups, ("accuracy",), tmp_path / "bars")
+    plot_epochs.draw_maps(groups[:1], tmp_path / "maps")
+    plot_costs.draw_time_to_accuracy(groups, tmp_path / "time")
+    utils.write_json(
+        tmp_path / "$^$" / "profile.json", {"full_step_ms": 2.0, "profiling_seconds": 3.0, "input_size": 8}
+    )
+    plot_costs.draw_profiling({tmp_path / "$^$": 1500}, tmp_path / "profiling")
+    for stem in ("curves", "bars", "maps", "time", "profiling"):
+        assert rows_of(tmp_path / stem)
+
+
+@pytest.mark.parametrize("script", ["plot_accuracy_time.py RUN", "plot_bars.py RUN", "plot_epochs.py maps RUN"])
+def test_a_folder_as_output_is_refused_in_one_line(script, tmp_path):
+    name, *words = script.split()
+    for output in (".", "/"):
+        line = error_line(f"scripts/figures/{name}", *words, "--output", output)
+        assert f"--output: '{output}' is a folder; add a name, such as " in line
 
 
 @pytest.mark.parametrize("broken", ["summary.json", "metrics.csv", None])
