@@ -70,6 +70,9 @@ def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
     importances = [abs(float(row["importance"])) for row in rows[: len(names)]]
     assert max(importances) == pytest.approx(1)
     assert summary["selection_seconds"] < summary["train_seconds"]
+    parts = summary["selection_part_seconds"]
+    assert min(parts.values()) > 0
+    assert parts["importance"] + parts["solve"] + parts["trace"] <= summary["selection_seconds"]
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, range(12)), (0.4, [0, 3, 5, 8, 10])])
