@@ -1,5 +1,7 @@
 """The plots: what is drawn of made-up runs, and which runs go together."""
 
+from dataclasses import replace
+
 import matplotlib.axes
 import numpy as np
 import paper_figures
@@ -9,9 +11,11 @@ import plot_costs
 import plot_epochs
 import plotting
 import pytest
+from conftest import make_small_model, make_table
 from made_up_runs import EPOCHS, made_up_run, rows_of
 
-import utils
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.table import table_settings
 from utils import UserError
 
 
@@ -110,8 +114,9 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
         return vlines(self, x, *place, **how)
 
     monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
-    record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50", "input_size": 224}
-    utils.write_json(tmp_path / "net" / "profile.json", record)
+    settings = table_settings(NetworkSettings("resnet50", num_classes=200))
+    table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
+    replace(table, details={"profiling_seconds": 30.0}).save(tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
     plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
     [row] = rows_of(tmp_path / "profiling")

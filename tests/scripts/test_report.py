@@ -23,7 +23,7 @@ def test_page_contains_the_figures_and_a_verdict_on_each_claim(tmp_path):
     seen = ["confirmed", "confirmed", "not tested", "not confirmed", "not confirmed", "not tested", "not tested"]
     assert list(verdicts.values()) == seen
     assert verdicts["up to 3.5 times faster than full training"] == "confirmed" and "4.00× faster" in text
-    assert "at most 120.0 points lost" in text and environment()["processor"] in text
+    assert "at most 60.0 points lost" in text and environment()["processor"] in text
     assert "Not made: 2,7,13" in text and "<summary>all 2 runs</summary>" in text
     with pytest.raises(UserError, match="holds no figure of scale full"):
         report.page("full", logs, tmp_path)
