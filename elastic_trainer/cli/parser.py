@@ -149,6 +149,15 @@ def add_switch(group: argparse._ArgumentGroup, flag: str, text: str) -> None:
     group.add_argument(flag, type=truth, nargs="?", const=True, default=False, metavar="True|False", help=text)
 
 
+def folder(text: str) -> Path:
+    """A type for argparse: the path of a folder, which need not exist but can be made."""
+    path = Path(text)
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")
+    return path
+
+
 def existing_file(text: str) -> Path:
     """A type for argparse: the path of a file that exists."""
     if not Path(text).is_file():
