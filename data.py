@@ -15,7 +15,7 @@ from elastic_trainer.cli.commands import PackCommand, PrepareCommand, ShowComman
 from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes
-from elastic_trainer.datasets.images import read
+from elastic_trainer.datasets.images import fingerprint, read
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import find
@@ -69,7 +69,8 @@ def load(
             raise broken_images(broken, count)
         print(f"left out as broken: {count}; the first: {broken[0]}")
         check_classes(source.class_names, train.labels, test.labels, data_dir)
-    return ImageData(name, source.class_names, train, test, batch_size, seed)
+    fingerprints = fingerprint(source.train), fingerprint(source.test)
+    return ImageData(name, source.class_names, train, test, batch_size, seed, fingerprints)
 
 
 def load_settings(

@@ -14,9 +14,9 @@ import utils
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler_command
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
+from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
 from elastic_trainer.runs.folder import run_folder
-from elastic_trainer.runs.reader import CONFIG, SUMMARY, is_finished, is_run, read_own
+from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.settings import BEST_MODEL, is_elastic
 from utils import UserError
@@ -69,6 +69,8 @@ def train_run(command: TrainCommand) -> None:
     check_memory(model, network, mask, is_elastic(command.train_type))
     table = _timing_table(model, command) if is_elastic(command.train_type) else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+    if run.resume:
+        _check_unchanged(command, dataset)
     budget = make_budget(model, dataset, settings, table) if table is not None else None
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process was faster
@@ -78,14 +80,16 @@ def train_run(command: TrainCommand) -> None:
             f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.train_count} training "
             f"and {dataset.test_count} test images, {network.num_classes} classes; run folder {folder}"
         )
-        with RunLog(folder, command.config, tensor_names(model)) as log, StopSignals() as stop:
+        config = {**command.config, "images": dataset.record()}
+        with RunLog(folder, config, tensor_names(model)) as log, StopSignals() as stop:
             results = train.train(command.train_type, model, dataset, settings, log, budget, stop)
             summary = log.finish(results)
-        _write_txt(command, folder, summary)
-        _add_power(command, folder)
-        print(summary_line(summary, settings.deadline))
-        if run.export:
-            _export_best(command, model, dataset, folder)
+        utils.run_each(
+            lambda: _write_txt(command, folder, summary),
+            lambda: _add_power(command, folder),
+            lambda: print(summary_line(summary, settings.deadline)),
+            lambda: _export_best(command, model, dataset, folder),
+        )
 
 
 def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
@@ -105,7 +109,9 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
-    """Write the run's best model for TensorFlow Lite."""
+    """Write the run's best model for TensorFlow Lite, if asked for."""
+    if not command.run.export:
+        return
     from elastic_trainer.evaluation.export import export_tflite
     from elastic_trainer.networks.saved_model import load_model
 
@@ -165,7 +171,14 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
         model = load_model(command.model, "--evaluate")
         size = fixed_input_size(model, command.input_size, command.model) or default_size
     model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
-    return model, data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
+    dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
+    change = changed_class(dataset.class_names, command.class_names or dataset.class_names)
+    if change is not None:
+        raise UserError(
+            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders of "
+            "the same names"
+        )
+    return model, dataset
 
 
 # --- finished runs, and what follows training -------------------------------------------------------------------------
@@ -177,12 +190,15 @@ def _is_finished_already(command: TrainCommand) -> bool:
     return is_finished(command.run.folder)
 
 
-def _check_unchanged(command: TrainCommand) -> None:
-    """Raise `UserError` if the run to continue was started with other options."""
+def _check_unchanged(command: TrainCommand, dataset: ImageData | None = None) -> None:
+    """Raise `UserError` if the run to continue was started with other options, or with other images than `dataset`."""
     folder = command.run.folder
     if not is_run(folder):
         return
-    change = first_change(command.config, read_own(folder, CONFIG), FREE_ON_RESUME)
+    before = read_config(folder)
+    change = first_change(command.config, before, FREE_ON_RESUME)
+    if change is None and dataset is not None:
+        change = changed_images(dataset.record(), before.get("images"))
     if change is not None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; give the same, or another --run_name"
@@ -191,10 +207,16 @@ def _check_unchanged(command: TrainCommand) -> None:
 
 def _finish_again(command: TrainCommand, folder: Path) -> None:
     """Print the result of the finished run in `folder`, and do what may be missing after its summary."""
-    summary = read_own(folder, SUMMARY)
+    summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
-    _write_txt(command, folder, summary)
-    _add_power(command, folder)
+    utils.run_each(
+        lambda: _write_txt(command, folder, summary),
+        lambda: _add_power(command, folder),
+        lambda: _report_again(command, folder, summary),
+    )
+
+
+def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
     print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
     if command.run.export and not (folder / "model.tflite").exists():
         print(f"to export its best model: python main.py --evaluate {folder} --export {command.run.export}")
@@ -211,8 +233,7 @@ def _add_power(command: TrainCommand, folder: Path) -> None:
         utils.load_tensorflow()
         from elastic_trainer.runs.power_record import add_external_energy
 
-        joules = add_external_energy(folder, command.run.power_csv)
-        print(read_own(folder, SUMMARY)["energy_missing"] or f"energy of training: {joules:.6g} J")
+        print(f"energy of training: {add_external_energy(folder, command.run.power_csv):.6g} J")
 
 
 if __name__ == "__main__":

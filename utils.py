@@ -11,15 +11,17 @@ import io
 import json
 import os
 import re
+import reprlib
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pydantic import BaseModel
 
 
 class UserError(Exception):
@@ -46,12 +48,43 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        message = str(error) if isinstance(error, UserError) else _out_of_memory(error)
-        if message is None:
+        if not _report(error):
             raise
-        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
+
+
+def run_each(*steps: Callable[[], object]) -> None:
+    """Run all `steps`, also after one that fails. Each failure is reported as by `run_cli`, which exits with status 2.
+
+    Raises:
+        Exception: the last one that is no mistake of the user, when all steps were tried.
+    """
+    failed, defect = False, None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            failed = True
+            if not _report(error):
+                defect = error
+    if defect is not None:
+        raise defect
+    if failed:
+        sys.exit(2)
+
+
+def warn(message: str) -> None:
+    """Print a warning of one line on stderr."""
+    print(f"{Path(sys.argv[0]).name}: warning: {message}", file=sys.stderr)
+
+
+def _report(error: Exception) -> bool:
+    """Print a `UserError`, or lack of memory, as one line on stderr; returns whether it was one of them."""
+    message = str(error) if isinstance(error, UserError) else _out_of_memory(error)
+    if message is not None:
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
+    return message is not None
 
 
 def _out_of_memory(error: Exception) -> str | None:
@@ -114,6 +147,37 @@ def printable(text: str) -> str:
 def figure_text(text: str) -> str:
     """`text`, such as the name of a class, as matplotlib draws it literally: a `$` starts no formula."""
     return printable(text).replace("$", r"\$")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What cannot be read in this block, or fails pydantic's checks, becomes a `UserError` of `path` and the field."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise UserError(f"{path}: {_first_field(error)}") from error
+
+
+def _first_field(error: Exception) -> str:
+    """What an error says; of a `pydantic.ValidationError` (not imported for this), what the first wrong field says."""
+    if not hasattr(error, "errors"):
+        return first_line(error)
+    wrong = error.errors(include_url=False)[0]
+    shown = f", not {reprlib.repr(wrong['input'])}" if wrong["loc"] and wrong["type"] != "missing" else ""
+    return ": ".join([*map(str, wrong["loc"]), wrong["msg"].removeprefix("Value error, ") + shown])
+
+
+def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """A JSON file that `schema` accepts, without fields that the file lacks.
+
+    Raises:
+        UserError: it cannot be read, or a field is missing or wrong; the message names both.
+    """
+    with reading(path):
+        content = json.loads(path.read_bytes())  # pydantic's own reader refuses names that are not UTF-8
+        return schema.model_validate(content).model_dump(exclude_unset=True)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ schemes="elastic_training full_training traditional_tl_training"
 number=2
 for scheme in $schemes; do
   echo "$number/5 $scheme"
-  "$python" main.py --train_type $scheme --rho 0.5 --logdir $logdir --run_name $scheme --overwrite
+  "$python" main.py --train_type $scheme --logdir $logdir --run_name $scheme --overwrite
   number=$((number + 1))
 done
 echo "5/5 table and figure"

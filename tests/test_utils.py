@@ -88,3 +88,25 @@ def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
     utils.remove_leftovers(tmp_path, ".photos.tar")
     utils.remove_leftovers(tmp_path / "nowhere", ".photos.tar")
     assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}
+
+
+def test_every_step_runs_and_each_failure_is_one_line(capsys):
+    done = []
+
+    def fail(why):
+        raise utils.UserError(why)
+
+    with pytest.raises(SystemExit) as stopped:
+        utils.run_each(lambda: fail("no energy"), lambda: done.append(1), lambda: fail("no export"))
+    assert stopped.value.code == 2 and done == [1]
+    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "error: no energy",
+        "error: no export",
+    ]
+
+
+def test_defect_in_a_step_is_raised_after_the_others():
+    done = []
+    with pytest.raises(ZeroDivisionError):
+        utils.run_each(lambda: 1 / 0, lambda: done.append(1))
+    assert done == [1]

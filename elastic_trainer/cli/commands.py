@@ -21,6 +21,7 @@ class TrainCommand:
 
     Attributes:
         options: every option by name, as config.json keeps them.
+        warnings: a line on each flag without effect.
     """
 
     train_type: str
@@ -29,6 +30,7 @@ class TrainCommand:
     training: Settings
     run: RunSettings
     options: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -50,6 +52,7 @@ class EvaluateCommand:
         model_name: the user's function that builds the network, or None to take the network from the file.
         input_size, num_classes: None if neither the command line nor the run gives it.
         export: format to export the model to, or None.
+        class_names: that the model was trained on, in the order of its outputs; None if no run recorded them.
     """
 
     model: Path
@@ -62,6 +65,7 @@ class EvaluateCommand:
     augment: str
     seed: int
     export: str | None
+    class_names: list[str] | None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic_trainer.cli.commands import EvaluateCommand, data_settings
 from elastic_trainer.cli.flags import main_parser
-from elastic_trainer.runs.reader import config_of_model
+from elastic_trainer.runs.reader import is_run, read_config
 from elastic_trainer.settings import BEST_MODEL, defaults_of
 from utils import UserError
 
@@ -36,7 +36,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         raise UserError(f"--{unfit}: does not go with --evaluate, which trains nothing; leave it out")
     args = parser.parse_args(arguments)
     model = _model_file(args.evaluate)
-    config = config_of_model(model.parent)
+    config = read_config(model.parent) if is_run(model.parent) else {}
     taken: dict[str, Any] = {name: config.get(name) for name in _FROM_RUN}
     if "dataset_name" in given and args.dataset_name != taken["dataset_name"]:
         taken["data_dir"] = taken["num_classes"] = None  # they belong to the run's data set
@@ -62,6 +62,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         augment=args.augment or defaults["augment"],
         seed=args.seed,
         export=args.export,
+        class_names=(config.get("images") or {}).get("class_names"),
     )
 
 

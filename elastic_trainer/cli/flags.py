@@ -17,6 +17,7 @@ from elastic_trainer.cli.parser import (
     duration,
     existing_file,
     file_to_write,
+    folder,
     network,
     number,
     one_of,
@@ -75,7 +76,7 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole_number(0, 2**31 - 1), default=NetworkSettings.seed, help="default: %(default)s"
     )
     add_data_flags(group)
-    group.add_argument("--logdir", type=Path, default=Path("logs"), metavar="DIR", help="default: %(default)s")
+    group.add_argument("--logdir", type=folder, default=Path("logs"), metavar="DIR", help="default: %(default)s")
 
 
 def add_data_flags(

@@ -163,6 +163,15 @@ def file_to_write(text: str) -> Path:
     return Path(text)
 
 
+def folder(text: str) -> Path:
+    """A type for argparse: the path of a folder, which need not exist but can be made."""
+    path = Path(text)
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")
+    return path
+
+
 def existing_file(text: str) -> Path:
     """A type for argparse: the path of a file that exists."""
     if not Path(text).is_file():

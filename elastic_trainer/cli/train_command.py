@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,42 @@ from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.networks.names import model_label
+from elastic_trainer.runs.power_record import check_growing
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import RunSettings, Settings, is_elastic
-from utils import UserError
+from utils import UserError, warn
+
+LONGEST_NAME = 230  # bytes of a run's name; file systems allow 255, and files in the folder are named after it
+
+# Flags that only some runs use: the flags, the runs that use them in words, and whether a run does.
+_USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]], ...] = (
+    (
+        ("rho", "interval", "correct_budget", "time_resolution", "allow_stale_profile", "importance_batches"),
+        "elastic schemes",
+        lambda args: is_elastic(args.train_type),
+    ),
+    (
+        ("importance_batches",),
+        "schemes that measure importance on images",
+        lambda args: args.train_type != "elastic_training_weight_magnitude",
+    ),
+    (
+        ("trained_layers",),
+        "--train_type last_layers_training",
+        lambda args: args.train_type == "last_layers_training",
+    ),
+    (
+        ("prune_interval", "prune_ratio", "prune_threshold"),
+        "--train_type prunetrain",
+        lambda args: args.train_type == "prunetrain",
+    ),
+    (("weight_decay",), "--optimizer sgd", lambda args: args.optimizer == "sgd"),
+    (
+        ("logdir", "run_name", "overwrite"),
+        "runs that --resume DIR does not name",
+        lambda args: not isinstance(args.resume, Path),
+    ),
+)
 
 
 def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
@@ -32,7 +66,12 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
     parser = main_parser()
     if parser.parse_args(given).evaluate is not None:
         return parse_evaluation(given)
-    return parse_training(given)
+    command = parse_training(given)
+    if command.run.power_csv is not None and "power_csv" in parser.given(given):
+        check_growing(command.run.power_csv)
+    for text in command.warnings:
+        warn(text)
+    return command
 
 
 def parse_training(given: Sequence[str]) -> TrainCommand:
@@ -42,7 +81,6 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     args.command = [*given]
     if isinstance(args.resume, Path):
         args = _as_started(parser, args.resume, given)
-    args.resume = args.resume is not None
     _check_combinations(args)
     _keep_model_to_export(parser, args, given)
     check_folder_options(args)
@@ -51,6 +89,8 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     use_glyph_weights(args)
     fill_in_defaults(args)
     args.run_name = _run_name(args)
+    warnings = _unused(args, parser.given(given))
+    args.resume = args.resume is not None
     return TrainCommand(
         args.train_type,
         network_settings(args),
@@ -58,7 +98,16 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         _training_settings(args),
         _run_settings(args),
         _plain_options(args),
+        warnings,
     )
+
+
+def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
+    """A line on each row of `_USED_BY` whose flags were `given` to a run that does not use them."""
+    found = (
+        ([f"--{flag}" for flag in flags if flag in given], users) for flags, users, uses in _USED_BY if not uses(args)
+    )
+    return tuple(f"{', '.join(flags)}: without effect here, only for {users}" for flags, users in found if flags)
 
 
 def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> argparse.Namespace:
@@ -98,7 +147,10 @@ def _run_name(args: argparse.Namespace) -> str:
     if args.run_name is None:
         budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
         label = model_label(args.model_name, args.alpha)
-        return f"{label}_{args.dataset_name}_{args.train_type}{budget if is_elastic(args.train_type) else ''}"
+        args.run_name = f"{label}_{args.dataset_name}_{args.train_type}{budget if is_elastic(args.train_type) else ''}"
+    length = len(os.fsencode(args.run_name))
+    if length > LONGEST_NAME:
+        raise UserError(f"--run_name {args.run_name[:20]}…: has {length} bytes; give at most {LONGEST_NAME}")
     plain = args.run_name.isprintable() and Path(args.run_name).name == args.run_name
     if args.run_name in ("", ".", "..") or not plain:
         raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")

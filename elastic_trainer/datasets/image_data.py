@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class ImageData:
         train, test: the images of both splits.
         batch_size: images per step.
         seed: of the training order.
+        fingerprints: of the training and the test images, see `images.fingerprint`.
 
     Attributes:
         num_classes: number of classes of the data set itself; a network may have more outputs.
@@ -53,6 +54,7 @@ class ImageData:
         test: DecodedImages,
         batch_size: int,
         seed: int = 0,
+        fingerprints: tuple[str, str] = ("", ""),
     ) -> None:
         self.name, self.class_names, self.num_classes = name, tuple(class_names), len(class_names)
         self.train_count, self.test_count = len(train.labels), len(test.labels)
@@ -64,6 +66,12 @@ class ImageData:
         self.steps_per_epoch = self.train_count // batch_size
         self.skipped_images = len(train.broken) + len(test.broken)
         self._train, self._test = train, test
+        self._fingerprints = fingerprints
+
+    def record(self) -> dict[str, Any]:
+        """What config.json keeps, so that a run is not continued with other images."""
+        training, test = self._fingerprints
+        return {"class_names": [*self.class_names], "training_images": training, "test_images": test}
 
     def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Batch]:
         """The batches of epoch `epoch`, shuffled by seed and epoch: at most `count`, without the first `skip`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 # Options that may change when a run continues.
@@ -20,4 +22,29 @@ def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) ->
         unknown_yet = name == "num_classes" and value is None
         if name not in free and not unknown_yet and value != before.get(name, value):
             return f"--{name} {before[name]}, not {value}"
+    return None
+
+
+def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | None:
+    """What differs between the images of a run, see `ImageData.record`, and those it was started with, in words.
+
+    Args:
+        now, before: the records; older runs have none.
+    """
+    if before is None:
+        return None
+    change = changed_class(now["class_names"], before["class_names"])
+    for kind in ("training", "test"):
+        is_, was = now[f"{kind}_images"], before[f"{kind}_images"]
+        if change is None and is_ != was:
+            change = f"other {kind} images ({was}; now {is_})"
+    return change
+
+
+def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
+    """The first class in which two lists of names differ, as "class 3 was, not is"; None if they agree."""
+    for number, (is_, was) in enumerate(zip_longest(now, before), 1):
+        if is_ != was:
+            names = ("none" if name is None else f"'{name}'" for name in (was, is_))
+            return f"class {number} {', not '.join(names)}"
     return None

@@ -23,8 +23,6 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
     Raises:
         UserError: the folder cannot be made or is in use, or `overwrite` meets a folder that does not hold a run.
     """
-    if logdir.exists() and not logdir.is_dir():
-        raise UserError(f"--logdir {logdir}: is a file; give a folder")
     taken = (overwrite or resume) and (logdir / run_name).exists()
     with writing(logdir):
         folder = logdir / run_name if taken else _new_folder(logdir, run_name)

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 
 import utils
-from elastic_trainer.runs.reader import METRICS, SUMMARY, read_own, read_rows
+from elastic_trainer.runs.reader import METRICS, SUMMARY, read_rows, read_summary
 from utils import UserError
 
 LONGEST_GAP_SECONDS = 60  # between two readings; a longer gap is no measurement
+MOST_WATTS = 1_000_000  # far beyond any machine; much more would overflow
+_SUFFIX = ".energy"  # of the events file with the curve
 
 
-def add_external_energy(folder: Path, record: Path) -> float | None:
+def add_external_energy(folder: Path, record: Path) -> float:
     """Add the energy that an external power meter recorded during training to the finished run in `folder`.
 
     summary.json and metrics.csv are rewritten, and TensorBoard gets the curve.
@@ -27,31 +29,43 @@ def add_external_energy(folder: Path, record: Path) -> float | None:
             if it names no zone), and watts.
 
     Returns:
-        Joules, or None if the record does not cover the run; `energy_missing` of the summary then says why.
+        Joules.
 
     Raises:
-        UserError: the record cannot be read.
+        UserError: the record cannot be read, or does not cover the run. Energy that is known already then stays, else
+            `energy_missing` of the summary says why there is none.
     """
-    import tensorflow as tf
-
     times, watts = read_power(record)
-    summary, rows = read_own(folder, SUMMARY), read_rows(folder / METRICS)
+    summary, rows = read_summary(folder), read_rows(folder / METRICS)
     seconds = [float(row["train_seconds"]) for row in rows]
     try:
-        joules = integrate_power(times, watts, summary["training_spans"], seconds)
+        joules = integrate_power(times, watts, summary.get("training_spans") or [], seconds)
     except ValueError as error:
-        summary["energy_missing"] = f"{record}: {error}"
-    else:
-        summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
-        writer = tf.summary.create_file_writer(str(folder), filename_suffix=".energy")
-        with writer.as_default():
-            for row, value in zip(rows, joules, strict=True):
-                row["energy_joules"] = str(value)
-                tf.summary.scalar("meters/energy_joules", value, int(row["step"]))
-        writer.close()
-        utils.write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
+        if summary.get("energy_joules") is None:
+            utils.write_json(folder / SUMMARY, {**summary, "energy_missing": f"{record}: {error}"})
+        raise UserError(f"--power_csv {record}: {error}; give the record of this run") from error
+    for row, value in zip(rows, joules, strict=True):
+        row["energy_joules"] = str(value)
+    _write_curve(folder, [int(row["step"]) for row in rows], joules)
+    utils.write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
+    summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
     utils.write_json(folder / SUMMARY, summary)
-    return summary["energy_joules"]
+    return joules[-1]
+
+
+def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) -> None:
+    """TensorBoard's curve of energy, in an events file that replaces those of earlier records."""
+    import tensorflow as tf
+
+    earlier = [*folder.glob(f"events.out.*{_SUFFIX}")]
+    writer = tf.summary.create_file_writer(str(folder), filename_suffix=_SUFFIX)
+    with writer.as_default():
+        for step, value in zip(steps, joules, strict=True):
+            tf.summary.scalar("meters/energy_joules", value, step)
+    writer.close()
+    with utils.writing(folder):
+        for path in earlier:
+            path.unlink()
 
 
 def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -60,27 +74,42 @@ def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         UserError: there is no such file, or a line of it is not of that form.
     """
-    readings = []
-    try:
-        with record.open(newline="", encoding="utf-8-sig") as file:
-            for number, line in enumerate(csv.reader(file), 1):
-                if number == 1 or not line:
-                    continue
-                try:
-                    readings.append((_seconds_since_1970(line[0]), float(line[1])))
-                except (ValueError, IndexError):
-                    raise UserError(
-                        f"--power_csv {record}: line {number} is not a time (seconds since 1970, or as "
-                        "2026-01-31T12:00:00) and watts, separated by a comma"
-                    ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"--power_csv {record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    readings = [_reading(record, number, line) for number, line in _lines(record)]
     if len(readings) < 2:
         raise UserError(
             f"--power_csv {record}: holds no two readings; give a line of names, then time and watts a line"
         )
     times, watts = np.array(sorted(readings)).T
     return times, watts
+
+
+def check_growing(record: Path) -> None:
+    """Raise `UserError` if `record`, which a meter may be writing now, cannot be read or holds a wrong line."""
+    for number, line in _lines(record)[:-1]:  # half of the last one may be missing
+        _reading(record, number, line)
+
+
+def _lines(record: Path) -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file with their numbers, without the line of names and empty ones."""
+    try:
+        with record.open(newline="", encoding="utf-8-sig") as file:
+            return [(number, line) for number, line in enumerate(csv.reader(file), 1) if number > 1 and line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"--power_csv {record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, float]:
+    """Seconds since 1970 and watts of a line. Raises `UserError` if it does not hold them."""
+    try:
+        when, watts = _seconds_since_1970(line[0]), float(line[1])
+    except (ValueError, IndexError):
+        when = watts = np.nan
+    if not (np.isfinite(when) and 0 <= watts <= MOST_WATTS):
+        raise UserError(
+            f"--power_csv {record}: line {number} is not a time (seconds since 1970, or as 2026-01-31T12:00:00) and "
+            f"watts from 0 to {MOST_WATTS:,}, separated by a comma"
+        )
+    return when, watts
 
 
 def _seconds_since_1970(text: str) -> float:
@@ -101,8 +130,10 @@ def integrate_power(
         train_seconds: ascending seconds of training; the last is taken as the end of the last span.
 
     Raises:
-        ValueError: the readings do not cover all spans.
+        ValueError: the readings do not cover all spans, or there are none.
     """
+    if not len(spans):
+        raise ValueError("cannot be used, since the run did not record when it trained")
     starts, ends = np.array(spans, float).T
     if starts.min() < times[0] or ends.max() > times[-1]:
         raise ValueError("does not cover all of the training")

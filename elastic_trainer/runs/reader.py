@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.settings import TRAIN_TYPES
+import utils
 from utils import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object in a JSON file.
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of the run in `folder`, without what older runs lack. Raises `UserError` if it is damaged."""
+    from elastic_trainer.runs.schemas import RunConfig
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON object.
-    """
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(record, dict):
-        raise ValueError(f"{path.name} holds no object")
-    return record
+    return _checked(folder / CONFIG, RunConfig)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary.json of the run in `folder`, without what older runs lack. Raises `UserError` if it is damaged."""
+    from elastic_trainer.runs.schemas import Summary
+
+    return _checked(folder / SUMMARY, Summary)
+
+
+def _checked(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    try:
+        return utils.read_json(path, schema)
+    except UserError as error:
+        raise UserError(f"{error}; repair the file, or train again with --overwrite") from error
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -46,33 +56,16 @@ def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
 
 
-def read_own(folder: Path, name: str) -> dict[str, Any]:
-    """`CONFIG` or `SUMMARY` of the run in `folder`. Raises `UserError` if it is damaged."""
-    try:
-        return read_json(folder / name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / name} is damaged; start again with --overwrite") from error
-
-
 def started_with(folder: Path) -> list[str]:
     """The words of the command line that started the run in `folder`. Raises `UserError` if there is no run."""
-    try:
-        return [*map(str, read_json(folder / CONFIG)["command"])]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    if not is_run(folder):
         raise UserError(
-            f"--resume {folder}: is not the folder of a run: its config.json cannot be read; give one, as logs/my_run"
-        ) from error
-
-
-def config_of_model(folder: Path) -> dict[str, Any]:
-    """The options of the run that left a model in `folder`; empty if it is no run's folder. Raises `UserError`."""
-    path = folder / CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--evaluate: {path} cannot be read: {error}; fix or remove it") from error
+            f"--resume {folder}: is not the folder of a run: it has no config.json; give one, as logs/my_run"
+        )
+    words = read_config(folder).get("command")
+    if words is None:
+        raise UserError(f"--resume {folder}: its config.json does not say how the run was started; give all flags")
+    return words
 
 
 class Selections(NamedTuple):
@@ -115,13 +108,14 @@ class FinishedRun:
 def read_run(folder: Path) -> FinishedRun:
     """Raises `UserError` if `folder` holds no finished run."""
     try:
-        summary, config = read_json(folder / SUMMARY), read_json(folder / CONFIG)
-        run = FinishedRun(folder, summary, config, read_rows(folder / METRICS))
-        if summary["train_type"] not in TRAIN_TYPES or not run.epochs:
-            raise ValueError(f"a run of {summary['train_type']} with {len(run.epochs)} epochs")
-        return run
-    except (OSError, ValueError, KeyError) as error:
+        summary, config = read_summary(folder), read_config(folder)
+        with utils.reading(folder / METRICS):
+            epochs = read_rows(folder / METRICS)
+        if not epochs:
+            raise UserError(f"{folder / METRICS}: holds no epoch")
+    except UserError as error:
         raise UserError(f"{folder}: does not hold a finished run ({error})") from error
+    return FinishedRun(folder, summary, config, epochs)
 
 
 def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:

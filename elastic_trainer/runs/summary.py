@@ -11,6 +11,10 @@ if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.runs.history import History
 
 
+FEWEST_STEPS = 10  # measured ones, for a ratio of a run's time
+LEAST_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
+
+
 def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) -> dict[str, Any]:
     """What summary.json holds of a finished run.
 
@@ -21,7 +25,7 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
 
     Returns:
         Accuracies in 0…1, times in seconds, memory in MB, energy in J (or null, and why), FLOPs (two for each
-        multiply-accumulate).
+        multiply-accumulate), time over that of full training (or null, and why).
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
@@ -39,14 +43,36 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": sum(step_ms) / full_ms if full_ms else None,
-        # All of training time, selecting included, over that of full training as it would have run.
-        "time_over_full": 1e3 * training / (full_ms / len(step_ms) * history.step) if full_ms else None,
+        **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "peak_memory_mb": _peak(history, "peak_memory_mb"),
         "gpu_peak_memory_mb": _peak(history, "gpu_peak_memory_mb"),
         **_energy(history, meter),
         "training_spans": history.clocks.spans,
     }
+
+
+def _time_over_full(history: History, training_ms: float, full_ms: float | None) -> dict[str, Any]:
+    """All of training time, selecting included, over that of full training as it would have run; or why there is none.
+
+    Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
+
+    Args:
+        history: of the run.
+        training_ms: of all steps.
+        full_ms: of full training, for the measured steps; None without a budget.
+    """
+    step_ms, ratio = history.step_ms, None
+    if full_ms is None:
+        missing = "no step was measured within a time budget"
+    elif len(step_ms) < FEWEST_STEPS or sum(step_ms) < LEAST_SHARE * training_ms:
+        missing = (
+            f"the run is too short: {len(step_ms)} steps were measured without compiling and took "
+            f"{sum(step_ms) / training_ms:.0%} of training time; {FEWEST_STEPS} and {LEAST_SHARE:.0%} are needed"
+        )
+    else:
+        missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)
+    return {"time_over_full": ratio, "time_over_full_missing": missing}
 
 
 def _peak(history: History, column: str) -> float | None:
@@ -65,18 +91,19 @@ def _energy(history: History, meter: EnergyMeter | str) -> dict[str, Any]:
 
 def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
     """What a person wants to know of a finished run; `deadline` in seconds, or None."""
-    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary["rho_measured"]
+    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary.get("rho_measured")
     step = f", median step {step_ms:.1f} ms" if step_ms else ""
     if rho:
-        asked = f"{summary['rho']:g}" if deadline is None else "what the deadline allows"
-        step += (
-            f"; {summary['time_over_full']:.2f} of full training's time as it would have run, its steps {rho:.2f} "
-            f"(asked: {asked})"
-        )
+        asked = f"{summary.get('rho')}" if deadline is None else "what the deadline allows"
+        ratio, missing = summary.get("time_over_full"), summary.get("time_over_full_missing")
+        of_full = f"{ratio:.2f} of full training's time as it would have run, its steps" if ratio else "its steps"
+        step += f"; {of_full} {rho:.2f} of full training's (asked: {asked})"
+        step += f"; no time over full training's: {missing}" if missing else ""
     if deadline is not None:
-        step += f", {summary['elapsed_seconds']:.0f} s of the {deadline:.0f} s given"
-        if summary["steps"] < summary["planned_steps"]:
-            step += f", stopped at the deadline after step {summary['steps']} of {summary['planned_steps']}"
+        step += f", {summary.get('elapsed_seconds') or seconds:.0f} s of the {deadline:.0f} s given"
+        planned = summary.get("planned_steps") or 0
+        if summary["steps"] < planned:
+            step += f", stopped at the deadline after step {summary['steps']} of {planned}"
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
         f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"

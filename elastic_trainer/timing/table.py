@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +21,9 @@ from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.fit import Fit, selection_sums
 from utils import UserError
+
+if TYPE_CHECKING:
+    from elastic_trainer.timing.table_schema import Row
 
 # What a table depends on besides the network: keys of `machine.environment()` and their names in messages.
 _ORIGIN = {
@@ -151,36 +153,46 @@ def load_table(
         raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
     advice = f"make it again: {remake_command}"
     try:
-        record = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        record = read_profile(folder)
         settings = {key: record.pop(key) for key in TABLE_SETTINGS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder}: not a timing table ({error}); {advice}") from error
-    wanted = table_settings(network)
-    others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
-    if others:
-        raise UserError(f"{folder}: measured with {'; '.join(others)}; {advice}")
-    try:
-        table = _read_table(folder, record, settings, names)
-        _check_numbers(table)
-        _check_tensors(table, names, shapes)
+        wanted = table_settings(network)
+        others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
+        if others:
+            raise UserError(f"{folder}: measured with {'; '.join(others)}")
+        rows = _read_rows(folder / "table.csv")
+        _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
     except UserError as error:
-        raise UserError(f"{folder}: {error}; {advice}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: not the timing table of this network ({error}); {advice}") from error
+        raise UserError(f"{error}; {advice}") from error
+    table = _table(rows, record, settings, names)
     _check_origin(table, folder, allow_stale, advice)
     return table
 
 
-def _read_table(folder: Path, record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
-    """The table in `folder`, whose profile.json holds `record` and `settings`."""
-    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: int(row["order"]))
+def read_profile(folder: Path) -> dict[str, Any]:
+    """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
+    from elastic_trainer.timing.table_schema import Profile
+
+    return utils.read_json(folder / "profile.json", Profile)
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
+    from elastic_trainer.timing.table_schema import Table
+
+    with utils.reading(path), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        table = Table.model_validate({f"line {reader.line_num}": row for row in reader})
+    return sorted(table.root.values(), key=lambda row: row.order)
+
+
+def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
+    """The table of these rows and of a profile.json that holds `record` and `settings`."""
     return TimingTable(
-        names=[row["name"] for row in rows],
-        shapes=[tuple(int(n) for n in row["shape"].split("x") if n) for row in rows],
-        positions=np.array([list(names).index(row["name"]) for row in rows]),
-        t_dw_ms=np.array([float(row["t_dw_ms"]) for row in rows]),
-        t_dy_ms=np.array([float(row["t_dy_ms"]) for row in rows]),
+        names=[row.name for row in rows],
+        shapes=[row.dimensions for row in rows],
+        positions=np.array([list(names).index(row.name) for row in rows]),
+        t_dw_ms=np.array([row.t_dw_ms for row in rows]),
+        t_dy_ms=np.array([row.t_dy_ms for row in rows]),
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),
         gradient_pass_ms=record.pop("gradient_pass_ms"),
@@ -190,20 +202,15 @@ def _read_table(folder: Path, record: dict[str, Any], settings: dict[str, Any], 
     )
 
 
-def _check_numbers(table: TimingTable) -> None:
-    walls = [table.full_step_ms, table.gradient_pass_ms]
-    known = [float(value) for value in (*walls, *asdict(table.fit).values()) if value is not None]
-    costs = np.concatenate([table.t_dw_ms, table.t_dy_ms, known])
-    if not (np.isfinite(costs).all() and (costs >= 0).all()):
-        raise UserError("holds times that are negative or no numbers")
-
-
-def _check_tensors(table: TimingTable, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
-    if len(table.names) != len(names):
-        raise UserError(f"holds {len(table.names)} of this network's {len(names)} tensors")
-    for name, shape, position in zip(table.names, table.shapes, table.positions, strict=True):
-        if shape != shapes[position]:
-            raise UserError(f"holds {name} with shape {shape}, not {shapes[position]}")
+def _check_tensors(rows: Sequence[Row], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+    """Raise `UserError` unless the rows are those of the network whose tensors have these `shapes`, by name."""
+    for row in rows:
+        if row.name not in shapes:
+            raise UserError(f"{folder}: not the timing table of this network, which has no tensor {row.name}")
+        if row.dimensions != shapes[row.name]:
+            raise UserError(f"{folder}: holds {row.name} with shape {row.dimensions}, not {shapes[row.name]}")
+    if len(rows) != len(shapes):
+        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(shapes)} tensors")
 
 
 def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, advice: str) -> None:
@@ -217,13 +224,13 @@ def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, advice: s
     print(f"warning: {text}; used anyway (--allow_stale_profile)")
 
 
-def stale_since(was: Any, now: dict[str, Any]) -> list[str]:
+def stale_since(was: dict[str, Any] | None, now: dict[str, Any]) -> list[str]:
     """What differs, in words, between the environment a table was made in and that of now, as far as it matters.
 
     Args:
         was, now: `machine.environment()`. What the older of the two did not record is not compared.
     """
-    if not isinstance(was, dict):
+    if was is None:
         return ["it does not say on what machine"]
     places = [{**place, **dict(place.get("packages") or {})} for place in (was, now)]
     pairs = {name: [place.get(key) for place in places] for key, name in _ORIGIN.items()}

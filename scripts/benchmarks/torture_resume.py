@@ -27,7 +27,7 @@ import common
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.runs.reader import METRICS, SELECTIONS, SUMMARY, read_json, read_rows
+from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows, read_summary
 
 # Columns that come from clocks and other meters; all others must be equal.
 METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
@@ -156,14 +156,14 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
             continue
         finish(process, log)  # the remaining kills happen to another run
         finished += 1
-        for name, equal in compare(logdir / "unbroken", folder, read_json(folder / SUMMARY)["steps"]).items():
+        for name, equal in compare(logdir / "unbroken", folder, read_summary(folder)["steps"]).items():
             results[name] = equal and results.get(name, True)
         folder.rename(logdir / f"tortured-{finished}")
     return {
         "kills": sum(kills.values()),
         "kills_while_a_checkpoint_was_written": kills["saving"],
         "runs_they_fell_on": finished,
-        "steps": read_json(logdir / "unbroken" / SUMMARY)["steps"],
+        "steps": read_summary(logdir / "unbroken")["steps"],
         "unbroken_seconds": round(unbroken_seconds, 1),
         "tortured_seconds": round(time.monotonic() - start, 1),
         "held": results,

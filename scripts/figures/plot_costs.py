@@ -25,8 +25,8 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.runs.reader import read_json
 from elastic_trainer.settings import PAPER, is_elastic
+from elastic_trainer.timing.table import read_profile
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def draw_profiling(
     """
     rows, paper_percents = [], []
     for folder, count in steps.items():
-        record = read_json(folder / "profile.json")
+        record = read_profile(folder)
         epoch = count * record["full_step_ms"] / 1e3
         rows.append((folder.name, record["profiling_seconds"], epoch, 100 * record["profiling_seconds"] / epoch))
         if reference and record.get("model_name") in reference and record["input_size"] == PAPER["input_size"]:

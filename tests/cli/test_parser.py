@@ -3,8 +3,9 @@
 import re
 
 import pytest
+from made_up_runs import made_up_run
 
-from elastic_trainer.cli.commands import parse_data, parse_profiler, profiler_command
+from elastic_trainer.cli.commands import TrainCommand, parse_data, parse_profiler, profiler_command
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from utils import UserError
@@ -79,6 +80,11 @@ from utils import UserError
         (["--qqq"], "--qqq: there is no such flag; --help lists them"),
         (["resnet50"], "'resnet50' belongs to no flag; each value stands behind its flag"),
         (["--timing", "flops"], "--timing: is a flag of profiler.py, not of main.py"),
+        (["--logdir", __file__], rf"--logdir: {re.escape(__file__)} is a file; give a folder"),
+        (["--logdir", f"{__file__}/logs"], rf"--logdir: {re.escape(__file__)} is a file; give a folder"),
+        (["--run_name", "é" * 120], "--run_name é{20}…: has 240 bytes; give at most 230"),
+        (["--power_csv", "no/such.csv"], r"--power_csv no/such\.csv: cannot be read: No such file"),
+        (["--power_csv", "/"], "--power_csv /: cannot be read: Is a directory"),
     ],
 )
 def test_bad_option_of_main_is_named(arguments, message):
@@ -134,3 +140,48 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
     assert str(caught.value).startswith(message)
     with pytest.raises(UserError, match=r"is a flag of profiler\.py, not of main\.py"):
         parse_main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warnings"),
+    [
+        (["--rho", "0.5", "--interval", "2"], []),
+        (["--train_type", "full_training"], []),
+        (
+            ["--train_type", "full_training", "--rho", "0.5", "--importance_batches", "2"],
+            ["--rho, --importance_batches: without effect here, only for elastic schemes"],
+        ),
+        (["--trained_layers", "3"], ["--trained_layers: without effect here, only for --train_type last_layers_train"]),
+        (
+            ["--prune_ratio", "0.5", "--weight_decay", "0", "--optimizer", "adam"],
+            [
+                "--prune_ratio: without effect here, only for --train_type prunetrain",
+                "--weight_decay: without effect here, only for --optimizer sgd",
+            ],
+        ),
+        (["--model_name", "vit", "--weight_decay", "0"], ["--weight_decay: without effect here"]),
+        (
+            ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
+            ["--importance_batches: without effect here, only for schemes that measure importance on images"],
+        ),
+    ],
+)
+def test_flag_without_effect_is_a_warning_of_one_line(arguments, warnings, capsys):
+    parse_main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(warnings)
+    for line, warning in zip(lines, warnings, strict=True):
+        assert f": warning: {warning}" in line
+
+
+def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path, capsys):
+    folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--rho", "0.5"])
+    command = parse_main(["--resume", str(folder), "--run_name", "other", "--overwrite"])
+    assert isinstance(command, TrainCommand) and command.run.folder == folder
+    [line] = capsys.readouterr().err.splitlines()  # nothing on --rho, which was not given now
+    assert "warning: --run_name, --overwrite: without effect here, only for runs that --resume DIR does not" in line
+
+
+def test_record_of_power_that_is_gone_does_not_hinder_a_run_from_continuing(tmp_path):
+    folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--power_csv", "gone.csv"])
+    assert isinstance(parse_main(["--resume", str(folder)]), TrainCommand)

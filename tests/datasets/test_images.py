@@ -1,6 +1,7 @@
 """Reading all images of a data set: order, labels, the file in place of memory, broken images."""
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -190,3 +191,19 @@ images.read([images.ImageFiles(1, lambda: iter([(path, 0)]), [path])], 6, "other
             process.wait()
     images.read(split[0], 6, "photos", cache, memory_mb)
     assert not [*cache.glob(".*")]
+
+
+def test_fingerprint_stays_where_the_folder_moves_and_changes_with_a_file(tmp_path):
+    def print_of(folder):
+        return images.fingerprint(listed([(str(folder / "photos" / f"{k}.bmp"), 0) for k in range(3)]))
+
+    (tmp_path / "a" / "photos").mkdir(parents=True)
+    for k in range(3):
+        Image.new("RGB", (9, 7), (k, k, k)).save(tmp_path / "a" / "photos" / f"{k}.bmp")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    before = print_of(tmp_path / "a")
+    assert before == print_of(tmp_path / "b") and before.startswith("3, digest ")
+    Image.new("RGB", (9, 7), (9, 9, 9)).save(tmp_path / "b" / "photos" / "1.bmp")  # of the same size in bytes
+    assert print_of(tmp_path / "b") != before
+    (tmp_path / "b" / "photos" / "1.bmp").unlink()  # as one that cannot be read and is left out
+    assert print_of(tmp_path / "b") != before

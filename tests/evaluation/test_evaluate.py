@@ -71,7 +71,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
         (["--evaluate", "{}"], "holds no best.keras; a run keeps it with --save_model or --export"),
         (["--evaluate", "{}/my.keras", "--rho", "0.5"], "--rho: does not go with --evaluate"),
         (["--evaluate", "{}/my.keras", "--model_name", "vit"], "--model_name vit: --evaluate takes the network from"),
-        (["--evaluate", "{}/damaged/my.keras"], "config.json cannot be read"),
+        (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: Invalid JSON: EOF"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
         (["--export", "tflite", "--save_model", "False"], "--export tflite: needs the best model; leave out"),
     ],

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import ROOT, start_training
+from command_line import ROOT
 
 from elastic_trainer.runs.folder import run_folder
 from utils import UserError
@@ -60,14 +60,6 @@ def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
         run_folder(tmp_path, "mine", resume=True),
     ):
         pass
-
-
-def test_logdir_that_is_a_file_is_named_in_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    process = start_training("--logdir", tmp_path / "file", "--max_steps", "2")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert f"--logdir {tmp_path / 'file'}: is a file; give a folder" in errors.strip().splitlines()[-1]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write to every folder")

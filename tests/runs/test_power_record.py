@@ -8,7 +8,7 @@ import pytest
 from small_runs import curve, train_and_read
 
 import train
-from elastic_trainer.runs.power_record import add_external_energy, integrate_power, read_power
+from elastic_trainer.runs.power_record import add_external_energy, check_growing, integrate_power, read_power
 from utils import UserError
 
 
@@ -42,6 +42,14 @@ def test_power_record_with_gaps_is_refused(times, why):
         integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
 
 
+@pytest.fixture
+def run_without_sensor(tmp_path, monkeypatch):
+    """The folder of a finished run without energy, and the start and end of its training in seconds since 1970."""
+    monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
+    summary, _ = train_and_read(tmp_path / "run")
+    return tmp_path / "run", summary["training_spans"][0][0], summary["training_spans"][-1][1]
+
+
 def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
     summary, _ = train_and_read(tmp_path / "run")
@@ -57,8 +65,42 @@ def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
         rows = [*csv.DictReader(file)]
     assert float(rows[-1]["energy_joules"]) == joules
     assert [step for step, _ in curve(tmp_path / "run", "meters/energy_joules")] == [int(row["step"]) for row in rows]
-    short = write_power(tmp_path / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
-    assert add_external_energy(tmp_path / "run", short) == joules, "the energy measured before is kept"
+
+
+def test_second_record_replaces_the_first_one_and_its_curve(run_without_sensor):
+    folder, start, end = run_without_sensor
+    for watts in (5.0, 7.0):
+        joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, watts), (end + 1, watts)]))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["energy_joules"] == joules
+    assert len([*folder.glob("events.out.*.energy")]) == 1
+    points = curve(folder, "meters/energy_joules")
+    assert points is not None and points[-1][1] == pytest.approx(joules)
+
+
+def test_record_that_does_not_cover_the_run_is_refused_and_known_energy_stays(run_without_sensor):
+    folder, start, end = run_without_sensor
+    short = write_power(folder / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
+    with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of the training; give"):
+        add_external_energy(folder, short)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["energy_joules"] is None and "short.csv: does not cover" in summary["energy_missing"]
+
+    joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+    with pytest.raises(UserError, match="does not cover all of the training"):
+        add_external_energy(folder, short)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["energy_joules"], summary["energy_missing"]) == (joules, None)
+    assert summary["energy_meter"].endswith("/power.csv")
+
+
+def test_run_that_did_not_record_when_it_trained_is_refused(run_without_sensor):
+    folder, start, end = run_without_sensor
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["training_spans"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="cannot be used, since the run did not record when it trained"):
+        add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
 
 
 def test_power_record_times_are_seconds_or_dates(tmp_path):
@@ -75,6 +117,11 @@ def test_power_record_times_are_seconds_or_dates(tmp_path):
         ("time,watts\n1,2\nyesterday,3\n", "line 3 is not a time"),
         ("time,watts\n1\n", "line 2 is not a time"),
         ("time,watts\n1,2\n", "holds no two readings"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 is not a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,inf\n", "line 3 is not a time"),
+        ("time,watts\n1,2\n2,-1\n", "line 3 is not a time"),
+        ("time,watts\n1,2\n2,1e300\n", "line 3 is not a time"),
+        ("time,watts\nnan,2\n2,1\n", "line 2 is not a time"),
         (None, "cannot be read"),
     ],
 )
@@ -84,3 +131,20 @@ def test_unreadable_power_record_is_refused(tmp_path, text, why):
         path.write_text(text)
     with pytest.raises(UserError, match=rf"--power_csv .*power.csv: {why}"):
         read_power(path)
+
+
+@pytest.mark.parametrize("text", ["time,watts\n", "time,watts\n1,2\n2", ""])
+def test_record_that_a_meter_is_writing_is_accepted(tmp_path, text):
+    (tmp_path / "power.csv").write_text(text)
+    check_growing(tmp_path / "power.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("when,watts\nyesterday,5\n2,3\n", "line 2 is not a time"), (None, "cannot be read: No such file")],
+)
+def test_record_of_another_form_is_refused_while_a_meter_is_writing(tmp_path, text, why):
+    if text is not None:
+        (tmp_path / "power.csv").write_text(text)
+    with pytest.raises(UserError, match=f"--power_csv .*power.csv: {why}"):
+        check_growing(tmp_path / "power.csv")

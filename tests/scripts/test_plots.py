@@ -1,5 +1,7 @@
 """The plots: what is drawn of made-up runs, and which runs go together."""
 
+from dataclasses import replace
+
 import matplotlib.axes
 import numpy as np
 import paper_figures
@@ -10,9 +12,11 @@ import plot_epochs
 import plotting
 import pytest
 from command_line import error_line
+from conftest import make_small_model, make_table
 from made_up_runs import EPOCHS, made_up_run, rows_of
 
-import utils
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.table import table_settings
 from utils import UserError
 
 
@@ -111,8 +115,9 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
         return vlines(self, x, *place, **how)
 
     monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
-    record = {"full_step_ms": 200.0, "profiling_seconds": 30.0, "model_name": "resnet50", "input_size": 224}
-    utils.write_json(tmp_path / "net" / "profile.json", record)
+    settings = table_settings(NetworkSettings("resnet50", num_classes=200))
+    table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
+    replace(table, details={"profiling_seconds": 30.0}).save(tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
     plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
     [row] = rows_of(tmp_path / "profiling")
@@ -181,9 +186,11 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
     plot_bars.draw(groups, ("accuracy",), tmp_path / "bars")
     plot_epochs.draw_maps(groups[:1], tmp_path / "maps")
     plot_costs.draw_time_to_accuracy(groups, tmp_path / "time")
-    utils.write_json(
-        tmp_path / "$^$" / "profile.json", {"full_step_ms": 2.0, "profiling_seconds": 3.0, "input_size": 8}
+    table = replace(
+        make_table(make_small_model()), settings=table_settings(NetworkSettings("resnet50", num_classes=200))
     )
+    table.details["profiling_seconds"] = 3.0
+    table.save(tmp_path / "$^$")
     plot_costs.draw_profiling({tmp_path / "$^$": 1500}, tmp_path / "profiling")
     for stem in ("curves", "bars", "maps", "time", "profiling"):
         assert rows_of(tmp_path / stem)

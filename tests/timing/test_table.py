@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,17 +70,79 @@ def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
     table.shapes[0] = (1, 2)
     with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
         load(logdir, names, table)
-    record = json.loads((folder / "profile.json").read_text())
-    for damaged in (json.dumps(record)[:-30], "[]", "", json.dumps({**record, "model_name": None})):
-        (folder / "profile.json").write_text(damaged)
-        with pytest.raises(UserError, match=f"(not a timing table|--model_name None).*make it again: {command}"):
-            load(logdir, names, table)
-    (folder / "profile.json").write_text(json.dumps({**record, "full_step_ms": "fast"}))
-    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        load(logdir, names, table)
     (folder / "table.csv").unlink()
     with pytest.raises(UserError, match=f"no timing table in .*{command}"):
         load(logdir, names, table)
+
+
+DAMAGED_PROFILES: dict[str, tuple[Any, str]] = {
+    "cut short": ('{"model_name": "mob', "Invalid JSON: EOF"),
+    "empty": ("", "Invalid JSON: EOF"),
+    "no object": ("[]", "Input should be an object"),
+    "zero": ("0", "Input should be an object"),
+    "null": ("null", "Input should be an object"),
+    "nested deeply": ("[" * 100_000, "Invalid JSON: recursion limit exceeded"),
+    "no UTF-8": (b"\xff", "Invalid JSON"),
+    "name null": ({"model_name": None}, "model_name: Input should be a valid string, not None"),
+    "time as text": ({"full_step_ms": "fast"}, "full_step_ms: Input should be a valid number, not 'fast'"),
+    "time 0": ({"full_step_ms": 0}, "full_step_ms: Input should be greater than 0, not 0"),
+    "time of an age": (
+        {"gradient_pass_ms": 1e30},
+        "gradient_pass_ms: Input should be less than or equal to 1000000000",
+    ),
+    "time NaN": ({"forward_ms": float("nan")}, "forward_ms: Input should be a finite number, not nan"),
+    "time nested": ({"forward_ms": [[1]]}, "forward_ms: Input should be a valid number"),
+    "fit null": ({"fit": None}, "fit: Input should be an object"),
+    "fit without factors": ({"fit": {"constant_ms": 1.0}}, "fit: chain_factor: Field required$"),
+    "environment as text": ({"environment": "here"}, "environment: Input should be an object"),
+    "packages as a list": ({"environment": {"packages": [1]}}, "environment: packages: Input should be an object"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_PROFILES)
+def test_damaged_profile_is_one_line_that_names_the_file_and_the_field(damage, saved):
+    logdir, names, table = saved
+    path = table_folder(SETTINGS, logdir) / "profile.json"
+    content, message = DAMAGED_PROFILES[damage]
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(path.read_text()), **content})
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as caught:
+        load(logdir, names, table)
+    said, _, advice = str(caught.value).partition("; make it again: ")
+    assert advice and "\n" not in said
+    assert re.match(f"{re.escape(str(path))}: {message}", said), said
+
+
+DAMAGED_TABLES = {
+    "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias stands in line \d+ already"),
+    "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
+    "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
+    "all times 0": (lambda rows: [re.sub(r"[\d.]+,[\d.]+$", "0,0", row) for row in rows], "holds no time above 0"),
+    "no rows": (lambda rows: rows[:1], "holds no time above 0"),
+    "time of an age": (lambda rows: [*rows[:1], re.sub("[^,]+$", "1e30", rows[1])], "line 2: t_dy_ms: .*, not '1e30'"),
+    "time inf": (lambda rows: [*rows[:1], re.sub("[^,]+$", "inf", rows[1])], "line 2: t_dy_ms: .* finite .*'inf'"),
+    "negative time": (lambda rows: [*rows[:1], re.sub("[^,]+$", "-1", rows[1])], "line 2: t_dy_ms: .*, not '-1'"),
+    "time as text": (lambda rows: [*rows[:1], re.sub("[^,]+$", "fast", rows[1])], "line 2: t_dy_ms: .*, not 'fast'"),
+    "shape as text": (lambda rows: [rows[0], "head/bias,big,0,1,1"], "line 2: shape: String should match"),
+    "row cut short": (lambda rows: [*rows[:1], "head/bias"], "line 2: shape: Input should be a valid string"),
+    "no header": (lambda rows: rows[1:], "line 2: name: Field required"),
+    "no UTF-8": (lambda rows: [*rows, "\udcff"], "'utf-8' codec can't decode"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TABLES)
+def test_damaged_table_is_one_line_that_names_the_file_and_the_field(damage, saved):
+    logdir, names, table = saved
+    path = table_folder(SETTINGS, logdir) / "table.csv"
+    change, message = DAMAGED_TABLES[damage]
+    text = "\n".join(change(path.read_text().splitlines()))
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(UserError) as caught:
+        load(logdir, names, table)
+    said, _, advice = str(caught.value).partition("; make it again: ")
+    assert advice and "\n" not in said
+    assert re.match(f"{re.escape(str(path))}: {message}", said), said
 
 
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)

@@ -1,0 +1,106 @@
+"""What main.py does around training: a run keeps its images, and later steps do not cancel each other."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zoo
+from PIL import Image
+from small_images import write_noise
+
+from elastic_trainer.cli.evaluate_command import parse_evaluation
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.runs.reader import read_run
+from main import load_to_evaluate, train_run
+from utils import UserError
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_noise(tmp_path / "photos")
+
+
+def train(photos, *more):
+    """Two steps of a small network on an image folder; the run's folder is `mine` beside it."""
+    words = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", f"{Path(zoo.__file__)}:branches"]
+    words += ["--input_size", 12, "--batch_size", 4, "--train_type", "full_training", "--max_steps", 2]
+    words += ["--logdir", photos.parent, "--run_name", "mine", *more]
+    train_run(parse_training([*map(str, words)]))
+    return photos.parent / "mine"
+
+
+def train_without_end(photos):
+    """As `train`, but the run looks as if it had been interrupted."""
+    run = train(photos)
+    (run / "summary.json").unlink()
+    return run
+
+
+def swap_two_classes(photos):
+    train = photos / "train"
+    for old, new in (("ant", "old"), ("bee", "ant"), ("old", "bee")):
+        (train / old).rename(train / new)
+
+
+def rename_a_class(photos):
+    for split in ("train", "test"):
+        (photos / split / "bee").rename(photos / split / "dog")
+
+
+def replace_the_test_photos(photos):
+    noise = np.random.default_rng(1)
+    for path in (photos / "test").glob("*/*"):
+        Image.fromarray(noise.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap_two_classes, r"started with other training images \(12, digest \w+; now 12, digest \w+\); give the same"),
+        (rename_a_class, "started with class 2 'bee', not 'cat'; give the same, or another --run_name"),
+        (replace_the_test_photos, r"started with other test images \(9, digest \w+; now 9, digest \w+\)"),
+    ],
+)
+def test_resuming_with_other_images_is_refused(photos, change, message):
+    run = train_without_end(photos)
+    change(photos)
+    with pytest.raises(UserError, match=f"--resume: the run in {run} was {message}"):
+        train(photos, "--resume")
+    assert not (run / "summary.json").exists()
+
+
+def test_run_continues_with_a_copy_of_its_images_and_without_a_record_of_them(photos):
+    run = train_without_end(photos)
+    copy = Path(shutil.copytree(photos, photos.with_name("copy")))
+    train(copy, "--resume")
+    (run / "summary.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    assert config.pop("images")["class_names"] == ["ant", "bee", "cat"]
+    (run / "config.json").write_text(json.dumps(config))  # as runs were kept before
+    rename_a_class(photos)
+    train(photos, "--resume")
+    assert read_run(run).summary["steps"] == 2
+
+
+def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos):
+    run = train(photos, "--save_model")
+    replace_the_test_photos(photos)
+    words = ["--evaluate", str(run)]
+    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
+    rename_a_class(photos)
+    with pytest.raises(UserError, match=r"--evaluate .*best\.keras: was trained with class 2 'bee', not 'cat'; give"):
+        load_to_evaluate(parse_evaluation(words))
+
+
+def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
+    missing = photos.parent / "power.csv"
+    with pytest.raises(SystemExit) as stopped:
+        train(photos, "--power_csv", missing, "--save_txt", "--export", "tflite")
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    [line] = [line for line in captured.err.splitlines() if "error: " in line]
+    assert f"--power_csv {missing}: cannot be read: No such file" in line
+    assert "accuracy" in captured.out
+    assert {"model.tflite", "mine.txt", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
