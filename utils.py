@@ -176,8 +176,10 @@ def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
         UserError: it cannot be read, or a field is missing or wrong; the message names both.
     """
     with reading(path):
-        content = json.loads(path.read_bytes())  # pydantic's own reader refuses names that are not UTF-8
-        return schema.model_validate(content).model_dump(exclude_unset=True)
+        content = path.read_bytes()
+        if b"\\udc" in content:  # a name that is not UTF-8, which pydantic's own reader refuses
+            return schema.model_validate(json.loads(content)).model_dump(exclude_unset=True)
+        return schema.model_validate_json(content).model_dump(exclude_unset=True)
 
 
 @contextlib.contextmanager
