@@ -175,6 +175,7 @@ def _table(
 ) -> TimingTable:
     """The timing table of `costs`; `full` is the step that trains everything."""
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.timing.structure import structure
 
     names, variables = tensor_names(model), model.trainable_variables
     without_gradient = [names[k] for k in costs.positions if full.gradients[k] is None]
@@ -190,7 +191,11 @@ def _table(
         gradient_pass_ms=full_step_ms - fit.own_factor * float(costs.update_ms.sum()),
         fit=fit,
         settings=table_settings(network),
-        details={**details, "tensors_without_gradient": without_gradient},
+        details={
+            **details,
+            "tensors_without_gradient": without_gradient,
+            "structure": structure(model, network.batch_size),
+        },
     )
 
 

@@ -80,23 +80,20 @@ def find_pairs(model: keras.Model) -> list[Pair]:
     Layers within layers that are no such model stay as they are: what those compute is not known.
     """
     graphs, opaque = _graphs(model)
-    readers_of: dict[int, set[Any]] = {}  # of each layer's outputs
-    sources_of: dict[int, set[Any]] = {}  # what each batch norm reads
+    readers_of: dict[Any, set[Any]] = {}  # what reads each layer's outputs; None: they leave the model
+    sources_of: dict[Any, set[Any]] = {}  # what each layer reads
     for graph in graphs:
         producer = {id(tensor): node.operation for node in graph_nodes(graph) for tensor in node.outputs}
-        for node in graph_nodes(graph):
-            for tensor in node.input_tensors:
-                source = producer.get(id(tensor))
-                readers_of.setdefault(id(source), set()).add(node.operation)
-                sources_of.setdefault(id(node.operation), set()).add(source)
-        for tensor in functional_graph(graph).outputs:
-            readers_of.setdefault(id(producer.get(id(tensor))), set()).add(None)
-    candidates = {layer for sources in sources_of.values() for layer in sources if type(layer) in _LAYERS}
+        reading = [(node.operation, tensor) for node in graph_nodes(graph) for tensor in node.input_tensors]
+        for reader, tensor in [*reading, *((None, tensor) for tensor in functional_graph(graph).outputs)]:
+            source = producer.get(id(tensor))
+            readers_of.setdefault(source, set()).add(reader)
+            sources_of.setdefault(reader, set()).add(source)
     pairs = []
-    for layer in sorted(candidates, key=lambda layer: layer.path):
-        [norm, *others] = readers_of[id(layer)]
-        alone = not others and sources_of.get(id(norm)) == {layer} and not {id(layer), id(norm)} & opaque
-        if alone and _fits(layer, norm):
+    for norm, sources in sources_of.items():
+        [layer, *others] = sources
+        alone = not others and readers_of[layer] == {norm} and not {id(layer), id(norm)} & opaque
+        if alone and type(layer) in _LAYERS and _fits(layer, norm):
             pairs.append(Pair(layer, norm))
     return pairs
 

@@ -134,6 +134,7 @@ def load_table(
     network: NetworkSettings,
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
+    structure: str,
     remake_command: str,
     allow_stale: bool = False,
 ) -> TimingTable:
@@ -143,8 +144,9 @@ def load_table(
         folder: see `table_folder`.
         network: the settings it must have been measured with.
         names, shapes: of `model.trainable_variables`, in their order.
+        structure: of the network, see `timing.structure`.
         remake_command: makes the table; part of error messages.
-        allow_stale: only warn of a table from another machine or TensorFlow.
+        allow_stale: only warn of a table of another structure, or from another machine or TensorFlow.
 
     Raises:
         UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
@@ -164,7 +166,11 @@ def load_table(
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
     table = _table(rows, record, settings, names)
-    _check_origin(table, folder, allow_stale, advice)
+    why = _not_of(table, structure)
+    if why and not allow_stale:
+        raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
+    if why:
+        print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
     return table
 
 
@@ -213,15 +219,17 @@ def _check_tensors(rows: Sequence[Row], shapes: dict[str, tuple[int, ...]], fold
         raise UserError(f"{folder}: holds {len(rows)} of this network's {len(shapes)} tensors")
 
 
-def _check_origin(table: TimingTable, folder: Path, allow_stale: bool, advice: str) -> None:
-    """Refuse, or with `allow_stale` only warn of, a table that was not made on this machine with this TensorFlow."""
+def _not_of(table: TimingTable, structure: str) -> str | None:
+    """Why a table of the same tensors is not that of a network of this `structure` here, or None if it is."""
     differences = stale_since(table.details.get("environment"), environment())
-    if not differences:
-        return
-    text = f"{folder}: made elsewhere: {'; '.join(differences)}"
-    if not allow_stale:
-        raise UserError(f"{text}; {advice}; or use it anyway with --allow_stale_profile")
-    print(f"warning: {text}; used anyway (--allow_stale_profile)")
+    if differences:
+        return f"made elsewhere: {'; '.join(differences)}"
+    made_for = table.details.get("structure")
+    if made_for is None:
+        return "made by an earlier version, whose steps took longer"
+    if made_for != structure:
+        return "made for other operations: a layer of the network has changed since, such as its stride or activation"
+    return None
 
 
 def stale_since(was: dict[str, Any] | None, now: dict[str, Any]) -> list[str]:

@@ -26,21 +26,23 @@ from elastic_trainer.timing.table import (
 )
 from utils import UserError
 
+STRUCTURE = "a1b2"
+
 
 @pytest.fixture
 def saved(tmp_path, small_model):
     table = make_table(small_model)
     table.settings.update(table_settings(SETTINGS))
-    table.details["environment"] = environment()
+    table.details.update(environment=environment(), structure=STRUCTURE)
     table.save(table_folder(SETTINGS, tmp_path))
     return tmp_path, tensor_names(small_model), table
 
 
-def load(logdir, names, table, network=SETTINGS, allow_stale=False):
+def load(logdir, names, table, network=SETTINGS, allow_stale=False, structure=STRUCTURE):
     shapes = dict(zip(table.positions, table.shapes, strict=True))
     remake = profiler_command(network, DataSettings("digits"), logdir)
     in_order = [shapes.get(k, ()) for k in range(len(names))]
-    return load_table(table_folder(network, logdir), network, names, in_order, remake, allow_stale)
+    return load_table(table_folder(network, logdir), network, names, in_order, structure, remake, allow_stale)
 
 
 def test_saved_table_loads_unchanged(saved):
@@ -53,6 +55,17 @@ def test_saved_table_loads_unchanged(saved):
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
     assert loaded.predict_ms(mask) == pytest.approx(table.predict_ms(mask))
+
+
+@pytest.mark.parametrize(("was", "why"), [("c3d4", "made for other operations"), (None, "made by an earlier version")])
+def test_table_of_another_structure_is_refused_or_used_with_a_warning(saved, capsys, was, why):
+    logdir, names, table = saved
+    table.details["structure"] = was
+    table.save(table_folder(SETTINGS, logdir))
+    with pytest.raises(UserError, match=f"{why}.*; make it again: .*; or use it anyway with --allow_stale_profile"):
+        load(logdir, names, table)
+    assert load(logdir, names, table, allow_stale=True).names == names[::-1]
+    assert f": {why}" in capsys.readouterr().out
 
 
 def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
@@ -225,6 +238,6 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names = tensor_names(small_model)
-    assert load_table(folder, network, names, shapes, "profiler.py", allow_stale=True).fit == unknown
+    assert load_table(folder, network, names, shapes, STRUCTURE, "profiler.py", allow_stale=True).fit == unknown
     with pytest.raises(UserError, match="made elsewhere: it does not say on what machine"):
-        load_table(folder, network, names, shapes, "profiler.py")
+        load_table(folder, network, names, shapes, STRUCTURE, "profiler.py")
