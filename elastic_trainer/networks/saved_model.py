@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import utils
 from elastic_trainer.networks.batch_norm import (
@@ -44,16 +45,28 @@ def load_model(path: Path | str, flag: str) -> keras.Model:
         flag: the command-line flag that named it, for the error message.
 
     Raises:
-        UserError: the file is missing, damaged, or has custom layers.
+        UserError: the file is missing, damaged, has custom layers, or weights that are not finite.
     """
     try:
         with zipfile.ZipFile(path) as file:
             if b'"vit_keras.' in file.read("config.json"):
                 import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
         frozen = {KERAS_NAME: FrozenBatchNormalization}
-        return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+        model = freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
             f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with custom layers is "
             "given as file.py:function)"
         ) from error
+    check_finite(model, f"{flag} {path}")
+    return model
+
+
+def check_finite(model: keras.Model, what: str) -> None:
+    """Raise `UserError` if a weight of `model` is not a finite number; `what` names the file in the message."""
+    for weight in model.weights:
+        if not np.isfinite(keras.ops.convert_to_numpy(weight)).all():
+            raise UserError(
+                f"{what}: contains weights that are not finite, such as {weight.path}; they come from a damaged file, "
+                "or from training that diverged"
+            )
