@@ -123,7 +123,9 @@ def test_learning_rate_reaches_zero_after_the_last_step(tmp_path):
 def test_nan_loss_before_any_update_is_not_blamed_on_the_learning_rate(rate, tmp_path):
     model = make_small_model()
     model.get_layer("head").bias.assign([np.nan, 0, 0])
-    with pytest.raises(UserError, match=r"the loss is nan at step 1, and --learning_rate is not the cause, .* --weights"):
+    with pytest.raises(
+        UserError, match=r"the loss is nan at step 1, and --learning_rate is not the cause, .* --weights"
+    ):
         run(tmp_path, train.full_training, Settings(learning_rate=rate), model)
 
 
