@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import utils
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler_command
 from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
 from elastic_trainer.runs.folder import run_folder
@@ -65,6 +66,7 @@ def train_run(command: TrainCommand) -> None:
         _check_unchanged(command)
     network = command.network
     model = models.build(network)
+    _check_saving(model, command)
     mask = trainable_mask(command.train_type, model, settings.trained_layers)
     check_memory(model, network, mask, is_elastic(command.train_type))
     table = _timing_table(model, command) if is_elastic(command.train_type) else None
@@ -92,6 +94,16 @@ def train_run(command: TrainCommand) -> None:
         )
 
 
+def _check_saving(model: keras.Model, command: TrainCommand) -> None:
+    """Raise `UserError` for a model that cannot be kept as `--save_model` or `--export` asks. All with a name can."""
+    from elastic_trainer.networks.saved_model import check_saving
+
+    if command.training.save_model and is_custom_model(command.network.model_name):
+        export = command.run.export
+        is_pruned = command.train_type == "prunetrain"
+        check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and is_pruned)
+
+
 def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
     """The network's timing table. A rho that is too small is refused now, before images are read for minutes."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -111,13 +123,17 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
-    """Write the run's best model for TensorFlow Lite, if asked for."""
+    """Write the run's best model for TensorFlow Lite, if asked for. Raises `UserError` if the run kept none."""
     if not command.run.export:
         return
     from elastic_trainer.evaluation.export import export_tflite
     from elastic_trainer.networks.saved_model import load_model
 
     best = folder / BEST_MODEL
+    if not best.is_file():
+        raise UserError(
+            f"--export {command.run.export}: {folder} holds no best.keras; no better epoch ended since it is to be kept"
+        )
     if command.train_type == "prunetrain":
         model = load_model(best, "--export")
     else:  # also for networks with custom layers, which Keras cannot load
@@ -220,7 +236,7 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
 
 def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
     print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
-    if command.run.export and not (folder / "model.tflite").exists():
+    if command.run.export and (folder / BEST_MODEL).is_file() and not (folder / "model.tflite").exists():
         print(f"to export its best model: python main.py --evaluate {folder} --export {command.run.export}")
 
 

@@ -67,10 +67,10 @@ def build_model(
     for layer in _augmentation(augment, seed):
         x = layer(x)
     if is_custom_model(name):
-        own = build_custom_model(name, input_size, num_classes)
+        own, as_given = build_custom_model(name, input_size, num_classes)
         model = keras.Model(inputs, own(x), name="own_classifier")
         if weights != "none":
-            pretrained.load(model, own, Path(weights), name)
+            pretrained.load(model, as_given, Path(weights), name)
         return model
     parts = architecture(name)
     backbone = freeze_batch_norm_statistics(build_backbone(name, input_size, weights, alpha))

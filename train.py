@@ -143,7 +143,9 @@ class _Training:
                 f"--resume: the run was started with {checkpoint.state['images']} training and test images, now they "
                 f"are {self._images()}; give the same data, or start again with --overwrite"
             )
-        self._history = History.from_record(checkpoint.state["history"])
+        self._history = history = History.from_record(checkpoint.state["history"])
+        if self._settings.save_model and history.saved_accuracy < history.best_accuracy:
+            print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
         self._scheme.resume(checkpoint.state["scheme"], self._history.selection, self._state)
         self._state.assign(checkpoint.arrays)
         self._adopt(self._history.selection.mask)
@@ -217,9 +219,10 @@ class _Training:
         bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, validating")
         with history.clocks.running("validation"):
             loss, accuracy = self._state.evaluation(self._data.test(), self._stop.check)
-        is_best = self._settings.save_model and accuracy > history.best_accuracy
+        is_best = self._settings.save_model and accuracy > history.saved_accuracy
         if self._settings.save_model:
             self._run.save_model(self._state.model, is_best)
+            history.saved_accuracy = max(history.saved_accuracy, accuracy)
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
         history.validation_seconds.append(time.perf_counter() - start)

@@ -129,7 +129,7 @@ def silenced() -> Iterator[None]:
         os.close(saved)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, without the lines that follow the first."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

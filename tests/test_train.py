@@ -3,9 +3,10 @@
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
-from conftest import make_small_model, make_table
+from conftest import CLASSES, SIZE, make_small_model, make_table
 from small_networks import values
 from small_runs import rows_of, run
 
@@ -121,11 +122,26 @@ def test_learning_rate_reaches_zero_after_the_last_step(tmp_path):
     assert rates == pytest.approx(expected, rel=1e-4)
 
 
-def test_nan_loss_stops_the_run(tmp_path):
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_nan_loss_before_any_update_is_not_blamed_on_the_learning_rate(rate, tmp_path):
     model = make_small_model()
     model.get_layer("head").bias.assign([np.nan, 0, 0])
-    with pytest.raises(UserError, match=r"the loss is nan at step 1 with learning rate 0.001; lower --learning_rate"):
-        run(tmp_path, train.full_training, Settings(learning_rate=1e-3), model)
+    with pytest.raises(
+        UserError, match=r"the loss is nan at step 1, and --learning_rate is not the cause, .* --weights"
+    ):
+        run(tmp_path, train.full_training, Settings(learning_rate=rate), model)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_nan_gradients_are_blamed_on_the_learning_rate_only_if_it_is_not_0(rate, optimizer, tmp_path):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.Flatten()(inputs)
+    x = keras.ops.sqrt(keras.layers.Dense(3, kernel_initializer="zeros")(x))  # of 0: its gradient is infinite
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
+    cause = f"with learning rate {rate:g}; lower" if rate else "and --learning_rate is not the cause"
+    with pytest.raises(UserError, match=rf"the loss is nan at step 2,? {cause}"):
+        run(tmp_path, train.full_training, Settings(learning_rate=rate, optimizer=optimizer, num_epochs=1000), model)
 
 
 def test_same_seed_gives_the_same_selections_and_weights(tmp_path):

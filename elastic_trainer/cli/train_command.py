@@ -135,11 +135,18 @@ def _check_combinations(args: argparse.Namespace) -> None:
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:
-    """`--export` needs the best model, so it is kept. Raises `UserError` if the command line forbids that."""
+    """`--export` needs the best model, so it is kept. Raises `UserError` if the command line forbids that.
+
+    What a resumed run was started with gives way to what is `given` now.
+    """
+    now = parser.given(given)
     if args.export and not args.save_model:
-        if "save_model" in parser.given([*args.command, *given]):
+        if "save_model" in now and "export" in now:
             raise UserError(f"--export {args.export}: needs the best model; leave out --save_model False")
-        args.save_model = True
+        if "save_model" in now:
+            args.export = None
+        else:
+            args.save_model = True
 
 
 def _run_name(args: argparse.Namespace) -> str:

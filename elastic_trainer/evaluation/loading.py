@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 import utils
-from elastic_trainer.networks.custom_model import with_logits
+from elastic_trainer.networks.logits import with_logits
 from utils import UserError
 
 
@@ -53,7 +53,7 @@ def with_checked_outputs(
     try:
         shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())
         outputs = shape[1] if len(shape) == 2 else None
-        logits = None if outputs is None else with_logits(model, outputs, str(path))(inputs)
+        logits = None if outputs is None else with_logits(model, inputs.shape[1:], outputs, str(path))(inputs)
     except Exception as error:  # a custom layer may raise anything
         raise UserError(
             f"--evaluate {path}: does not take images of {size}×{size} ({utils.first_line(error)}); see --input_size"

@@ -16,16 +16,18 @@ import numpy as np
 import utils
 from elastic_trainer.networks.architectures import image_shape
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
-from elastic_trainer.networks.saved_model import load_model
-from elastic_trainer.networks.tensors import HEAD
+from elastic_trainer.networks.logits import with_logits
+from elastic_trainer.networks.saved_model import check_finite, load_model
 from utils import UserError
 
+_GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue: how bright they look
 
-def build_custom_model(name: str, input_size: int, num_classes: int) -> keras.Model:
-    """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes`.
 
-    The model must take images [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. A
-    softmax at its end is removed. A last dense layer for another number of classes is replaced.
+def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[keras.Model, keras.Model]:
+    """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes` (see `with_logits`).
+
+    The model must take images [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. One
+    that takes a single channel gets grey images.
 
     Args:
         name: a .keras file, or file.py:function; the function is called with the input shape (height, width, 3) and the
@@ -33,26 +35,34 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> keras.Mo
         input_size: height and width in pixels.
         num_classes: number of logits.
 
+    Returns:
+        A model from such images to logits, and the user's model as it was given, which has the same layers.
+
     Raises:
-        UserError: the model cannot be loaded or built, does not map such images to such logits, or has no trainable
-            weights.
+        UserError: the model cannot be loaded or built, does not map such images to such logits, has no trainable
+            weights, or has weights that are not finite.
     """
     shape = image_shape(input_size)
-    model = (
+    given = (
         load_model(name, "--model_name") if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
     )
     try:
-        if not model.built:
-            model(np.zeros((1, *shape), np.float32))
-        model = with_logits(freeze_batch_norm_statistics(model), num_classes, name)
+        if not given.built:
+            given(np.zeros((1, *shape), np.float32))
+        check_finite(given, f"--model_name {name}")
+        model = _for_rgb(freeze_batch_norm_statistics(given), shape, name)
         output = model(keras.Input(shape))
+        if len(getattr(output, "shape", ())) == 2:
+            model = with_logits(model, shape, num_classes, name)
+            output = model(keras.Input(shape))
     except UserError:
         raise
-    except Exception as error:  # a custom layer may raise anything
-        takes = getattr(model, "input_shape", None)
+    except (Exception, SystemExit) as error:  # a custom layer may raise anything
+        takes = getattr(given, "input_shape", None)
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape}{hint}: {utils.first_line(error)}"
+            f"--model_name {name}: does not take images of shape {shape}{hint}: {type(error).__name__}: "
+            f"{utils.first_line(error)}"
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
@@ -61,7 +71,17 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> keras.Mo
         )
     if not model.trainable_variables:
         raise UserError(f"--model_name {name}: has no trainable weights; set `trainable = True` on the layers to train")
-    return model
+    return model, given
+
+
+def _for_rgb(model: keras.Model, shape: tuple[int, int, int], name: str) -> keras.Model:
+    """`model` for RGB images, which become grey if it takes one channel. Keras itself would not notice."""
+    takes = getattr(model, "input_shape", None)
+    if not isinstance(takes, tuple) or len(takes) != 4 or takes[-1] != 1:
+        return model
+    print(f"{name}: takes images with one channel; they are converted to grey")
+    images = keras.Input(shape)
+    return keras.Model(images, model(keras.ops.matmul(images, _GREY)), name=model.name)
 
 
 def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -81,7 +101,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
         model = getattr(module, function)(shape, num_classes)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit would end this program without a word
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f" line {frames[-1].lineno}" if frames else ""
         raise UserError(
@@ -92,32 +112,3 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     if not isinstance(model, keras.Model):
         raise UserError(f"--model_name {name}: must return a keras.Model, not {type(model).__name__}")
     return model
-
-
-def with_logits(model: keras.Model, num_classes: int, name: str) -> keras.Model:
-    """`model` without a softmax at its end, and with a last dense layer for `num_classes` classes.
-
-    A model without a graph, or with several outputs, is returned as it is.
-
-    Args:
-        model: a classifier.
-        num_classes: number of logits.
-        name: of the model, for the message when the last layer is replaced.
-    """
-    if len(getattr(model, "outputs", None) or ()) != 1:
-        return model
-    output = model.outputs[0]
-    last = output._keras_history.operation
-    softmax = keras.activations.softmax
-    if isinstance(last, keras.layers.Softmax) or (
-        isinstance(last, keras.layers.Activation) and last.activation is softmax
-    ):
-        output = last.input
-        last = output._keras_history.operation
-    if isinstance(last, keras.layers.Dense):
-        if last.units != num_classes:
-            print(f"{name}: last layer {last.name} has {last.units} outputs; replaced by a new one for {num_classes}")
-            output = keras.layers.Dense(num_classes, name=HEAD)(last.input)
-        elif last.activation is softmax:
-            last.activation = keras.activations.linear
-    return model if output is model.outputs[0] else keras.Model(model.inputs, output, name=model.name)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 import utils
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from utils import UserError
@@ -58,7 +58,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> No
 
     Args:
         model: a classifier.
-        backbone: the part of `model` without the head.
+        backbone: the part of `model` without the head; of a custom model the user's model, head included.
         path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The last two
             also supply the head if the number of classes is the same; otherwise the head stays new, and a message
             says this.
@@ -79,8 +79,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> No
         _from_h5(backbone, path, name)
     else:
         raise UserError(f"--weights {path}: must be one of {KINDS}")
-    if not all(np.isfinite(weight.numpy()).all() for weight in model.weights):
-        raise UserError(f"--weights {path}: contains weights that are not finite; the file is damaged")
+    check_finite(model, f"--weights {path}")
 
 
 def _model_of_run(folder: Path) -> Path:
@@ -105,11 +104,7 @@ def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
             backbone.load_weights(path)
     except Exception as error:  # Keras raises many types for a file that does not fit
         raise UserError(f"--weights {path}: does not fit {what}: {_mismatch(error)}") from error
-    # Keras ignores arrays that no layer asks for, such as those of a deeper network.
-    if arrays > len(backbone.weights) and not is_custom_model(name):
-        raise UserError(
-            f"--weights {path}: does not fit {what}: it has {arrays} arrays, the network has {len(backbone.weights)}"
-        )
+    _check_all_used(arrays, backbone, f"--weights {path}: does not fit {what}")
 
 
 @contextmanager
@@ -118,6 +113,12 @@ def _all_layers_must_fit() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Skipping")
         yield
+
+
+def _check_all_used(arrays: int, model: keras.Model, refusal: str) -> None:
+    """Raise `UserError` for arrays that no layer asked for, as of a deeper network: Keras ignores them."""
+    if arrays > len(model.weights):
+        raise UserError(f"{refusal}: it has {arrays} arrays, the network has {len(model.weights)}")
 
 
 def _count_arrays(file: h5py.File) -> int:
@@ -165,11 +166,18 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     Raises:
         UserError: the file is damaged, or belongs to another network.
     """
+    import h5py
+
+    refusal = f"{flag} {path}: does not fit {name}"
     try:
         with _all_layers_must_fit():
             model.load_weights(path)
+        with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as weights, h5py.File(weights) as file:
+            arrays = _count_arrays(file)
     except Exception as error:  # Keras and h5py raise many types for a file that does not fit
-        raise UserError(f"{flag} {path}: does not fit {name}: {utils.first_line(error)}") from error
+        raise UserError(f"{refusal}: {_mismatch(error)}") from error
+    _check_all_used(arrays, model, refusal)
+    check_finite(model, f"{flag} {path}")
 
 
 def _from_model(model: keras.Model, path: Path, name: str) -> None:
@@ -181,30 +189,32 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         return
+    if _shapes(source) == _shapes(model.weights):
+        for weight, given in zip(model.weights, source, strict=True):
+            weight.assign(given)
+        return
     is_head = head_mask(model)
     head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
     in_head = set(map(id, head))
     body = [weight for weight in model.weights if id(weight) not in in_head]
     rest = source[len(body) :]
-    if _shapes(source[: len(body)]) != _shapes(body):
-        raise UserError(f"--weights {path}: does not fit {name}: {_difference(body, source)}")
+    # A network with a name is known by its backbone, so other layers may follow. A custom one has just its head.
+    has_other_layers = is_custom_model(name) and [s[:-1] for s in _shapes(rest)] != [s[:-1] for s in _shapes(head)]
+    if _shapes(source[: len(body)]) != _shapes(body) or (rest and has_other_layers):
+        raise UserError(f"--weights {path}: does not fit {name}: {_difference([*body, *head], source)}")
     for weight, given in zip(body, source, strict=False):
         weight.assign(given)
-    if _shapes(rest) == _shapes(head):
-        for weight, given in zip(head, rest, strict=True):
-            weight.assign(given)
-    else:
-        classes = f"for {rest[-1].shape[-1]} outputs " if rest else ""
-        print(f"{path}: its head {classes}is not used; a new one is for {model.output_shape[-1]} classes")
+    classes = f"for {rest[-1].shape[-1]} outputs " if rest else ""
+    print(f"{path}: its head {classes}is not used; a new one is for {model.output_shape[-1]} classes")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(weight.shape) for weight in weights]
 
 
-def _difference(body: Sequence[Any], source: Sequence[Any]) -> str:
-    """Describes the first weight of the network that differs from the saved model."""
-    for weight, given in zip(body, source, strict=False):
+def _difference(weights: Sequence[Any], source: Sequence[Any]) -> str:
+    """Describes the first of the network's weights, the head last, that differs from the saved model."""
+    for weight, given in zip(weights, source, strict=False):
         if tuple(weight.shape) != tuple(given.shape):
             return f"{weight.path} is {tuple(weight.shape)}, the file has {tuple(given.shape)}"
-    return f"the network has {len(body)} weights without its head, the file has {len(source)}"
+    return f"the network has {len(weights)} weights, the file has {len(source)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import utils
 from elastic_trainer.networks.batch_norm import (
@@ -44,16 +46,59 @@ def load_model(path: Path | str, flag: str) -> keras.Model:
         flag: the command-line flag that named it, for the error message.
 
     Raises:
-        UserError: the file is missing, damaged, or has custom layers.
+        UserError: the file is missing, damaged, has custom layers, or weights that are not finite.
     """
     try:
-        with zipfile.ZipFile(path) as file:
-            if b'"vit_keras.' in file.read("config.json"):
-                import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
-        frozen = {KERAS_NAME: FrozenBatchNormalization}
-        return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+        model = _load(path)
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
             f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with custom layers is "
             "given as file.py:function)"
         ) from error
+    check_finite(model, f"{flag} {path}")
+    return model
+
+
+def _load(path: Path | str) -> keras.Model:
+    with zipfile.ZipFile(path) as file:
+        if b'"vit_keras.' in file.read("config.json"):
+            import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
+    frozen = {KERAS_NAME: FrozenBatchNormalization}
+    return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+
+
+def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:
+    """Save `model` to a temporary file and load it again, so that a run fails now and not after its first epoch.
+
+    Args:
+        model: with the weights that training starts from.
+        flag: why the run saves its model, for the error message.
+        changes_shape: what is loaded later is the model itself, not its weights into a model like this.
+
+    Raises:
+        UserError: Keras cannot save or load it.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            save_model(model, path)
+            if changes_shape:
+                _load(path)
+            else:
+                model.load_weights(path)
+    except Exception as error:  # Keras and custom layers raise many kinds
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
+        raise UserError(
+            f"{flag}: Keras cannot save this model and load it again: {reason.rstrip('.')}; or leave out --save_model "
+            "and --export (with --resume, give --save_model False)"
+        ) from error
+
+
+def check_finite(model: keras.Model, what: str) -> None:
+    """Raise `UserError` if a weight of `model` is not a finite number; `what` names the file in the message."""
+    for weight in model.weights:
+        if not np.isfinite(keras.ops.convert_to_numpy(weight)).all():
+            raise UserError(
+                f"{what}: contains weights that are not finite, such as {weight.path}; they come from a damaged file, "
+                "or from training that diverged"
+            )

@@ -8,7 +8,7 @@ from typing import Any
 
 # Options that may change when a run continues.
 FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
-FREE_ON_RESUME |= {"checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
+FREE_ON_RESUME |= {"save_model", "checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
 
 
 def without_effect(config: dict[str, Any]) -> set[str]:

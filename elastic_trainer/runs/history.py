@@ -49,6 +49,7 @@ class History:
         results: steps of the present epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
         out_of_time: the deadline leaves no time for another step.
+        saved_accuracy: of the best model that was saved, 0…1; -1 if there is none.
     """
 
     step: int = 0
@@ -58,6 +59,7 @@ class History:
     validation_seconds: list[float] = field(default_factory=list)
     out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
+    saved_accuracy: float = -1.0
 
     def __post_init__(self) -> None:
         self._measured_ms = sum(self.step_ms)  # of all measured steps; kept up to date, since deadlines ask every step
@@ -185,12 +187,13 @@ class History:
             "test_seconds": self.validation_seconds,
             "clocks": self.clocks.to_record(),
             "out_of_time": self.out_of_time,
+            "saved_accuracy": self.saved_accuracy,
         }
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
-        return cls(
+        history = cls(
             record["step"],
             [_interval(one) for one in record["intervals"]],
             record["epochs"],
@@ -199,6 +202,9 @@ class History:
             record["out_of_time"],
             Clocks(**record["clocks"]),
         )
+        # A checkpoint of an earlier version does not say; then `--save_model` could not change.
+        history.saved_accuracy = record.get("saved_accuracy", history.best_accuracy)
+        return history
 
 
 def _interval_record(interval: SelectionInterval) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import tensorflow as tf
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import in_float16
+from elastic_trainer.training.state import not_finite
 from elastic_trainer.training.step import batch_spec, training_loss
-from utils import UserError
 
 FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 Batch = tuple[tf.Tensor, tf.Tensor]
@@ -61,10 +61,13 @@ class ImportanceEvaluator:
         Raises:
             UserError: it is not finite.
         """
+        batches = [*batches]
         measured = [[float(one) for one in self._measure(optimizer, *batch)] for batch in batches]
         importance = np.mean(measured, axis=0)
         if not np.isfinite(importance).all():
-            raise UserError(f"importance is not finite at step {int(optimizer.iterations)}; lower --learning_rate")
+            step = int(optimizer.iterations)
+            is_trial_the_cause = all(self._has_finite_gradients(*batch) for batch in batches)
+            raise not_finite(f"importance is not finite at step {step}", step + is_trial_the_cause, optimizer)
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
@@ -78,6 +81,10 @@ class ImportanceEvaluator:
                 -tf.reduce_sum(gradient * (variable.value - before[id(variable)]))
                 for gradient, variable in zip(self._gradients(images, labels), variables, strict=True)
             ]
+
+    def _has_finite_gradients(self, images: tf.Tensor, labels: tf.Tensor) -> bool:
+        with _restored(self._model.non_trainable_variables):
+            return all(np.isfinite(gradient).all() for gradient in self._gradients(images, labels))
 
     def pass_ms(self, images: tf.Tensor, labels: tf.Tensor) -> float:
         """Wall time in ms of a gradient pass, which does not change the random state.

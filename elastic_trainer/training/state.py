@@ -30,6 +30,24 @@ class StepResult(NamedTuple):
     first_call_ms: float | None = None
 
 
+def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -> UserError:
+    """The error for a value that is not a finite number, with advice that fits the cause.
+
+    Args:
+        what: names the value and the step.
+        updates: of the weights that came before it. Without any, or at rate 0, the network itself is the cause.
+        optimizer: of the run.
+    """
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    at_start, now = float(rate(0) if callable(rate) else rate), float(optimizer.learning_rate)
+    if updates and at_start:
+        return UserError(f"{what} with learning rate {now:g}; lower --learning_rate")
+    return UserError(
+        f"{what}, and --learning_rate is not the cause, since it has changed no weight; check --weights, and how "
+        "--model_name scales images in 0…255"
+    )
+
+
 class TrainState:
     """What training changes.
 
@@ -91,7 +109,7 @@ class TrainState:
         self._is_warm = True
         if not math.isfinite(loss):
             step = int(self.optimizer.iterations)
-            raise UserError(f"the loss is {loss} at step {step} with learning rate {rate:g}; lower --learning_rate")
+            raise not_finite(f"the loss is {loss} at step {step}", step - 1, self.optimizer)
         return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms)
 
     def values(self) -> dict[str, np.ndarray]:
@@ -112,10 +130,7 @@ class TrainState:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""
         variables = [*self.model.trainable_variables, *self.optimizer.variables]
         if not all(np.isfinite(variable.numpy()).all() for variable in variables):
-            raise UserError(
-                f"a weight is not finite after step {step} with learning rate "
-                f"{float(self.optimizer.learning_rate):g}; lower --learning_rate"
-            )
+            raise not_finite(f"a weight is not finite after step {step}", step, self.optimizer)
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import NETWORK, command, error_line
+from command_line import NETWORK, ROOT, command, error_line
 
 
 def test_bad_option_is_one_line_on_stderr():
@@ -69,3 +69,10 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     assert lines[0].split("  ")[0] == "scheme"
     assert [line.split("  ")[0] for line in lines[2:4]] == ["ElasticTrainer", "Full training"]
     assert (tmp_path / "figure.pdf").is_file() and (tmp_path / "figure.png").is_file()
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_training(tmp_path):
+    model = [*NETWORK, "--model_name", f"{ROOT}/tests/zoo.py:subclassed", "--train_type", "full_training"]
+    line = error_line("main.py", *model, "--logdir", tmp_path, "--save_model")
+    assert "--save_model: Keras cannot save this model and load it again: Object Subclassed was created" in line
+    assert not list(tmp_path.iterdir()), "a refused run leaves nothing"

@@ -5,9 +5,12 @@ import re
 import pytest
 from made_up_runs import made_up_run
 
+import utils
 from elastic_trainer.cli.commands import TrainCommand, parse_data, parse_profiler, profiler_command
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
+from elastic_trainer.runs.reader import CONFIG
 from utils import UserError
 
 
@@ -185,3 +188,28 @@ def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path, ca
 def test_record_of_power_that_is_gone_does_not_hinder_a_run_from_continuing(tmp_path):
     folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--power_csv", "gone.csv"])
     assert isinstance(parse_main(["--resume", str(folder)]), TrainCommand)
+
+
+@pytest.mark.parametrize(
+    ("started", "now", "saves", "exports"),
+    [
+        (["--save_model"], ["--save_model", "False"], False, None),
+        ([], ["--save_model"], True, None),
+        (["--export", "tflite"], [], True, "tflite"),
+        (["--export", "tflite"], ["--save_model", "False"], False, None),
+        (["--save_model", "False"], ["--export", "tflite"], True, "tflite"),
+    ],
+)
+def test_a_resumed_run_may_save_or_export_what_it_did_not_before_and_the_reverse(
+    started, now, saves, exports, tmp_path
+):
+    before = parse_training([*started, "--logdir", str(tmp_path), "--run_name", "mine"])
+    utils.write_json(tmp_path / "mine" / CONFIG, before.config)
+    resumed = parse_training(["--resume", str(tmp_path / "mine"), *now])
+    assert (resumed.training.save_model, resumed.run.export) == (saves, exports)
+    assert first_change(resumed.config, before.config, FREE_ON_RESUME) is None
+
+
+def test_export_does_not_go_with_save_model_false():
+    with pytest.raises(UserError, match="--export tflite: needs the best model; leave out --save_model False"):
+        parse_training(["--export", "tflite", "--save_model", "False"])

@@ -11,6 +11,7 @@ from conftest import BATCH, CLASSES, full_step, naive_needs
 
 import models
 import profiler
+from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import attribute_times
@@ -164,6 +165,11 @@ def test_errors_in_own_models_are_one_line(tmp_path):
         "def features(shape, classes):\n    return keras.Sequential([keras.Input(shape), keras.layers.Conv2D(2, 3)])\n"
         "def frozen(shape, classes):\n    model = keras.Sequential([keras.Input(shape), keras.layers.Flatten(),\n"
         "        keras.layers.Dense(classes)])\n    model.trainable = False\n    return model\n"
+        "def leaves(shape, classes):\n    exit()\n"
+        "class Leaving(keras.Model):\n    def call(self, images):\n        raise SystemExit(0)\n"
+        "def leaves_later(shape, classes):\n    return Leaving()\n"
+        "def nan(shape, classes):\n    return keras.Sequential([keras.Input(shape), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(classes, bias_initializer=keras.initializers.Constant(float('nan')))])\n"
     )
     cases = {
         "junk.keras": "Keras cannot load it",
@@ -172,9 +178,47 @@ def test_errors_in_own_models_are_one_line(tmp_path):
         "bad.py:absent": "has no function 'absent'",
         "bad.py:features": r"returns \(None, 10, 10, 2\), not logits for 3 classes",
         "bad.py:frozen": "has no trainable weights",
+        "bad.py:leaves": "bad.py line 14: SystemExit",
+        "bad.py:leaves_later": "does not take images of shape .*: SystemExit: 0",
+        "bad.py:nan": r"bad.py:nan: contains weights that are not finite, such as .*/bias; they come from a damaged",
     }
     for name, message in cases.items():
         with pytest.raises(UserError, match=message):
             models.build_model(str(tmp_path / name), SIZE, CLASSES)
     with pytest.raises(UserError, match=r"does not take images of shape \(20, 20, 3\) \(it takes \(None, 12, 12, 3\)"):
         models.build_model(str(tmp_path / "my.keras"), 20, CLASSES)
+
+
+def test_a_model_that_takes_one_channel_gets_grey_images(tmp_path, capsys):
+    inputs = keras.Input((SIZE, SIZE, 1))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(4, 3)(inputs))
+    original = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
+    original.save(tmp_path / "grey.keras")
+    original.save_weights(tmp_path / "grey.weights.h5")
+    model = models.build_model(
+        str(tmp_path / "grey.keras"), SIZE, CLASSES, str(tmp_path / "grey.weights.h5"), 1, "none"
+    )
+    assert "grey.keras: takes images with one channel; they are converted to grey" in capsys.readouterr().out
+    assert model.input_shape == (None, SIZE, SIZE, 3)
+    grey = np.random.default_rng(0).uniform(0, 255, (BATCH, SIZE, SIZE, 1)).astype(np.float32)
+    np.testing.assert_allclose(model(np.repeat(grey, 3, axis=-1)), original(grey), rtol=1e-4, atol=1e-2)
+    colours = a_batch()[0]
+    expected = original(tf.image.rgb_to_grayscale(colours))
+    np.testing.assert_allclose(model(colours), expected, rtol=1e-2, atol=1)  # TensorFlow rounds its weights differently
+    save_model(model, tmp_path / "best.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "best.keras")(colours), model(colours))
+
+
+def test_weights_of_the_given_model_load_though_its_softmax_is_removed(tmp_path):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    inner = keras.Sequential(
+        [keras.Input((SIZE, SIZE, 3)), keras.layers.Flatten(), keras.layers.Dense(CLASSES), keras.layers.Softmax()]
+    )
+    given = keras.Model(inputs, inner(inputs))
+    given.save(tmp_path / "my.keras")
+    for weight in given.weights:
+        weight.assign(keras.random.normal(weight.shape, seed=3) * 1e-3)
+    given.save_weights(tmp_path / "my.weights.h5")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, str(tmp_path / "my.weights.h5"), 1, "none")
+    images = a_batch()[0]
+    np.testing.assert_allclose(tf.nn.softmax(model(images)), given(images), atol=1e-6)

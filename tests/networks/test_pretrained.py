@@ -121,7 +121,7 @@ def test_files_without_weights_and_damaged_files_are_refused(ending, tmp_path, f
         arrays = []
         file.visititems(lambda _, item: arrays.append(item) if isinstance(item, h5py.Dataset) else None)
         arrays[5][...] = np.nan
-    assert "contains weights that are not finite; the file is damaged" in refusal(path)
+    assert "contains weights that are not finite, such as" in refusal(path)
     path.unlink()
     path.mkdir()
     assert "has no best.keras; a run saves it with --save_model" in refusal(path)
@@ -193,6 +193,50 @@ def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
     assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
     with pytest.raises(UserError, match=r"--weights .*best.keras: does not fit .*custom_layer: "):
         models.build_model(zoo, 12, 4, str(tmp_path))
+
+
+def deep(depth, custom=False):
+    """A custom network with `depth` equal convolutions, and a layer that Keras does not know if it is `custom`."""
+    inputs = keras.Input((12, 12, 3))
+    x = keras.layers.Conv2D(4, 3, name="first")(inputs)
+    for _ in range(depth):
+        x = keras.layers.Conv2D(4, 3, padding="same")(x)
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3)(Unknown()(x) if custom else x))
+
+
+class Unknown(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize("custom", [False, True])
+@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+def test_weights_of_a_deeper_custom_network_are_refused(ending, custom, tmp_path, monkeypatch):
+    """Keras itself loads what fits and ignores the others."""
+    monkeypatch.setattr("elastic_trainer.networks.custom_model._call_user_function", lambda *_: deep(1, custom))
+    for depth, message in ((2, "does not fit nets.py:small: "), (1, None)):
+        file = tmp_path / f"{depth}{ending}"
+        saved = keras.Model(image := keras.Input((12, 12, 3)), deep(depth, custom)(image))
+        if ending == ".keras":
+            save_model(saved, file)
+        else:
+            saved.layers[-1].save_weights(file)
+        if message is None:
+            assert not differ(models.build_model("nets.py:small", 12, 3, str(file), augment="none"), saved)
+        else:
+            with pytest.raises(UserError, match=message):
+                models.build_model("nets.py:small", 12, 3, str(file), augment="none")
+
+
+def test_a_custom_network_takes_all_but_the_head_of_a_model_for_other_classes(tmp_path, capsys):
+    zoo = f"{Path(__file__).parents[1]}/zoo.py:branches"
+    saved = models.build_model(zoo, 12, 5)
+    save_model(saved, tmp_path / "best.keras")
+    model = models.build_model(zoo, 12, 3, str(tmp_path))
+    assert "its head for 5 outputs is not used; a new one is for 3 classes" in capsys.readouterr().out
+    for weight, given in zip(model.weights[:-2], saved.weights[:-2], strict=True):
+        np.testing.assert_array_equal(weight, given)
 
 
 def as_numpy_file(path, grid):

@@ -14,9 +14,10 @@ from small_networks import as_if_trained, some_images
 
 import models
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
-from elastic_trainer.networks.saved_model import load_model, save_model
+from elastic_trainer.networks.saved_model import check_saving, load_model, save_model
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
+from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
 
@@ -140,3 +141,27 @@ def test_a_plain_model_keeps_the_trainability_of_its_batch_norms(tmp_path):
     loaded = load_model(tmp_path / "my.keras", "--model_name")
     assert [loaded.get_layer(name).trainable for name in ("fixed", "free")] == [False, True]
     assert type(loaded.get_layer("fixed")) is FrozenBatchNormalization
+
+
+@pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
+def test_a_model_that_cannot_be_saved_is_found_before_training(function):
+    keras.utils.set_random_seed(0)
+    model = models.build_model(f"{ZOO}:{function.__name__}", 12, 3, augment="flip")
+    before = [variable.numpy() for variable in model.variables]
+    if function is zoo.subclassed:  # its constructor takes an argument, and it has no get_config
+        with pytest.raises(
+            UserError, match=r"^--save_model: Keras cannot save .*override `get_config\(\)`.*; or leave"
+        ):
+            check_saving(model, "--save_model", changes_shape=False)
+    else:
+        check_saving(model, "--save_model", changes_shape=False)
+    for variable, old in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, old)
+
+
+def test_a_pruned_model_with_custom_layers_cannot_be_exported():
+    model = models.build_model(f"{ZOO}:custom_layer", 12, 3)
+    with pytest.raises(
+        UserError, match=r"^--export tflite: Keras cannot save this model and load it again: .*deserialized"
+    ):
+        check_saving(model, "--export tflite", changes_shape=True)

@@ -222,3 +222,21 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     assert summary["epochs"] == EPOCHS
     for one, other in zip(uninterrupted_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("third", "is_better"), [(0.7, True), (0.4, False)])
+def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(
+    third, is_better, tmp_path, monkeypatch, capsys
+):
+    accuracies = iter([0.9, 0.5, third])
+    monkeypatch.setattr("elastic_trainer.training.state.Evaluation.__call__", lambda *_: (1.0, next(accuracies)))
+    best = tmp_path / "run" / "best.keras"
+    with pytest.raises(PowerCut):
+        run(tmp_path / "run", InterruptingData(STEPS + 1), save_model=False)
+    assert not best.exists()
+    with pytest.raises(PowerCut):
+        run(tmp_path / "run", InterruptingData(2 * STEPS + 1), save_model=True)
+    assert "--save_model: best.keras will be of the epochs that are kept" in capsys.readouterr().out
+    second = best.read_bytes()
+    run(tmp_path / "run", make_small_data(), save_model=True)
+    assert (best.read_bytes() != second) == is_better
