@@ -177,8 +177,10 @@ def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """
     with reading(path):
         content = path.read_bytes()
-        if b"\\udc" in content:  # a name that is not UTF-8, which pydantic's own reader refuses
-            return schema.model_validate(json.loads(content)).model_dump(exclude_unset=True)
+        if b"\\udc" in content:  # a name that may not be UTF-8, which pydantic's own reader refuses: "?" stands for it
+            record = json.loads(content)
+            schema.model_validate_json(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
+            return record
         return schema.model_validate_json(content).model_dump(exclude_unset=True)
 
 
