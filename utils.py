@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import os
@@ -37,7 +38,7 @@ class Stopped(Exception):  # noqa: N818
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`; a `UserError`, or lack of memory, becomes one line on stderr and exit status 2."""
+    """Run a command line's `main`; what `_report` prints as one line on stderr exits with status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may consist of any bytes
     try:
@@ -80,11 +81,22 @@ def warn(message: str) -> None:
 
 
 def _report(error: Exception) -> bool:
-    """Print a `UserError`, or lack of memory, as one line on stderr; returns whether it was one of them."""
-    message = str(error) if isinstance(error, UserError) else _out_of_memory(error)
+    """Print what is no defect as one line on stderr: a `UserError`, a path too long for the system, lack of memory.
+
+    Returns:
+        Whether `error` was one of them.
+    """
+    message = str(error) if isinstance(error, UserError) else _name_too_long(error) or _out_of_memory(error)
     if message is not None:
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
     return message is not None
+
+
+def _name_too_long(error: Exception) -> str | None:
+    """What to say if the system refuses a path for its length, which even a look whether it exists raises."""
+    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+        return None
+    return f"{reprlib.repr(os.fsdecode(error.filename or ''))}: {error.strerror}; give a shorter one"
 
 
 def _out_of_memory(error: Exception) -> str | None:
@@ -177,8 +189,10 @@ def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
     """
     with reading(path):
         content = path.read_bytes()
-        if b"\\udc" in content:  # a name that is not UTF-8, which pydantic's own reader refuses
-            return schema.model_validate(json.loads(content)).model_dump(exclude_unset=True)
+        if b"\\udc" in content:  # a name that may not be UTF-8, which pydantic's own reader refuses: "?" stands for it
+            record = json.loads(content)
+            schema.model_validate_json(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
+            return record
         return schema.model_validate_json(content).model_dump(exclude_unset=True)
 
 

@@ -240,13 +240,17 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 
 def _check(archive: Path, folder: Path) -> None:
-    """Compare the extracted files in `folder` with their checksums. Raises `UserError` if they differ."""
+    """Compare the extracted files in `folder` with their checksums. Raises `UserError` if they differ or lack one."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
         raise UserError(f"{archive}: has no checksums at its end, so it is incomplete; copy it again")
-    checksums = [*_checksums(listing.read_bytes())]
+    checksums = dict(_checksums(listing.read_bytes()))
     listing.unlink()
-    for name, checksum in checksums:
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    unlisted = sorted({*files} - {*checksums})
+    if unlisted:
+        raise UserError(f"{archive}: has no checksum of {unlisted[0]} in it; copy it again")
+    for name, checksum in checksums.items():
         if not (folder / name).is_file() or _checksum(folder / name) != checksum:
             raise UserError(f"{archive}: {name} in it does not match its checksum; copy it again")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import utils
-from elastic_trainer.runs.reader import METRICS, SUMMARY, read_rows, read_summary
+from elastic_trainer.runs.reader import METRICS, SUMMARY, read_epochs, read_summary
 from utils import UserError
 
 LONGEST_GAP_SECONDS = 60  # between two readings; a longer gap is no measurement
@@ -32,12 +32,14 @@ def add_external_energy(folder: Path, record: Path) -> float:
         Joules.
 
     Raises:
-        UserError: the record cannot be read, or does not cover the run. Energy that is known already then stays, else
-            `energy_missing` of the summary says why there is none.
+        UserError: the record or a file of the run cannot be read, or the record does not cover the run. Energy that is
+            known already then stays; after a record that does not cover it, `energy_missing` says why there is none.
     """
     times, watts = read_power(record)
-    summary, rows = read_summary(folder), read_rows(folder / METRICS)
-    seconds = [float(row["train_seconds"]) for row in rows]
+    summary, rows = read_summary(folder), read_epochs(folder)
+    with utils.reading(folder / METRICS):
+        steps = [int(row.get("step") or "") for row in rows]
+        seconds = [float(row.get("train_seconds") or "") for row in rows]
     try:
         joules = integrate_power(times, watts, summary.get("training_spans") or [], seconds)
     except ValueError as error:
@@ -46,7 +48,7 @@ def add_external_energy(folder: Path, record: Path) -> float:
         raise UserError(f"--power_csv {record}: {error}; give the record of this run") from error
     for row, value in zip(rows, joules, strict=True):
         row["energy_joules"] = str(value)
-    _write_curve(folder, [int(row["step"]) for row in rows], joules)
+    _write_curve(folder, steps, joules)
     utils.write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
     summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
     utils.write_json(folder / SUMMARY, summary)

@@ -46,6 +46,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return [*csv.DictReader(file)]
 
 
+def read_epochs(folder: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv of the run in `folder`. Raises `UserError` if there are none or they cannot be read."""
+    with utils.reading(folder / METRICS):
+        epochs = read_rows(folder / METRICS)
+        if not epochs:
+            raise ValueError("holds no epoch")
+    return epochs
+
+
 def is_run(folder: Path) -> bool:
     """Whether a run was started in `folder`."""
     return (folder / CONFIG).exists()
@@ -108,11 +117,7 @@ class FinishedRun:
 def read_run(folder: Path) -> FinishedRun:
     """Raises `UserError` if `folder` holds no finished run."""
     try:
-        summary, config = read_summary(folder), read_config(folder)
-        with utils.reading(folder / METRICS):
-            epochs = read_rows(folder / METRICS)
-        if not epochs:
-            raise UserError(f"{folder / METRICS}: holds no epoch")
+        summary, config, epochs = read_summary(folder), read_config(folder), read_epochs(folder)
     except UserError as error:
         raise UserError(f"{folder}: does not hold a finished run ({error})") from error
     return FinishedRun(folder, summary, config, epochs)

@@ -180,6 +180,16 @@ def test_archives_that_are_not_from_pack_are_refused(names, message, tmp_path):
     assert not [*(tmp_path / "there").iterdir()]
 
 
+def test_an_archive_with_a_file_that_has_no_checksum_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "odd.tar", "w") as archive:
+        add_file(archive, "photos/a", b"x")
+        add_file(archive, "photos/b", b"x")
+        add_file(archive, "SHA256SUMS", f"{hashlib.sha256(b'x').hexdigest()}  photos/a\n".encode())
+    with pytest.raises(UserError, match=r"odd\.tar: has no checksum of photos/b in it; copy it again"):
+        run_data("unpack", tmp_path / "odd.tar", "--data_dir", tmp_path / "there")
+    assert not [*(tmp_path / "there").iterdir()]
+
+
 def test_an_archive_that_names_its_members_from_the_current_folder_is_unpacked(photos, tmp_path):
     run_data("pack", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "p.tar")
     with tarfile.open(tmp_path / "p.tar") as archive:

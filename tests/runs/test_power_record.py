@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from made_up_runs import made_up_run
 from small_runs import curve, train_and_read
 
 import train
@@ -65,6 +66,21 @@ def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
         rows = [*csv.DictReader(file)]
     assert float(rows[-1]["energy_joules"]) == joules
     assert [step for step, _ in curve(tmp_path / "run", "meters/energy_joules")] == [int(row["step"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [(None, "cannot be read"), ("epoch,step\n", "holds no epoch"), ("epoch,step\n1,9\n", "could not convert")],
+)
+def test_damaged_table_of_the_run_is_named_and_the_summary_stays(table, why, tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    before = (folder / "summary.json").read_bytes()
+    (folder / "metrics.csv").unlink()
+    if table is not None:
+        (folder / "metrics.csv").write_text(table)
+    with pytest.raises(UserError, match=rf"metrics\.csv: {why}"):
+        add_external_energy(folder, write_power(tmp_path / "power.csv", [(0, 5.0), (1, 5.0)]))
+    assert (folder / "summary.json").read_bytes() == before
 
 
 def test_second_record_replaces_the_first_one_and_its_curve(run_without_sensor):

@@ -71,6 +71,19 @@ def test_damaged_file_of_a_run_is_one_line_that_names_the_file_and_the_field(dam
             read_run(folder)
 
 
+@pytest.mark.parametrize("name", ["\U0001f400.csv", "caf\udce9.csv"], ids=["emoji", "not UTF-8"])
+def test_summary_with_an_odd_name_is_read_and_checked_like_any_other(name, tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    path = folder / "summary.json"
+    summary = {**json.loads(path.read_text()), "training_spans": [[1.0, 2.0]], "energy_meter": name}
+    path.write_text(json.dumps(summary))
+    assert [[*span] for span in read_summary(folder)["training_spans"]] == [[1.0, 2.0]]
+    assert read_summary(folder)["energy_meter"] == name
+    path.write_text(json.dumps({**summary, "training_spans": [[1.0]]}))
+    with pytest.raises(UserError, match="training_spans: 0: 1: Field required"):
+        read_summary(folder)
+
+
 def test_fields_that_older_runs_lack_are_left_out(tmp_path):
     folder = made_up_run(tmp_path / "old")
     assert not {"images", "command"} & set(read_config(folder))
