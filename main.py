@@ -108,15 +108,15 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
     """The network's timing table. A rho that is too small is refused now, before images are read for minutes."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.selection.time_budget import check_rho
-    from elastic_trainer.timing.structure import structure
+    from elastic_trainer.timing.graph_digest import graph_digest
     from elastic_trainer.timing.table import load_table, table_folder
 
     network, run = command.network, command.run
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     remake = profiler_command(network, command.data, run.logdir)
     folder = table_folder(network, run.logdir)
-    made_for = structure(model, network.batch_size)
-    table = load_table(folder, network, tensor_names(model), shapes, made_for, remake, run.allow_stale_profile)
+    graph = graph_digest(model, network.batch_size)
+    table = load_table(folder, network, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
     if command.training.deadline is None:
         check_rho(table, head_mask(model), command.training.rho)
     return table

@@ -175,7 +175,7 @@ def _table(
 ) -> TimingTable:
     """The timing table of `costs`; `full` is the step that trains everything."""
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.structure import structure
+    from elastic_trainer.timing.graph_digest import graph_digest
 
     names, variables = tensor_names(model), model.trainable_variables
     without_gradient = [names[k] for k in costs.positions if full.gradients[k] is None]
@@ -194,7 +194,7 @@ def _table(
         details={
             **details,
             "tensors_without_gradient": without_gradient,
-            "structure": structure(model, network.batch_size),
+            "graph_digest": graph_digest(model, network.batch_size),
         },
     )
 

@@ -226,7 +226,7 @@ def _add_repeatability_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow_stale_profile",
         action="store_true",
-        help="use a timing table made with another TensorFlow or on another machine anyway",
+        help="use a timing table made with another TensorFlow, on another machine or before the network changed anyway",
     )
     add_switch(
         group,

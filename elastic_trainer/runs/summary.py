@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +95,7 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
     seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary.get("rho_measured")
     step = f", median step {step_ms:.1f} ms" if step_ms else ""
     if rho:
-        asked = f"{summary.get('rho')}" if deadline is None else "what the deadline allows"
+        asked = f"{summary.get('rho', math.nan):g}" if deadline is None else "what the deadline allows"
         ratio, missing = summary.get("time_over_full"), summary.get("time_over_full_missing")
         of_full = f"{ratio:.2f} of full training's time as it would have run, its steps" if ratio else "its steps"
         step += f"; {of_full} {rho:.2f} of full training's (asked: {asked})"

@@ -144,14 +144,15 @@ def _op_flops(op: tf.Operation) -> float:
     if op.type in _FREE:
         return 0.0
     if op.type in _BRANCHES:
-        inner = [sum(count_flops(body).values()) for body in _bodies(op)]
+        inner = [sum(count_flops(body).values()) for body in bodies(op)]
         return _trips(op) * sum(inner) if "While" in op.type else max(inner, default=0.0)
     flops = contraction_flops(op)
     return float(sum(map(_elements, (*op.inputs, *op.outputs)))) if flops is None else flops
 
 
-def _bodies(op: tf.Operation) -> Iterator[tf.Graph]:
-    for attribute in _BRANCHES[op.type]:
+def bodies(op: tf.Operation) -> Iterator[tf.Graph]:
+    """The traced graphs of what a loop, a branch or a call runs; nothing for other operations."""
+    for attribute in _BRANCHES.get(op.type, ()):
         name, graph = op.get_attr(attribute).name, op.graph
         while graph is not None:
             function = graph._get_function(name)

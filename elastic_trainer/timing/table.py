@@ -134,7 +134,7 @@ def load_table(
     network: NetworkSettings,
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
-    structure: str,
+    graph: str,
     remake_command: str,
     allow_stale: bool = False,
 ) -> TimingTable:
@@ -144,9 +144,9 @@ def load_table(
         folder: see `table_folder`.
         network: the settings it must have been measured with.
         names, shapes: of `model.trainable_variables`, in their order.
-        structure: of the network, see `timing.structure`.
+        graph: the network's `graph_digest`.
         remake_command: makes the table; part of error messages.
-        allow_stale: only warn of a table of another structure, or from another machine or TensorFlow.
+        allow_stale: only warn of a table of another graph, or from another machine or TensorFlow.
 
     Raises:
         UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
@@ -166,7 +166,7 @@ def load_table(
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
     table = _table(rows, record, settings, names)
-    why = _not_of(table, structure)
+    why = _not_of(table, graph)
     if why and not allow_stale:
         raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
     if why:
@@ -219,15 +219,15 @@ def _check_tensors(rows: Sequence[Row], shapes: dict[str, tuple[int, ...]], fold
         raise UserError(f"{folder}: holds {len(rows)} of this network's {len(shapes)} tensors")
 
 
-def _not_of(table: TimingTable, structure: str) -> str | None:
-    """Why a table of the same tensors is not that of a network of this `structure` here, or None if it is."""
+def _not_of(table: TimingTable, graph: str) -> str | None:
+    """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is."""
     differences = stale_since(table.details.get("environment"), environment())
     if differences:
         return f"made elsewhere: {'; '.join(differences)}"
-    made_for = table.details.get("structure")
+    made_for = table.details.get("graph_digest")
     if made_for is None:
         return "made by an earlier version, whose steps took longer"
-    if made_for != structure:
+    if made_for != graph:
         return "made for other operations: a layer of the network has changed since, such as its stride or activation"
     return None
 

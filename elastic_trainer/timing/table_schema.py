@@ -56,7 +56,7 @@ class Profile(BaseModel):
     fit: FitRecord
     profiling_seconds: MillisecondsAboveZero | None = None
     environment: Place | None = None
-    structure: str | None = None
+    graph_digest: str | None = None
 
 
 class Row(BaseModel):

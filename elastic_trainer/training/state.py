@@ -117,7 +117,11 @@ class TrainState:
         return {name: variable.numpy() for name, variable in self._variables()}
 
     def assign(self, values: dict[str, np.ndarray]) -> None:
-        """Restore what `values` returned. Raises `UserError` if that was another network or optimizer."""
+        """Restore what `values` returned; the next step needs `adopt`.
+
+        Raises:
+            UserError: that was another network or optimizer.
+        """
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in values.items()}:
@@ -125,6 +129,7 @@ class TrainState:
         for name, variable in variables.items():
             kind = variable.dtype.as_numpy_dtype  # NumPy forgets the name of bfloat16
             variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
+        self._step = self._mask = None  # a step holds constants made from the weights of before
 
     def check_finite(self, step: int) -> None:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""

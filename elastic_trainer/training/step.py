@@ -93,18 +93,12 @@ class TrainStep:
 def forward_pass(model: keras.Model, batch_size: int) -> Any:
     """The compiled training-mode forward pass, (images, labels) -> loss as a float. Every step contains it."""
 
-    function = trace_forward_pass(model, batch_size)
-    return lambda images, labels: float(function(images, labels))
-
-
-def trace_forward_pass(model: keras.Model, batch_size: int) -> Any:
-    """The concrete function of `forward_pass`."""
-
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with folded_batch_norm(model):
             return training_loss(model, images, labels)[0]
 
-    return tf.function(loss).get_concrete_function(*batch_spec(model, batch_size))
+    function = tf.function(loss).get_concrete_function(*batch_spec(model, batch_size))
+    return lambda images, labels: float(function(images, labels))
 
 
 class Evaluation:

@@ -182,7 +182,7 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     import models
     from elastic_trainer.cli.commands import profiler_command
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.structure import structure
+    from elastic_trainer.timing.graph_digest import graph_digest
     from elastic_trainer.timing.table import load_table, table_folder
 
     keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
@@ -191,8 +191,8 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     remake = profiler_command(network, command.data, logdir)
     folder = table_folder(network, logdir)
-    made_for = structure(model, network.batch_size)
-    return model, load_table(folder, network, tensor_names(model), shapes, made_for, remake, allow_stale=True)
+    graph = graph_digest(model, network.batch_size)
+    return model, load_table(folder, network, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 
 def network_label(run: FinishedRun) -> str:

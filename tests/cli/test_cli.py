@@ -39,6 +39,9 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     used = command("main.py", *flags, "--max_steps", "1", "--run_name", "stale", "--allow_stale_profile")
     assert used.returncode == 0, used.stderr
     assert "warning: " in used.stdout and "used anyway (--allow_stale_profile)" in used.stdout
+    (folder / "profile.json").write_text(original.replace(json.loads(original)["graph_digest"], "0" * 16))
+    changed = error_line("main.py", *flags)
+    assert "made for other operations" in changed and "make it again: python profiler" in changed
     (folder / "profile.json").write_text(original)
 
     infeasible = error_line("main.py", *flags, "--rho", "0.01")

@@ -26,23 +26,23 @@ from elastic_trainer.timing.table import (
 )
 from utils import UserError
 
-STRUCTURE = "a1b2"
+GRAPH = "a1b2"
 
 
 @pytest.fixture
 def saved(tmp_path, small_model):
     table = make_table(small_model)
     table.settings.update(table_settings(SETTINGS))
-    table.details.update(environment=environment(), structure=STRUCTURE)
+    table.details.update(environment=environment(), graph_digest=GRAPH)
     table.save(table_folder(SETTINGS, tmp_path))
     return tmp_path, tensor_names(small_model), table
 
 
-def load(logdir, names, table, network=SETTINGS, allow_stale=False, structure=STRUCTURE):
+def load(logdir, names, table, network=SETTINGS, allow_stale=False, graph=GRAPH):
     shapes = dict(zip(table.positions, table.shapes, strict=True))
     remake = profiler_command(network, DataSettings("digits"), logdir)
     in_order = [shapes.get(k, ()) for k in range(len(names))]
-    return load_table(table_folder(network, logdir), network, names, in_order, structure, remake, allow_stale)
+    return load_table(table_folder(network, logdir), network, names, in_order, graph, remake, allow_stale)
 
 
 def test_saved_table_loads_unchanged(saved):
@@ -58,9 +58,9 @@ def test_saved_table_loads_unchanged(saved):
 
 
 @pytest.mark.parametrize(("was", "why"), [("c3d4", "made for other operations"), (None, "made by an earlier version")])
-def test_table_of_another_structure_is_refused_or_used_with_a_warning(saved, capsys, was, why):
+def test_table_of_another_graph_is_refused_or_used_with_a_warning(saved, capsys, was, why):
     logdir, names, table = saved
-    table.details["structure"] = was
+    table.details["graph_digest"] = was
     table.save(table_folder(SETTINGS, logdir))
     with pytest.raises(UserError, match=f"{why}.*; make it again: .*; or use it anyway with --allow_stale_profile"):
         load(logdir, names, table)
@@ -238,6 +238,6 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names = tensor_names(small_model)
-    assert load_table(folder, network, names, shapes, STRUCTURE, "profiler.py", allow_stale=True).fit == unknown
+    assert load_table(folder, network, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
     with pytest.raises(UserError, match="made elsewhere: it does not say on what machine"):
-        load_table(folder, network, names, shapes, STRUCTURE, "profiler.py")
+        load_table(folder, network, names, shapes, GRAPH, "profiler.py")

@@ -1,0 +1,61 @@
+"""A digest of what a network computes: its timing table is of no use once the user's code computes something else.
+
+Names, seeds, weights and other constants do not count; kinds of operations, their options, shapes and data flow do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from elastic_trainer.timing.flops import bodies
+
+if TYPE_CHECKING:
+    import keras
+
+_NAMES = ("container", "shared_name", "debug_name")
+_SEEDS = ("seed", "seed2")
+
+
+def graph_digest(model: keras.Model, batch_size: int) -> str:
+    """Digest of the traced forward pass of `model` in training, as steps compute it; the same in every process.
+
+    The loss is left out: TensorFlow computes it by other operations if it is to be deterministic.
+    """
+    import tensorflow as tf
+
+    from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+    from elastic_trainer.training.step import batch_spec
+
+    def forward(images: tf.Tensor) -> list[tf.Tensor]:
+        with folded_batch_norm(model):
+            return [model(images, training=True), *model.losses]
+
+    images, _ = batch_spec(model, batch_size)
+    return _digest(tf.function(forward).get_concrete_function(images).graph)[:16]
+
+
+def _digest(graph: Any) -> str:
+    """Digest of what the outputs of `graph`, a function's graph (FuncGraph), depend on."""
+    digests: dict[str, str] = {}
+    for op in graph.get_operations():  # operations are created after their inputs
+        inputs = [(digests[tensor.op.name], tensor.value_index) for tensor in op.inputs]
+        outputs = [(str(tensor.shape), tensor.dtype.name) for tensor in op.outputs]
+        inner = [_digest(body) for body in bodies(op)]
+        digests[op.name] = _hash((op.type, _options(op), inputs, outputs, inner))
+    return _hash([(digests[tensor.op.name], tensor.value_index) for tensor in graph.outputs])
+
+
+def _hash(parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _options(op: Any) -> list[tuple[str, bytes]]:
+    """The attributes of an operation that say what it computes, such as its strides."""
+    if op.type == "Const":
+        return []
+    return [
+        (name, value.SerializeToString(deterministic=True))
+        for name, value in sorted(op.node_def.attr.items())
+        if not name.startswith("_") and name not in (*_NAMES, *_SEEDS) and not value.HasField("func")
+    ]

@@ -1,0 +1,59 @@
+"""The digest of a network changes with what it computes, and with nothing else."""
+
+import subprocess
+import sys
+
+import keras
+import pytest
+import zoo
+from command_line import ROOT
+from keras import layers
+
+from elastic_trainer.timing.graph_digest import graph_digest
+
+SIZE, BATCH = 16, 4
+
+
+def network(strides=1, dilation=1, activation="relu", recurrent="tanh", seed=0):
+    """The number of filters and the sizes of all weights are the same, whatever the arguments."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.RandomFlip("horizontal", seed=seed)(inputs)
+    x = layers.Conv2D(4, 3, padding="same", strides=strides, dilation_rate=dilation, activation=activation)(x)
+    x = layers.GRU(3, activation=recurrent)(layers.Reshape((-1, 4))(x))
+    return keras.Model(inputs, layers.Dense(3)(layers.Dropout(0.2, seed=seed)(x)))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"strides": 2}, {"dilation": 2}, {"activation": "gelu"}, {"recurrent": "relu"}], ids=str
+)
+def test_a_change_of_the_computation_changes_the_digest(changed):
+    assert graph_digest(network(**changed), BATCH) != graph_digest(network(), BATCH)
+
+
+def test_names_seeds_and_weights_do_not_change_the_digest():
+    expected = graph_digest(network(), BATCH)
+    model = network(seed=7)  # Keras numbers its layers on
+    model.trainable_variables[0].assign(keras.ops.ones(model.trainable_variables[0].shape))
+    assert graph_digest(model, BATCH) == expected
+    assert graph_digest(model, BATCH) == expected
+
+
+ELSEWHERE = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+import utils; utils.load_tensorflow()
+import tensorflow as tf; tf.config.experimental.enable_op_determinism()
+import keras; keras.utils.set_random_seed(5)
+import zoo
+from elastic_trainer.timing.graph_digest import graph_digest
+print(*(graph_digest(function((16, 16, 3), 3), 4) for function in (zoo.gru, zoo.attention)))
+"""
+
+
+def test_another_process_with_deterministic_operations_finds_the_same_digest():
+    words = [sys.executable, "-c", ELSEWHERE.format(root=str(ROOT))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [graph_digest(function((SIZE, SIZE, 3), 3), BATCH) for function in (zoo.gru, zoo.attention)]
+    assert done.stdout.split() == expected
