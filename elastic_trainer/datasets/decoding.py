@@ -5,6 +5,7 @@ The format is recognised from the content of a file, not from its extension.
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +24,7 @@ ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixe
 def header_error(path: str) -> str | None:
     """What is wrong with an image file, judged by its first bytes; None if nothing is."""
     try:
-        with Path(path).open("rb") as file:
+        with _open(path) as file:
             if not file.read(1):
                 return "is empty"
             file.seek(0)
@@ -49,8 +50,15 @@ def decode(source: ImageSource, size: int) -> np.ndarray:
     """
     if isinstance(source, np.ndarray):
         return _resized(Image.fromarray(source), size)
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else _open(source) as file:
         return _decode_file(file, size)
+
+
+def _open(path: str) -> BinaryIO:
+    """A file for reading. Raises `OSError` for a pipe or a device, which opening might wait for without end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    return Path(path).open("rb")
 
 
 def _decode_file(file: BinaryIO, size: int) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Decoding one image: formats, colour modes, orientation, and files that are not images."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -82,6 +84,15 @@ def test_16_bit_grey_is_scaled_to_8_bits():
     values = np.array([[0, 65535], [32896, 257]], np.uint16)
     pixels = decoding.decode(encoded(Image.fromarray(values), "PNG"), 2)
     assert pixels[..., 0].tolist() == [[0, 255], [128, 1]]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_no_image_and_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "pipe.jpg"
+    os.mkfifo(pipe)
+    assert decoding.header_error(str(pipe)) == "cannot be read: it is a pipe or a device, not a file"
+    with pytest.raises(OSError, match="not a file"):
+        decoding.decode(str(pipe), 4)
 
 
 def test_header_error_describes_empty_foreign_and_missing_files(tmp_path):
