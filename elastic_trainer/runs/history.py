@@ -13,7 +13,7 @@ import numpy as np
 from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
 from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import SELECTION_PARTS, Selection
+from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.training.state import StepResult
 
@@ -129,11 +129,6 @@ class History:
                 "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
         )
-
-    def selection_part_seconds(self) -> dict[str, float]:
-        """Seconds of all selections by part, see `Selection.seconds`."""
-        each = [interval.selection.seconds for interval in self.intervals]
-        return {part: sum(seconds.get(part, 0.0) for seconds in each) for part in SELECTION_PARTS}
 
     def flops(self) -> float:
         """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.selection.select import SELECTION_PARTS
+
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.runs.energy import EnergyMeter
     from elastic_trainer.runs.history import History
@@ -40,7 +42,7 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
         "selection_percent": 100 * selection / training,
-        "selection_part_seconds": history.selection_part_seconds(),
+        "selection_part_seconds": _selection_part_seconds(history),
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": sum(step_ms) / full_ms if full_ms else None,
@@ -74,6 +76,12 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     else:
         missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)
     return {"time_over_full": ratio, "time_over_full_missing": missing}
+
+
+def _selection_part_seconds(history: History) -> dict[str, float]:
+    """Seconds of all selections by part, see `Selection.seconds`."""
+    each = [interval.selection.seconds for interval in history.intervals]
+    return {part: sum(seconds.get(part, 0.0) for seconds in each) for part in SELECTION_PARTS}
 
 
 def _peak(history: History, column: str) -> float | None:
