@@ -43,7 +43,6 @@ TABLE_SETTINGS = (
     "num_classes",
     "batch_size",
     "optimizer",
-    "augment",
     "mixed_precision",
 )
 

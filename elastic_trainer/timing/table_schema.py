@@ -48,7 +48,6 @@ class Profile(BaseModel):
     num_classes: Size
     batch_size: Size
     optimizer: str
-    augment: str
     mixed_precision: bool
     forward_ms: Milliseconds
     full_step_ms: MillisecondsAboveZero
