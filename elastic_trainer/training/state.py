@@ -124,17 +124,15 @@ class TrainState:
         """
         making_ms = 1e3 * self.features.prepare(batch, coming)
         step, cache = self._present_step(), self.features.cache
-        images = batch.images if cache is None else None
+        inputs: Any = batch.images if cache is None else None  # as in the timing table, not part of the step
         start = time.perf_counter()
-        loss, accuracy, rate = step(images if cache is None else cache.read(cache.keys(batch)), batch.labels)
+        loss, accuracy, rate = step(inputs if cache is None else cache.read(cache.keys(batch)), batch.labels)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         if not math.isfinite(loss):
             number = int(self.optimizer.iterations)
             raise not_finite(f"the loss is {loss} at step {number}", number - 1, self.optimizer)
-        return StepResult(
-            loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms
-        )
+        return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
     def _present_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from images, or from features if they are kept."""
