@@ -32,6 +32,7 @@ class Cut:
         tensors: symbolic tensors of `step.graph`; none if no weights are frozen before the first trained ones, or if
             this step does not compute the tensors of `keys` in its prefix.
         keys: identify the tensors among all steps of the network.
+        effects: operations of the rest that must run, such as the updates.
         random: the first operation that depends on random numbers, if they are why there are none; else None.
     """
 
@@ -39,9 +40,11 @@ class Cut:
         graph = step.graph
         prefix = prefix_operations(step)
         key_of = _tensor_keys(graph, prefix)
+        self.effects = [op for op in graph.control_outputs if op.name not in prefix]
         chosen = _passing(graph, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
         found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
-        if keys is not None and (len(found) < len(keys) or _needs_images(graph, chosen)):
+        needed = needed_operations([*graph.outputs, *self.effects], chosen)
+        if keys is not None and (len(found) < len(keys) or graph.inputs[0].op.name in needed):
             found = []
         self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
         self.keys = frozenset(key_of[tensor.name] for tensor in self.tensors)
@@ -70,7 +73,7 @@ class SplitStep:
 
         def rest(features: Sequence[tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
             feeds = {**dict(zip(names, features, strict=True)), labels.name: label}
-            return _imported(graph, feeds, graph.outputs, graph.control_outputs)
+            return _imported(graph, feeds, graph.outputs, cut.effects)
 
         self._rows = None
         self._prefix = _traced(prefix, tf.TensorSpec((None, *images.shape[1:]), images.dtype))
@@ -131,11 +134,6 @@ def _passing(graph: Any, prefix: set[str]) -> set[str]:
     needed = needed_operations([*graph.outputs, *graph.control_outputs])
     beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
     return {tensor.name for op in beyond for tensor in op.inputs if tensor.op.name in prefix}
-
-
-def _needs_images(graph: Any, given: Collection[str]) -> bool:
-    """Whether the step needs the images even if the tensors `given` are known."""
-    return graph.inputs[0].op.name in needed_operations([*graph.outputs, *graph.control_outputs], given)
 
 
 def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:
