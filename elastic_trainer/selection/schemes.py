@@ -24,13 +24,16 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import (
     GRADIENT_PASSES,
+    Allowance,
     DeadlineBudget,
     Progress,
     RhoBudget,
     TimeBudget,
     gradient_pass_steps,
+    making_share,
 )
 from elastic_trainer.settings import Settings
+from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
@@ -110,8 +113,8 @@ class ElasticScheme(Scheme):
         schedule = Schedule.of(settings, data.steps_per_epoch)
         selections = schedule.selection_steps(settings.interval)
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
-        ends = [*selections, schedule.total_steps]
-        self._pass_steps = gradient_pass_steps(ends) if settings.correct_budget else set[int]()
+        self._ends = [*selections, schedule.total_steps]
+        self._pass_steps = gradient_pass_steps(self._ends) if settings.correct_budget else set[int]()
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
@@ -131,20 +134,37 @@ class ElasticScheme(Scheme):
             self._has_new_table = False
         allowance = self._budget.allow(progress)
         measured = time.perf_counter()
-        selection = select_tensors(
-            self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
-        )
-        predicted_ms = self._budget.adopt(selection.mask)
+        selection = self._solve(importance, progress, allowance)
+        predicted_ms = self._budget.adopt(selection.mask, selection.cached_depth, selection.making_ms)
         return replace(
             selection,
             epoch=progress.step / self._data.steps_per_epoch,
             predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
+            making_ms=selection.making_ms * allowance.slowdown,
             rho=allowance.rho,
             slowdown=allowance.slowdown,
             correction=allowance.correction,
             seconds={"importance": measured - start, "solve": time.perf_counter() - measured},
         )
+
+    def _solve(self, importance: np.ndarray, progress: Progress, allowance: Allowance) -> Selection:
+        """The selection in the table's time. New features are used until the next one is due."""
+        table, head, resolution = self._budget.table, self._head, self._settings.time_resolution
+        next_end = self._ends[self._selection_of_step[progress.step] + 1]
+        features = self._features(progress, next_end, allowance.correction)
+        share = allowance.table_share
+        if table.predict_ms(head, features) > share * table.full_step_ms:
+            # Not even the head fits. Nothing else trains, so its features can be used to the end of the run.
+            features, share = self._features(progress, self._ends[-1], allowance.correction), 0.0
+        selection = select_tensors(table, importance, head, share, resolution, features)
+        return replace(selection, making_ms=selection.making_ms * allowance.correction)
+
+    def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
+        """What new features, used up to step `end`, cost relative to corrected steps, and which there are."""
+        share = making_share(progress.feature_rows, self._data.batch_size, end - progress.step)
+        cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
+        return FeatureUse(share / correction if share < 1 else 1.0, cached)
 
     def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
         """See `Scheme.slowdown`."""
@@ -166,7 +186,7 @@ class ElasticScheme(Scheme):
         if record != self.to_record():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
-        self._budget.resume(selection.mask, selection.rho or 1.0, selection.correction or 1.0)
+        self._budget.resume(selection)
 
 
 # Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.
@@ -183,12 +203,19 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
     return FIXED_MASKS.get(train_type, FIXED_MASKS["full_training"])(model, trained_layers)
 
 
-def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
-    """The time budget that `settings` ask for. Raises `UserError` if even training the head alone exceeds it."""
+def make_budget(
+    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, feature_rows: int = 0
+) -> TimeBudget:
+    """The time budget that `settings` ask for. `feature_rows`: as in `Progress`.
+
+    Raises:
+        UserError: even training the head alone exceeds it.
+    """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
+    share = making_share(feature_rows, data.batch_size, schedule.total_steps)
     if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho)
+        return RhoBudget(table, head, settings.rho, share)
     return DeadlineBudget(
         table,
         head,
@@ -197,4 +224,5 @@ def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: 
         schedule.epochs,
         selections,
         validation_batches=-(-data.test_count // data.batch_size),
+        share=share,
     )

@@ -136,7 +136,7 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
     stateful = [op for op in operations if op.op_def.is_stateful and op.type != "ReadVariableOp"]
     written = {tensor.op.name for op in stateful for tensor in op.inputs if tensor.dtype.name == "resource"}
     images, labels = (tensor.op.name for tensor in step.graph.inputs[:2])
-    first = {name: -1 for name in (labels, *written, *(op.name for op in stateful))}
+    first = dict.fromkeys([labels, *written, *(op.name for op in stateful)], -1)
     first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}
     reached, reads_images = np.full(len(operations), count), np.zeros(len(operations), bool)
     for i, op in enumerate(operations):  # operations are created after their inputs

@@ -1,5 +1,6 @@
 """Attribution of operation times by data flow, compared with a naive traversal."""
 
+from collections.abc import Callable
 from functools import partial
 
 import keras
@@ -141,8 +142,8 @@ def naive_forward_times(model, step, op_ms, positions):
     return t_fw_ms, preprocessing_ms
 
 
-NETWORKS = {
-    "small": lambda: make_small_model(),
+NETWORKS: dict[str, Callable[[], keras.Model]] = {
+    "small": make_small_model,
     "random layers": lambda: with_random_layers((SIZE, SIZE, 3), CLASSES),
     **{
         each.__name__: partial(each, (SIZE, SIZE, 3), CLASSES)

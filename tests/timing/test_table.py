@@ -49,7 +49,7 @@ def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms"
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms"
     loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
@@ -234,7 +234,7 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
     table = make_table(small_model)
     table.settings.update(table_settings(network))
-    unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
+    unknown = Fit(2.0, 1.0, 1.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names = tensor_names(small_model)
