@@ -34,6 +34,8 @@ def load(
     test_fraction: float | None = None,
     cache_dir: Path | None = None,
     image_memory: float | None = None,
+    augment: str = "none",
+    cached_views: int | None = None,
 ) -> ImageData:
     """The data set that `--dataset_name` names, with its images read. Shows a progress bar.
 
@@ -41,13 +43,14 @@ def load(
         name: digits, caltech_birds2011, oxford_iiit_pet, stanford_dogs, or image_folder.
         input_size: height and width in pixels.
         batch_size: images per step.
-        seed: of the training order.
+        seed: of the training order and of augmentation.
         data_dir: for image_folder the folder with train/<class>/ and test/<class>/ or val/<class>/, or with
             <class>/ alone; for the TFDS names the folder of TFDS.
         num_classes: outputs of the network, at least as many as the data set has classes.
         skip_broken: for image_folder, leave out images that cannot be decoded, and print how many.
         test_fraction: for image_folder without test/ or val/, the share of each class to test on.
         cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
+        augment, cached_views: of training images, see `augmentation.Augmentation`.
 
     Raises:
         UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
@@ -70,7 +73,7 @@ def load(
         print(f"left out as broken: {count}; the first: {broken[0]}")
         check_classes(source.class_names, train.labels, test.labels, data_dir)
     fingerprints = fingerprint(source.train), fingerprint(source.test)
-    return ImageData(name, source.class_names, train, test, batch_size, seed, fingerprints)
+    return ImageData(name, source.class_names, train, test, batch_size, seed, fingerprints, augment, cached_views)
 
 
 def load_settings(
@@ -88,6 +91,8 @@ def load_settings(
         data.test_fraction,
         data.cache_dir,
         data.image_memory,
+        data.augment,
+        data.cached_views,
     )
 
 

@@ -183,7 +183,7 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     default_size = defaults_of(images.dataset_name)["input_size"]
     if command.model_name is not None:
         size = command.input_size or default_size
-        model = models.build_model(command.model_name, size, command.num_classes or classes, augment=command.augment)
+        model = models.build_model(command.model_name, size, command.num_classes or classes)
         load_saved(model, command.model, "--evaluate", f"the network of --model_name {command.model_name}")
     else:
         model = load_model(command.model, "--evaluate")

@@ -2,8 +2,8 @@
 
 Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and returns logits [batch, classes]:
 
-    augmentation -> preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
-    augmentation -> custom model (from a .keras file, or made by a function in a .py file)
+    preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
+    custom model (from a .keras file, or made by a function in a .py file)
 
 Batch-norm statistics are frozen in every scheme (paper, section 6). In Keras 3 `training=False` does not do that: a
 backbone called with it inside a functional model still normalises by the statistics of the batch when the outer model
@@ -30,22 +30,12 @@ from utils import UserError
 DROPOUT = 0.2
 
 
-def _augmentation(kind: str, seed: int) -> list[keras.layers.Layer]:
-    layers: list[keras.layers.Layer] = []
-    if kind in ("flip", "flip_rotate"):
-        layers.append(keras.layers.RandomFlip("horizontal", seed=seed))
-    if kind == "flip_rotate":
-        layers.append(keras.layers.RandomRotation(0.2, seed=seed + 1))
-    return layers
-
-
 def build_model(
     name: str,
     input_size: int,
     num_classes: int,
     weights: str = "none",
     alpha: float = 1.0,
-    augment: str = "flip",
     seed: int = 0,
 ) -> keras.Model:
     """A network for fine-tuning, with a new head.
@@ -56,25 +46,21 @@ def build_model(
         num_classes: number of logits.
         weights: "imagenet", "none", or a path (see `pretrained.load`).
         alpha: width of a MobileNet; the others have none.
-        augment: "none", "flip" (paper) or "flip_rotate" (its published scripts).
-        seed: of augmentation and dropout; new weights follow Keras' global seed.
+        seed: of dropout; new weights follow Keras' global seed.
 
     Raises:
         UserError: the size does not suit the network, or the weights are not available or do not fit.
     """
     inputs = keras.Input(image_shape(input_size), name="image")
-    x = inputs
-    for layer in _augmentation(augment, seed):
-        x = layer(x)
     if is_custom_model(name):
         own, as_given = build_custom_model(name, input_size, num_classes)
-        model = keras.Model(inputs, own(x), name="own_classifier")
+        model = keras.Model(inputs, own(inputs), name="own_classifier")
         if weights != "none":
             pretrained.load(model, as_given, Path(weights), name)
         return model
     parts = architecture(name)
     backbone = freeze_batch_norm_statistics(build_backbone(name, input_size, weights, alpha))
-    x = backbone(parts.preprocess(x))
+    x = backbone(parts.preprocess(inputs))
     if parts.pool:
         x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     x = keras.layers.Dropout(DROPOUT, seed=seed + 2, name="dropout")(x)
@@ -113,6 +99,5 @@ def build(network: NetworkSettings) -> keras.Model:
         network.num_classes,
         network.weights,
         network.alpha,
-        network.augment,
         network.seed,
     )

@@ -176,7 +176,7 @@ class _Training:
         if history.step == end:  # the run was interrupted when only the validation was left
             return
         title = f"epoch {epoch + 1}/{self._schedule.epochs}"
-        for images, labels in self._data.train(epoch, history.step - start, end - history.step):
+        for batch in self._data.train(epoch, history.step - start, end - history.step):
             if history.results and self._is_out_of_time():
                 break
             if self._scheme.is_due(history.step):
@@ -184,10 +184,10 @@ class _Training:
                 with history.clocks.running("selection"):
                     self._select()
             bar.set_description(title, refresh=False)
-            history.record_step(self._state.train(images, labels))
+            history.record_step(self._state.train(batch.images, batch.labels))
             self._run.record_step()
             with history.clocks.running("selection"):
-                history.record_slowdown(self._scheme.slowdown(history.step, images, labels))
+                history.record_slowdown(self._scheme.slowdown(history.step, batch.images, batch.labels))
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
             self._stop.check()

@@ -64,7 +64,7 @@ class NetworkSettings:
         alpha: width of a MobileNet; 1 for the others.
         weights: imagenet, none, or a path.
         mixed_precision: compute in half precision.
-        seed: of new weights, augmentation, dropout and the order of the images.
+        seed: of new weights, dropout, augmentation and the order of the images.
     """
 
     model_name: str = PAPER["model_name"]
@@ -73,7 +73,6 @@ class NetworkSettings:
     batch_size: int = PAPER["batch_size"]
     weights: str = PAPER["weights"]
     alpha: float = PAPER["alpha"]
-    augment: str = PAPER["augment"]
     optimizer: str = "sgd"
     mixed_precision: bool = False
     seed: int = 0
@@ -85,13 +84,14 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which images are read, and where they are kept.
+    """Which images are read, where they are kept, and how they are varied in training.
 
     Attributes:
         data_dir: folder of the data set, if it needs one.
         test_fraction, skip_broken: of image_folder, see `data.load`.
         image_memory: MB that decoded images may take in memory; None: a quarter of what is available.
         cache_dir: folder for decoded images that do not fit into memory; None: always in memory.
+        augment, cached_views: kind and number of views of training images, see `datasets.augmentation`.
     """
 
     dataset_name: str = "digits"
@@ -100,6 +100,8 @@ class DataSettings:
     skip_broken: bool = False
     image_memory: float | None = None
     cache_dir: Path | None = None
+    augment: str = DIGITS["augment"]
+    cached_views: int | None = None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ def encoded(image, kind, **options):
     return file.getvalue()
 
 
+def pairs(batches):
+    """The images and labels of batches of `ImageData.train`."""
+    return ((batch.images, batch.labels) for batch in batches)
+
+
 def labels_of(batches):
     """The labels of all batches, [images]."""
     return np.concatenate([labels.numpy() for _, labels in batches])

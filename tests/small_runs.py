@@ -17,7 +17,6 @@ SETTINGS = NetworkSettings(
     num_classes=CLASSES,
     batch_size=BATCH,
     optimizer="sgd",
-    augment="none",
     weights="none",
 )
 

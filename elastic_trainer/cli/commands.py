@@ -62,7 +62,6 @@ class EvaluateCommand:
     input_size: int | None
     num_classes: int | None
     batch_size: int
-    augment: str
     seed: int
     export: str | None
     class_names: list[str] | None
@@ -162,7 +161,6 @@ def network_settings(args: argparse.Namespace) -> NetworkSettings:
         batch_size=args.batch_size,
         weights=args.weights,
         alpha=args.alpha,
-        augment=args.augment,
         optimizer=args.optimizer,
         mixed_precision=args.mixed_precision,
         seed=args.seed,
@@ -178,6 +176,8 @@ def data_settings(args: argparse.Namespace) -> DataSettings:
         skip_broken=args.skip_broken,
         image_memory=args.image_memory,
         cache_dir=args.logdir / "images",
+        augment=args.augment,
+        cached_views=args.cached_views,
     )
 
 
@@ -236,7 +236,7 @@ def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -
     parts = ["--model_name", network.model_name, "--dataset_name", data.dataset_name]
     if network.model_name in WIDTHS:
         parts += ["--alpha", f"{network.alpha:g}"]
-    for name in ("input_size", "num_classes", "batch_size", "optimizer", "augment"):
+    for name in ("input_size", "num_classes", "batch_size", "optimizer"):
         parts += [f"--{name}", str(getattr(network, name))]
     if network.mixed_precision:
         parts.append("--mixed_precision")

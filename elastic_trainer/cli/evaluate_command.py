@@ -19,7 +19,6 @@ _FROM_RUN = (
     "input_size",
     "num_classes",
     "batch_size",
-    "augment",
     "model_name",
     "skip_broken",
     "test_fraction",
@@ -48,7 +47,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         )
     if not own_code:
         taken["model_name"] = None
-    parser.set_defaults(**{name: value for name, value in taken.items() if value is not None})
+    parser.set_defaults(**{name: value for name, value in taken.items() if value is not None}, augment="none")
     args = parser.parse_args(arguments)
     defaults = defaults_of(args.dataset_name)
     return EvaluateCommand(
@@ -59,7 +58,6 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         input_size=args.input_size,
         num_classes=args.num_classes,
         batch_size=args.batch_size or defaults["batch_size"],
-        augment=args.augment or defaults["augment"],
         seed=args.seed,
         export=args.export,
         class_names=(config.get("images") or {}).get("class_names"),

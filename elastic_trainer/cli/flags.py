@@ -27,8 +27,8 @@ from elastic_trainer.cli.parser import (
     weights,
     whole_number,
 )
-from elastic_trainer.datasets.names import DATASET_NAMES, TFDS_NAMES
-from elastic_trainer.networks.names import AUGMENTATIONS, MODEL_NAMES
+from elastic_trainer.datasets.names import AUGMENTATIONS, DATASET_NAMES, TFDS_NAMES
+from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.settings import EXPORTS, OPTIMIZERS, TIMINGS, TRAIN_TYPES, NetworkSettings, Settings
 
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
@@ -59,7 +59,6 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--alpha", type=number(float, 0.01, 4, "from 0.01 to 4"), metavar="WIDTH", help="width of a MobileNet"
     )
-    group.add_argument("--augment", type=one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
     group.add_argument(
         "--optimizer",
         type=one_of([*OPTIMIZERS]),
@@ -219,6 +218,13 @@ def _add_image_flags(group: argparse._ArgumentGroup) -> None:
         metavar="MB",
         help="what decoded images may take in memory; more go into a file under --logdir (default: a quarter of what "
         "is available)",
+    )
+    group.add_argument("--augment", type=one_of(AUGMENTATIONS), metavar="KIND", help=", ".join(AUGMENTATIONS))
+    group.add_argument(
+        "--cached_views",
+        type=count,
+        metavar="K",
+        help="with --augment flip_rotate: keep K views of each image and draw from them (default: new ones each epoch)",
     )
 
 

@@ -130,6 +130,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
+    if args.cached_views is not None and args.augment != "flip_rotate":
+        raise UserError("--cached_views: goes with --augment flip_rotate only; leave it out")
     if args.mixed_precision and args.train_type == "prunetrain":
         raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
 

@@ -1,27 +1,61 @@
 """A data set whose images are in memory, as shuffled batches.
 
-The order of an epoch depends only on the seed and the number of the epoch, so a run can be repeated, and resumed in the
-middle of an epoch. Importance is evaluated on training batches with an order of their own (`importance_batches`).
+The order of an epoch, and which view of each image it shows (`augmentation`), depend only on the seed and the number of
+the epoch, so a run can be repeated, and resumed in the middle of an epoch. Importance is evaluated on training batches
+with another order and other views (`importance_batches`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property, partial
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.images import DecodedImages
 from utils import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    Batch = tuple[tf.Tensor, tf.Tensor]
-
-T = TypeVar("T")
 _IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
+
+
+class Batch:
+    """Images of one split, each in one view; they are read and made when they are asked for.
+
+    Args:
+        decoded: all images of the split.
+        augmentation: makes the views.
+        rows, views: see below.
+
+    Attributes:
+        rows: int64 [batch], which images of the split they are.
+        views: int64 [batch], the view that each shows.
+        labels: tf.Tensor int32 [batch].
+        read: returns the pixels of the images, uint8 [batch, size, size, 3].
+    """
+
+    def __init__(self, decoded: DecodedImages, augmentation: Augmentation, rows: np.ndarray, views: np.ndarray) -> None:
+        import tensorflow as tf
+
+        self.rows, self.views, self.labels = rows, views, tf.constant(decoded.labels[rows])
+        self.read: Callable[[], np.ndarray] = partial(decoded.images.__getitem__, rows)
+        self._augmentation = augmentation
+
+    @cached_property
+    def images(self) -> tf.Tensor:
+        """Float32 [batch, size, size, 3] in 0…255."""
+        return self._augmentation.show(self.read(), self.rows, self.views)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the images were asked for."""
+        return "images" in vars(self)
 
 
 class ImageData:
@@ -32,8 +66,9 @@ class ImageData:
         class_names: in the order of the labels.
         train, test: the images of both splits.
         batch_size: images per step.
-        seed: of the training order.
+        seed: of the training order and of augmentation.
         fingerprints: of the training and the test images, see `images.fingerprint`.
+        augment, cached_views: kind and number of views of training images, see `Augmentation`.
 
     Attributes:
         num_classes: number of classes of the data set itself; a network may have more outputs.
@@ -41,6 +76,7 @@ class ImageData:
         input_size: height and width in pixels.
         steps_per_epoch: training batches per epoch; an incomplete last batch is dropped.
         skipped_images: number of broken images in both splits; no other count includes them.
+        view_count: number of views of each training image; None if every epoch has a new one.
 
     Raises:
         UserError: there are fewer training images than a batch needs.
@@ -55,6 +91,8 @@ class ImageData:
         batch_size: int,
         seed: int = 0,
         fingerprints: tuple[str, str] = ("", ""),
+        augment: str = "none",
+        cached_views: int | None = None,
     ) -> None:
         self.name, self.class_names, self.num_classes = name, tuple(class_names), len(class_names)
         self.train_count, self.test_count = len(train.labels), len(test.labels)
@@ -67,6 +105,8 @@ class ImageData:
         self.skipped_images = len(train.broken) + len(test.broken)
         self._train, self._test = train, test
         self._fingerprints = fingerprints
+        self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
+        self.view_count = self._augmentation.view_count
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
@@ -76,42 +116,61 @@ class ImageData:
     def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Batch]:
         """The batches of epoch `epoch`, shuffled by seed and epoch: at most `count`, without the first `skip`.
 
-        Yields:
-            Pairs of images float32 [batch, size, size, 3] in 0…255 and labels int32 [batch], each of full batch size.
+        All are of full batch size. Of images in a file, the next batch's are read in the background once a batch's
+        images were asked for.
         """
         return self._shuffled(epoch, skip, count)
 
-    def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
+    def training_images(self, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
+        """Training images float32 [n, size, size, 3] in 0…255.
+
+        Args:
+            rows: int [n], which images; those of `Batch.rows`.
+            views: int [n], the view of each.
+        """
+        return self._augmentation.show(self._train.images[rows], rows, views)
+
+    def importance_batches(self, index: int, count: int = 1) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Training batches for the `index`-th evaluation of importance; their order is independent of the epochs'.
 
         Returns:
-            `count` pairs as from `train`, or fewer if an epoch has fewer.
+            `count` pairs of images float32 [batch, size, size, 3] in 0…255, augmented as in training, and labels int32
+            [batch]; or fewer if an epoch has fewer.
         """
-        return [*self._shuffled(_IMPORTANCE_STREAM + index, 0, count)]
+        return [(batch.images, batch.labels) for batch in self._shuffled(_IMPORTANCE_STREAM + index, 0, count)]
 
-    def test(self) -> Iterator[Batch]:
-        """All test images in a fixed order, as pairs like those of `train`; the last batch may be smaller."""
-        return self._batches(self._test, np.arange(self.test_count))
+    def test(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """All test images as they are, in a fixed order, as pairs like those of `importance_batches`.
+
+        The last batch may be smaller.
+        """
+        order = np.arange(self.test_count)
+        as_they_are = Augmentation("none", self.seed, self.test_count)
+        for batch in self._batches(self._test, as_they_are, order, np.zeros_like(order)):
+            yield batch.images, batch.labels
 
     def _shuffled(self, stream: int, skip: int, count: int | None) -> Iterator[Batch]:
         order = np.random.default_rng([self.seed, stream]).permutation(self.train_count)
         end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
-        return self._batches(self._train, order[skip * self.batch_size : end * self.batch_size])
+        rows = order[skip * self.batch_size : end * self.batch_size]
+        return self._batches(self._train, self._augmentation, rows, self._augmentation.views(stream)[rows])
 
-    def _batches(self, decoded: DecodedImages, order: np.ndarray) -> Iterator[Batch]:
-        """The images of `order`. What is in memory needs no tf.data, which takes 1 to 2 ms for each batch."""
-        import tensorflow as tf
+    def _batches(
+        self, decoded: DecodedImages, augmentation: Augmentation, rows: np.ndarray, views: np.ndarray
+    ) -> Iterator[Batch]:
+        """Images in memory need no tf.data, which takes 1 to 2 ms for each batch."""
+        parts = (slice(start, start + self.batch_size) for start in range(0, len(rows), self.batch_size))
+        batches = (Batch(decoded, augmentation, rows[part], views[part]) for part in parts)
+        return _read_ahead(batches) if isinstance(decoded.images, np.memmap) else batches
 
-        parts = (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
-        rows = ((decoded.images[part], decoded.labels[part]) for part in parts)
-        for images, labels in _read_ahead(rows) if isinstance(decoded.images, np.memmap) else rows:
-            yield tf.cast(tf.constant(images), tf.float32), tf.constant(labels)
 
-
-def _read_ahead(rows: Iterator[T]) -> Iterator[T]:
-    """The same, each read from its file in the background while the one before is used."""
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same; while the images of batches are asked for, each is read in the background during the one before."""
     with ThreadPoolExecutor(1) as reader:
-        reading = reader.submit(next, rows, None)
-        while (row := reading.result()) is not None:
-            reading = reader.submit(next, rows, None)
-            yield row
+        is_wanted = False
+        for batch, following in pairwise(chain(batches, [None])):
+            assert batch is not None
+            if following is not None and is_wanted:
+                following.read = reader.submit(following.read).result
+            yield batch
+            is_wanted = batch.is_shown

@@ -15,7 +15,6 @@ KERAS_NETWORKS = (
     *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
 )
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
-AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
 

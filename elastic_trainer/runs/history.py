@@ -29,6 +29,7 @@ class SelectionInterval:
         step_flops: FLOPs of each.
         step_ms: their measured times.
         slowdowns: by each gradient pass among them, see `selection.time_budget`.
+        making_ms: computing the features that are kept (`training.features`), in all.
     """
 
     selection: Selection
@@ -36,6 +37,7 @@ class SelectionInterval:
     step_flops: float = 0.0
     step_ms: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
+    making_ms: float = 0.0
 
 
 @dataclass
@@ -62,7 +64,8 @@ class History:
     saved_accuracy: float = -1.0
 
     def __post_init__(self) -> None:
-        self._measured_ms = sum(self.step_ms)  # of all measured steps; kept up to date, since deadlines ask every step
+        # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
+        self._measured_ms = sum(self.step_ms) + self.making_ms
 
     @property
     def selection(self) -> Selection:
@@ -73,6 +76,11 @@ class History:
     def step_ms(self) -> list[float]:
         """All measured steps."""
         return [ms for interval in self.intervals for ms in interval.step_ms]
+
+    @property
+    def making_ms(self) -> float:
+        """Time of computing the features that are kept."""
+        return sum(interval.making_ms for interval in self.intervals)
 
     @property
     def selection_seconds(self) -> float | None:
@@ -92,6 +100,8 @@ class History:
         """Count a step."""
         self.step += 1
         self.results.append(result)
+        self.intervals[-1].making_ms += result.making_ms
+        self._measured_ms += result.making_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3

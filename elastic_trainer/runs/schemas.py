@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from elastic_trainer.datasets.names import DATASET_NAMES
-from elastic_trainer.networks.names import AUGMENTATIONS
 from elastic_trainer.settings import TRAIN_TYPES
 
 
@@ -51,7 +50,6 @@ class RunConfig(BaseModel):
     run_name: str | None = None
     weights: str | None = None
     alpha: Positive | None = None
-    augment: Annotated[str, _one_of(AUGMENTATIONS)] | None = None
     input_size: CountAboveZero | None = None
     num_classes: CountAboveZero | None = None
     batch_size: CountAboveZero | None = None

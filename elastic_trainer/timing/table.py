@@ -44,7 +44,6 @@ TABLE_SETTINGS = (
     "num_classes",
     "batch_size",
     "optimizer",
-    "augment",
     "mixed_precision",
 )
 

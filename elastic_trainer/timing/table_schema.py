@@ -50,7 +50,6 @@ class Profile(BaseModel):
     num_classes: Size
     batch_size: Size
     optimizer: str
-    augment: str
     mixed_precision: bool
     forward_ms: Milliseconds
     preprocessing_ms: Milliseconds

@@ -12,6 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.datasets.image_data import Batch, ImageOrder
+from elastic_trainer.training.features import Features
+from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import UserError
 
@@ -20,7 +23,7 @@ class StepResult(NamedTuple):
     """One training step: loss, accuracy on the batch (0…1), learning rate, and wall time.
 
     Either `step_ms` is None or `first_call_ms`, the time of the first step of a new graph, which TensorFlow then
-    optimises.
+    optimises. `making_ms` is what it took before to compute features that are kept for this step and later ones.
     """
 
     loss: float
@@ -28,6 +31,7 @@ class StepResult(NamedTuple):
     learning_rate: float
     step_ms: float | None
     first_call_ms: float | None = None
+    making_ms: float = 0.0
 
 
 def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -> UserError:
@@ -56,9 +60,11 @@ class TrainState:
         optimizer: built for all of `model.trainable_variables`.
         batch_size: images a step.
         penalty: what is added to the loss within the step, as in `TrainStep`.
+        features: what is kept of the frozen prefix; by default nothing.
 
     Attributes:
         model, optimizer: as given, or as last replaced.
+        features: as given.
         evaluation: loss and accuracy of `model` over the test images.
     """
 
@@ -68,8 +74,10 @@ class TrainState:
         optimizer: keras.optimizers.Optimizer,
         batch_size: int,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
+        features: Features | None = None,
     ) -> None:
         self._batch_size, self._penalty = batch_size, penalty
+        self.features = features or Features()
         self.replace(model, optimizer)
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
@@ -78,39 +86,60 @@ class TrainState:
         self.evaluation = Evaluation(model)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | None = None
-        self._is_warm = False
+        self._warm_step: TrainStep | SplitStep | None = None  # the last that was called
 
-    def adopt(self, mask: np.ndarray) -> bool:
-        """Train bool [N] `mask` from now on; returns whether a new step was compiled for it."""
+    def adopt(self, mask: np.ndarray, coming: ImageOrder, steps: int, keep_features: bool = True) -> bool:
+        """Train bool [N] `mask` from now on; returns whether a new step was compiled for it.
+
+        Args:
+            mask: over `model.trainable_variables`.
+            coming: the images of the next steps.
+            steps: for which `mask` trains at least.
+            keep_features: use the features that are kept at present, if the new step can.
+        """
         if self._mask is not None and (mask == self._mask).all():
             return False
-        self._step = None  # the old graph is released before a new one is made
+        self._step = self._warm_step = None  # the old graph is released before a new one is made
         gc.collect()
         self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
-        self._is_warm, self._mask = False, mask
+        self._mask = mask
+        self.features.adopt(self._step, coming, steps, keep_features)
         return True
 
     @property
-    def step_graph(self) -> tf.Graph:
-        """The traced graph of the step that trains the adopted selection."""
-        assert self._step is not None, "no selection was adopted"
-        return self._step.graph
+    def is_adopted(self) -> bool:
+        """Whether there is a step for the next call of `train`."""
+        return self._step is not None
 
-    def train(self, images: tf.Tensor, labels: tf.Tensor) -> StepResult:
-        """One step on one batch.
+    @property
+    def step_graph(self) -> tf.Graph:
+        """The traced graph of the present step; without the prefix if its features are kept."""
+        return self._present_step().graph
+
+    def train(self, batch: Batch, coming: ImageOrder) -> StepResult:
+        """One step on one batch, before those on the images `coming`.
 
         Raises:
             UserError: the loss is not finite.
         """
-        assert self._step is not None, "a scheme must select before the first step"
+        making_ms = 1e3 * self.features.prepare(batch, coming)
+        step, cache = self._present_step(), self.features.cache
+        images = batch.images if cache is None else None
         start = time.perf_counter()
-        loss, accuracy, rate = self._step(images, labels)
-        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, self._is_warm
-        self._is_warm = True
+        loss, accuracy, rate = step(images if cache is None else cache.read(cache.keys(batch)), batch.labels)
+        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
+        self._warm_step = step
         if not math.isfinite(loss):
-            step = int(self.optimizer.iterations)
-            raise not_finite(f"the loss is {loss} at step {step}", step - 1, self.optimizer)
-        return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms)
+            number = int(self.optimizer.iterations)
+            raise not_finite(f"the loss is {loss} at step {number}", number - 1, self.optimizer)
+        return StepResult(
+            loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms
+        )
+
+    def _present_step(self) -> TrainStep | SplitStep:
+        """What trains the adopted selection: from images, or from features if they are kept."""
+        assert self._step is not None, "a scheme must select before the first step"
+        return self._step if self.features.cache is None else self.features.cache.split
 
     def values(self) -> dict[str, np.ndarray]:
         """All variables of the network and the optimizer, by kind and position."""
@@ -130,6 +159,7 @@ class TrainState:
             kind = variable.dtype.as_numpy_dtype  # NumPy forgets the name of bfloat16
             variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
         self._step = self._mask = None  # a step holds constants made from the weights of before
+        self.features.drop()
 
     def check_finite(self, step: int) -> None:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""

@@ -12,6 +12,7 @@ from elastic_trainer.settings import PAPER, NetworkSettings
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
+    from elastic_trainer.datasets.image_data import Batch
     from elastic_trainer.training.step import TrainStep
 
 
@@ -47,12 +48,12 @@ class AlternatingDigits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[tuple[Any, Any]]:
+    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Batch]:
         """Batches as of `ImageData.train`, each after a timed step of full training."""
-        for images, labels in self._data.train(epoch, skip, count):
+        for batch in self._data.train(epoch, skip, count):
             start, stolen = time.perf_counter(), stolen_seconds()
-            self.full_ms.append(float(measure_ms([partial(self._full, images, labels)], 1)[0, 0]))
-            yield images, labels
+            self.full_ms.append(float(measure_ms([partial(self._full, batch.images, batch.labels)], 1)[0, 0]))
+            yield batch
             self.undisturbed.append(is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from elastic_trainer.machine import environment
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
-    from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.datasets.image_data import Batch, ImageData
     from elastic_trainer.settings import NetworkSettings
 
 PHOTO_SIZE = (1280, 960)
@@ -64,6 +64,11 @@ def decoding_every_time(source: Any, size: int, batch_size: int) -> Any:
 
     decoded = tf.data.Dataset.from_tensor_slices(order).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
     return decoded.batch(batch_size, drop_remainder=True).prefetch(2)
+
+
+def made(batches: Iterable[Batch]) -> Iterator[tuple[Any, Any]]:
+    """The images and labels of the batches."""
+    return ((batch.images, batch.labels) for batch in batches)
 
 
 def images_per_second(batches: Iterable[Any], images: int) -> float:
@@ -123,8 +128,8 @@ def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, st
     in_file = load(cache_dir=cache, image_memory=0)
     source = find("image_folder", photos)
     ways: dict[str, Callable[[], Any]] = {
-        "read once, in memory": lambda: in_memory.train(0),
-        "read once, in a file": lambda: in_file.train(0),
+        "read once, in memory": lambda: made(in_memory.train(0)),
+        "read once, in a file": lambda: made(in_file.train(0)),
         "decoded in every epoch": lambda: decoding_every_time(source, network.input_size, network.batch_size),
     }
     network = replace(network, num_classes=in_memory.num_classes)

@@ -50,7 +50,7 @@ def losses(network: NetworkSettings, steps: int) -> list[float]:
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, optimizer, network.batch_size)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
-    return [step(*batch)[0] for batch in digits.train(0, count=steps)]
+    return [step(batch.images, batch.labels)[0] for batch in digits.train(0, count=steps)]
 
 
 def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:

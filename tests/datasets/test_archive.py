@@ -19,7 +19,7 @@ import pytest
 from command_line import ROOT, run_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_images import write_photos
+from small_images import pairs, write_photos
 from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
@@ -42,7 +42,7 @@ def test_prepare_pack_unpack_gives_the_same_batches_elsewhere(name, tmp_path, mo
     assert f"--dataset_name {name} --data_dir {there}" in capsys.readouterr().out
     first, second = (data.load(name, 16, 4, data_dir=place) for place in (here, there))
     assert second.class_names == first.class_names and len(first.class_names) == TFDS_CLASSES[name]
-    for (one, labels), (other, same) in zip(first.train(0), second.train(0), strict=True):
+    for (one, labels), (other, same) in zip(pairs(first.train(0)), pairs(second.train(0)), strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(labels, same)
     with pytest.raises(UserError, match=rf"--data_dir .*there: .*/{name} exists already"):

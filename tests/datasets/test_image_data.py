@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_images import labels_of, write_red_and_blue
+from small_images import labels_of, pairs, write_red_and_blue
 
 import data
 
@@ -21,7 +21,7 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
     digits = data.load("digits", 32, 16)
     assert (digits.num_classes, digits.train_count, digits.test_count) == (10, 898, 899)
     assert digits.class_names == tuple("0123456789")
-    images, labels = next(iter(digits.train(0)))
+    images, labels = next(iter(pairs(digits.train(0))))
     assert images.shape == (16, 32, 32, 3) and images.dtype == tf.float32 and labels.dtype == tf.int32
     assert float(tf.reduce_min(images)) >= 0 and 200 < float(tf.reduce_max(images)) <= 255
     np.testing.assert_array_equal(images[..., 0], images[..., 1])
@@ -34,17 +34,17 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
 
 def test_count_limits_the_batches_after_the_skipped_ones():
     digits = data.load("digits", 8, 4)
-    complete = labels_of(digits.train(1))
-    np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
-    assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
+    complete = labels_of(pairs(digits.train(1)))
+    np.testing.assert_array_equal(labels_of(pairs(digits.train(1, skip=3, count=2))), complete[12:20])
+    assert len(labels_of(pairs(digits.train(1, skip=digits.steps_per_epoch - 1, count=2)))) == 4
 
 
 def test_order_depends_only_on_seed_and_epoch():
     first, again, other = (data.load("digits", 8, 16, seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
-    assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
-    assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
-    assert len(labels_of(first.train(0))) == first.steps_per_epoch * 16
+    np.testing.assert_array_equal(labels_of(pairs(first.train(3))), labels_of(pairs(again.train(3))))
+    assert (labels_of(pairs(first.train(3))) != labels_of(pairs(first.train(4)))).any()
+    assert (labels_of(pairs(first.train(3))) != labels_of(pairs(other.train(3)))).any()
+    assert len(labels_of(pairs(first.train(0)))) == first.steps_per_epoch * 16
 
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():
@@ -53,23 +53,23 @@ def test_importance_batches_differ_by_index_and_from_the_epochs():
     assert batches[0].shape == (16, 8, 8, 3)
     assert (batches[0] != batches[1]).any()
     np.testing.assert_array_equal(batches[0], batches[2])
-    assert (batches[0] != first_images(digits.train(0))).any()
+    assert (batches[0] != first_images(pairs(digits.train(0)))).any()
 
 
 def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    complete = [batch.numpy() for batch, _ in images.train(3)]
-    rest = [batch.numpy() for batch, _ in images.train(3, skip=2)]
+    complete = [batch.numpy() for batch, _ in pairs(images.train(3))]
+    rest = [batch.numpy() for batch, _ in pairs(images.train(3, skip=2))]
     assert len(rest) == len(complete) - 2
     np.testing.assert_array_equal(rest, complete[2:])
 
 
 def test_batches_need_no_files_after_loading(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    first = [batch.numpy() for batch, _ in images.train(0)]
+    first = [batch.numpy() for batch, _ in pairs(images.train(0))]
     for path in folder.rglob("*.*"):
         path.unlink()
-    for batch, again in zip(images.train(0), first, strict=True):
+    for batch, again in zip(pairs(images.train(0)), first, strict=True):
         np.testing.assert_array_equal(batch[0], again)
     assert len(labels_of(images.test())) == 4
 
@@ -78,7 +78,7 @@ def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_
     in_memory = data.load("image_folder", 16, 2, data_dir=folder)
     mapped = data.load("image_folder", 16, 2, data_dir=folder, cache_dir=tmp_path / "cache", image_memory=0)
     assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".npy"]
-    for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
+    for one, other in ((pairs(in_memory.train(1)), pairs(mapped.train(1))), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(one, other, strict=True):
             np.testing.assert_array_equal(images, same_images)
             np.testing.assert_array_equal(labels, same_labels)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
-from small_images import labels_of, shades, write_red_and_blue
+from small_images import labels_of, pairs, shades, write_red_and_blue
 
 import data
 import utils
@@ -41,7 +41,7 @@ def test_image_folder_gives_each_image_the_label_of_its_folder(folder):
     assert (images.num_classes, images.train_count, images.test_count) == (2, 10, 4)
     assert images.class_names == ("blue", "red")
     assert count_classes("image_folder", folder) == 2
-    for batch, labels in images.train(0):
+    for batch, labels in pairs(images.train(0)):
         assert batch.shape == (2, 16, 16, 3)
         for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
             assert image[..., 2 - 2 * label].mean() > 250 and image[..., 2 * label].mean() < 5
@@ -86,7 +86,7 @@ def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, insi
             (loose / name).rename(loose / "train" / name)
     assert count_classes("image_folder", loose) == 4
     split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
-    train, test = shades(split.train(0)), shades(split.test())
+    train, test = shades(pairs(split.train(0))), shades(split.test())
     assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
     assert {label: len(values) for label, values in train.items()} == {0: 16, 1: 2, 2: 8, 3: 1}
     for label in test:
@@ -164,7 +164,7 @@ def test_class_names_are_one_line_of_text_whatever_bytes_the_folders_have(folder
             (folder / split / old).rename(folder / split / os.fsdecode(name))
     images = data.load("image_folder", 16, 2, data_dir=folder)
     assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
-    assert len(labels_of(images.train(0))) == 10
+    assert len(labels_of(pairs(images.train(0)))) == 10
     assert utils.printable(names[2].decode()) == names[2].decode()
 
 
@@ -173,12 +173,12 @@ def test_images_are_recognised_by_content_not_extension(folder):
     for name, kind in (("png.jpg", "PNG"), ("jpg.gif", "JPEG"), ("webp", "WEBP"), ("bmp.txt", "BMP")):
         image.save(folder / "train" / "red" / name, kind)
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    assert len(labels_of(images.train(0))) == images.train_count == 14
+    assert len(labels_of(pairs(images.train(0)))) == images.train_count == 14
 
 
 def test_file_names_that_are_not_utf8_are_read(folder):
     (folder / "train" / "red" / "0.jpg").rename(os.fsdecode(bytes(folder / "train" / "red") + b"/\xff\xfe.jpg"))
-    assert len(labels_of(data.load("image_folder", 16, 2, data_dir=folder).train(0))) == 10
+    assert len(labels_of(pairs(data.load("image_folder", 16, 2, data_dir=folder).train(0)))) == 10
 
 
 def truncated(path):
@@ -256,11 +256,11 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     images = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
     assert (images.train_count, images.test_count, images.skipped_images) == (9, 4, 6)
     assert images.steps_per_epoch == 4
-    assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
+    assert len(labels_of(pairs(images.train(0)))) == 8 and len(labels_of(images.test())) == 4
     printed = capsys.readouterr().out
     assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed)
     again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
-    np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
+    np.testing.assert_array_equal(labels_of(pairs(images.train(3))), labels_of(pairs(again.train(3))))
 
 
 def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folder):
@@ -272,7 +272,7 @@ def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folde
     skipped = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
     removed.unlink()
     never = data.load("image_folder", 16, 2, data_dir=folder)
-    for one, other in zip(skipped.train(2), never.train(2), strict=True):
+    for one, other in zip(pairs(skipped.train(2)), pairs(never.train(2)), strict=True):
         np.testing.assert_array_equal(one[0], other[0])
 
 

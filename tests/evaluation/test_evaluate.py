@@ -51,7 +51,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
     assert (command.model, command.folder) == (run / "best.keras", run)
     assert (command.data.dataset_name, command.data.data_dir) == ("image_folder", Path("photos"))
     assert (command.input_size, command.num_classes, command.batch_size) == (96, 200, 8)
-    assert (command.augment, command.model_name) == ("none", None)
+    assert command.model_name is None
     command = parse_evaluation(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
     assert (command.folder, command.data.data_dir) == (run / "last", Path("more"))
     assert (command.batch_size, command.input_size) == (2, 96)
@@ -128,7 +128,7 @@ def test_models_that_do_not_fit_the_data_set_are_refused_in_one_line(photos, tmp
 
 
 def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path):
-    original = models.build_model(f"{ZOO}:custom_layer", 12, 3, augment="flip")
+    original = models.build_model(f"{ZOO}:custom_layer", 12, 3)
     original.save(tmp_path / "my.keras")
     words = flags_for(photos, "--evaluate", str(tmp_path / "my.keras"), "--input_size", "12")
     with pytest.raises(UserError, match="Keras cannot load it"):

@@ -40,7 +40,7 @@ def test_converted_small_network_returns_the_logits_of_keras(quantise):
 
 def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised():
     keras.utils.set_random_seed(0)
-    model = as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35, augment="flip_rotate"))
+    model = as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35))
     plain, quantised = export.convert(model, False), export.convert(model, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
     assert len(quantised.content) < 0.5 * len(plain.content) < 0.5 * 4.5 * model.count_params()
@@ -51,7 +51,7 @@ def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised()
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_converted_own_networks_return_the_logits_of_keras(function):
     keras.utils.set_random_seed(0)
-    model = as_if_trained(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES, augment="flip"))
+    model = as_if_trained(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES))
     assert largest_difference(model, export.convert(model, False), some_images(12)) < 1e-4
 
 

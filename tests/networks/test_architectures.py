@@ -20,9 +20,9 @@ from utils import UserError
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_each_network_has_its_layers_and_loads_after_saving(name, tmp_path):
-    model = models.build_model(name, 32, 7, alpha=0.35, augment="flip_rotate")
+    model = models.build_model(name, 32, 7, alpha=0.35)
     kinds = [type(layer) for layer in model.layers]
-    for kind in (keras.layers.RandomFlip, keras.layers.RandomRotation, keras.layers.Rescaling, keras.layers.Dropout):
+    for kind in (keras.layers.Rescaling, keras.layers.Dropout):
         assert kind in kinds
     assert model.get_layer("dropout").rate == 0.2
     images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
@@ -86,7 +86,7 @@ def test_preprocessing_of_vit_is_that_of_vit_keras():
 @pytest.mark.parametrize("name", ["resnet50", "mobilenetv2", "efficientnetb0", "densenet121"])
 def test_logits_are_those_of_the_plain_keras_network(name):
     """Compared with a network built by Keras' functions alone, with the same weights and images."""
-    model = models.build_model(name, 32, 5, augment="none")
+    model = models.build_model(name, 32, 5)
     function = getattr(keras.applications, next(one for one in KERAS_NETWORKS if one.lower() == name))
     plain = function(input_shape=(32, 32, 3), include_top=False, weights=None, pooling="avg")
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
@@ -103,7 +103,7 @@ def test_logits_are_those_of_the_plain_keras_network(name):
 
 @pytest.mark.parametrize("name", ["efficientnetb0", "convnexttiny", "mobilenetv3small"])
 def test_other_networks_train_with_frozen_statistics_and_load_after_saving(name, tmp_path):
-    model = models.build_model(name, 32, 5, augment="none")
+    model = models.build_model(name, 32, 5)
     before = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
     optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
     optimizer.build(model.trainable_variables)

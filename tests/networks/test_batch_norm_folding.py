@@ -148,7 +148,7 @@ def test_folded_network_has_the_logits_and_gradients_of_the_plain_one(name):
 
 @pytest.mark.parametrize("name, count", [("mobilenetv2", 52), ("resnet50", 53)])
 def test_known_networks_are_folded(name, count):
-    model = as_if_trained(models.build_model(name, 32, 3, alpha=0.35, augment="none"))
+    model = as_if_trained(models.build_model(name, 32, 3, alpha=0.35))
     next(layer for layer in model.layers if isinstance(layer, layers.Dropout)).rate = 0.0
     assert len(find_pairs(model)) == count
     assert_same(model, 1e-3)

@@ -27,7 +27,7 @@ ZOO = str(Path(zoo.__file__))
 
 def build(function):
     keras.utils.set_random_seed(0)
-    return models.build_model(f"{ZOO}:{function.__name__}", SIZE, CLASSES, augment="flip")
+    return models.build_model(f"{ZOO}:{function.__name__}", SIZE, CLASSES)
 
 
 def a_batch():
@@ -140,14 +140,14 @@ def save_softmax_model(path, classes):
 
 def test_a_keras_file_loses_its_softmax_and_keeps_its_weights(tmp_path):
     original = save_softmax_model(tmp_path / "my.keras", CLASSES)
-    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES)
     images = a_batch()[0]
     np.testing.assert_allclose(tf.nn.softmax(model(images)), original(images), atol=1e-6)
 
 
 def test_a_keras_file_for_other_classes_gets_a_new_last_layer(tmp_path, capsys):
     original = save_softmax_model(tmp_path / "my.keras", 7)
-    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, augment="none")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES)
     assert model.output_shape == (None, CLASSES)
     assert "last layer last has 7 outputs; replaced by a new one for 3" in capsys.readouterr().out
     convolution = next(v for v in model.trainable_variables if v.path == "conv/kernel")
@@ -195,9 +195,7 @@ def test_a_model_that_takes_one_channel_gets_grey_images(tmp_path, capsys):
     original = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
     original.save(tmp_path / "grey.keras")
     original.save_weights(tmp_path / "grey.weights.h5")
-    model = models.build_model(
-        str(tmp_path / "grey.keras"), SIZE, CLASSES, str(tmp_path / "grey.weights.h5"), 1, "none"
-    )
+    model = models.build_model(str(tmp_path / "grey.keras"), SIZE, CLASSES, str(tmp_path / "grey.weights.h5"), 1)
     assert "grey.keras: takes images with one channel; they are converted to grey" in capsys.readouterr().out
     assert model.input_shape == (None, SIZE, SIZE, 3)
     grey = np.random.default_rng(0).uniform(0, 255, (BATCH, SIZE, SIZE, 1)).astype(np.float32)
@@ -219,6 +217,6 @@ def test_weights_of_the_given_model_load_though_its_softmax_is_removed(tmp_path)
     for weight in given.weights:
         weight.assign(keras.random.normal(weight.shape, seed=3) * 1e-3)
     given.save_weights(tmp_path / "my.weights.h5")
-    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, str(tmp_path / "my.weights.h5"), 1, "none")
+    model = models.build_model(str(tmp_path / "my.keras"), SIZE, CLASSES, str(tmp_path / "my.weights.h5"), 1)
     images = a_batch()[0]
     np.testing.assert_allclose(tf.nn.softmax(model(images)), given(images), atol=1e-6)

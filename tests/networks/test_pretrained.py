@@ -223,10 +223,10 @@ def test_weights_of_a_deeper_custom_network_are_refused(ending, custom, tmp_path
         else:
             saved.layers[-1].save_weights(file)
         if message is None:
-            assert not differ(models.build_model("nets.py:small", 12, 3, str(file), augment="none"), saved)
+            assert not differ(models.build_model("nets.py:small", 12, 3, str(file)), saved)
         else:
             with pytest.raises(UserError, match=message):
-                models.build_model("nets.py:small", 12, 3, str(file), augment="none")
+                models.build_model("nets.py:small", 12, 3, str(file))
 
 
 def test_a_custom_network_takes_all_but_the_head_of_a_model_for_other_classes(tmp_path, capsys):

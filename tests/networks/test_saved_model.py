@@ -50,7 +50,7 @@ def network(kind):
         x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
         return as_if_trained(freeze_batch_norm_statistics(model)), 32
-    return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3, augment="none")), 12
+    return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3)), 12
 
 
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
@@ -146,7 +146,7 @@ def test_a_plain_model_keeps_the_trainability_of_its_batch_norms(tmp_path):
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_a_model_that_cannot_be_saved_is_found_before_training(function):
     keras.utils.set_random_seed(0)
-    model = models.build_model(f"{ZOO}:{function.__name__}", 12, 3, augment="flip")
+    model = models.build_model(f"{ZOO}:{function.__name__}", 12, 3)
     before = [variable.numpy() for variable in model.variables]
     if function is zoo.subclassed:  # its constructor takes an argument, and it has no get_config
         with pytest.raises(

@@ -34,7 +34,7 @@ class Batches:
         return [self.batch]
 
 
-def build(name, dropout=1e-9, augment="none"):
+def build(name, dropout=1e-9):
     """A network whose batch-norm parameters and biases are not all 0 or 1, and whose dropout almost never drops.
 
     MobileNetV2 gets the pretrained weights of this project. With random weights, its logits would not depend on the
@@ -43,7 +43,7 @@ def build(name, dropout=1e-9, augment="none"):
     keras.utils.set_random_seed(0)
     weights = str(GLYPH_WEIGHTS) if name == "mobilenetv2" else "none"
     small = name == "small"
-    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35, augment)
+    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35)
     rng = np.random.default_rng(1)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):

@@ -54,7 +54,7 @@ def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
 def test_custom_networks_keep_their_logits_or_are_refused(function):
     keras.utils.set_random_seed(0)
-    model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES, augment="flip")
+    model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES)
     data, optimizer = Batches(model), built_optimizer(model)
     try:
         scheme = scheme_of(model)
@@ -122,7 +122,7 @@ def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
 
 
 def test_rebuild_keeps_random_state_and_frozen_layers_and_does_not_change_the_model():
-    model = build("mobilenetv2", dropout=0.2, augment="flip")
+    model = build("mobilenetv2", dropout=0.2)
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
     data, optimizer = Batches(model), built_optimizer(model)
@@ -132,7 +132,7 @@ def test_rebuild_keeps_random_state_and_frozen_layers_and_does_not_change_the_mo
     kill_readers(model)
     before = [v.numpy() for v in [*model.variables, *optimizer.variables]]
     seeds = [v.numpy() for v in model.variables if "seed" in v.path]
-    assert len(seeds) == 2
+    assert len(seeds) == 1
     smaller, _ = scheme.reconfigure(model, optimizer)
     for variable, old in zip([*model.variables, *optimizer.variables], before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)

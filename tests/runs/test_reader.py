@@ -41,7 +41,6 @@ DAMAGED: dict[str, tuple[str | None, Any, str]] = {
     ),
     "unknown data set": ("config", {"dataset_name": "faces"}, "dataset_name: String should match pattern .* 'faces'"),
     "data set as a list": ("config", {"dataset_name": ["digits"]}, "dataset_name: Input should be a valid string"),
-    "unknown augmentation": ("config", {"augment": "blur"}, "augment: String should match pattern"),
     "size as text": ("config", {"input_size": "64"}, "input_size: Input should be a valid integer, not '64'"),
     "no classes": ("config", {"num_classes": 0}, "num_classes: Input should be greater than 0, not 0"),
     "images as text": ("config", {"images": "all"}, "images: Input should be an object, not 'all'"),

@@ -46,7 +46,7 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
             if job.run.is_elastic:
                 assert job.profile is not None
                 profiled = parse_profiler(job.profile)
-                for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "augment", "alpha"):
+                for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
                     assert getattr(profiled.network, key) == getattr(command.network, key), key
             else:
                 assert job.profile is None and not name.endswith("_ego")

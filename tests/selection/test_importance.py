@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, make_small_model
+from small_images import pairs
 from small_networks import built_optimizer, values
 
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
@@ -15,7 +16,7 @@ from utils import UserError
 def test_measuring_importance_restores_all_variables(name, small_model, small_data):
     optimizer = built_optimizer(name, small_model)
     step = TrainStep(small_model, optimizer, BATCH)
-    for images, labels in small_data.train(0):
+    for images, labels in pairs(small_data.train(0)):
         step(images, labels)
     everything = [*small_model.variables, *optimizer.variables]
     assert any("seed" in v.path for v in everything)

@@ -78,8 +78,8 @@ def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
         load(logdir, ["other", *names[1:]], table)
     with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
         load(logdir, [*names, "more"], table)
-    with pytest.raises(UserError, match="measured with --optimizer sgd, not adam; --augment none, not flip; make it"):
-        load(logdir, names, table, replace(SETTINGS, optimizer="adam", augment="flip"))
+    with pytest.raises(UserError, match="measured with --optimizer sgd, not adam; --mixed_precision False, not True;"):
+        load(logdir, names, table, replace(SETTINGS, optimizer="adam", mixed_precision=True))
     table.shapes[0] = (1, 2)
     with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
         load(logdir, names, table)
@@ -161,7 +161,7 @@ def test_damaged_table_is_one_line_that_names_the_file_and_the_field(damage, sav
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
 def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setting, saved):
     logdir, names, table = saved
-    changed = {"model_name": "vit", "optimizer": "adam", "augment": "flip", "alpha": 0.35}.get(setting, 77)
+    changed = {"model_name": "vit", "optimizer": "adam", "alpha": 0.35}.get(setting, 77)
     other = replace(SETTINGS, **{setting: changed})  # type: ignore[arg-type]
     folder = table_folder(SETTINGS, logdir)
     if table_folder(other, logdir) != folder:
@@ -228,7 +228,7 @@ def test_same_environment_is_not_stale():
 
 
 def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, small_model):
-    network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, augment="none", weights="none")
+    network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, weights="none")
     measured_here = table_folder(network, tmp_path)
     folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")

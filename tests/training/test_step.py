@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, make_small_model
+from small_images import pairs
 from small_networks import built_optimizer, values
 
 from elastic_trainer.training.step import TrainStep, classification_loss, forward_pass
@@ -35,7 +36,7 @@ def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small
     masks = [rng.random(count) < 0.5 for _ in range(4)]
     masks[0][:] = False
     masks[0][-2:] = True  # only the head
-    batches = list(small_data.train(0))
+    batches = list(pairs(small_data.train(0)))
     for mask in masks:
         step = TrainStep(small_model, optimizer, BATCH, mask)
         for images, labels in batches[:2]:
@@ -62,7 +63,7 @@ def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_m
     alone[0] = True
     others = ~alone
     optimizer = built_optimizer(name, small_model)
-    batches = list(small_data.train(0))
+    batches = list(pairs(small_data.train(0)))
     for mask in (alone, others):
         step = TrainStep(small_model, optimizer, BATCH, mask)
         for images, labels in batches[:3]:
@@ -105,7 +106,7 @@ def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small
         next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
         optimizer = built_optimizer("sgd", model, rate=1e-2)
         start = values(model.trainable_variables)
-        loss = TrainStep(model, optimizer, BATCH)(*next(iter(small_data.train(0))))[0]
+        loss = TrainStep(model, optimizer, BATCH)(*next(iter(pairs(small_data.train(0)))))[0]
         changes = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
         results.append((loss, np.concatenate([one.ravel() for one in changes])))
     (loss, moved), (single_loss, single_moved) = results

@@ -1,0 +1,98 @@
+"""Random changes of training images, as views: numbered variants of each image that can be made again at any time.
+
+What an image looks like in an epoch depends only on the seed, the epoch and the image. So a resumed run sees what an
+unbroken one would have seen, and what a network computes from a view can be kept.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+MOST_ROTATED = 0.2  # of a turn, either way
+# Last word of a random seed. Without one, and so with 0, the seed is that of the order of an epoch's images.
+_CHOICE, _PARAMETERS = 1, 2
+
+
+class Augmentation:
+    """The views of a data set's training images.
+
+    Args:
+        kind: "none": an image as it is. "flip" (paper): view 0 is the image as it is, view 1 is mirrored left-right.
+            "flip_rotate" (the paper's published scripts): each view is mirrored or not, then rotated by up to ±0.2 of a
+            turn, both at random.
+        seed: of all that is random.
+        count: number of training images.
+        cached_views: of flip_rotate, how many views of each image there are; None: a new one in every epoch.
+
+    Attributes:
+        view_count: number of views of each image; None if every epoch has a new one.
+    """
+
+    def __init__(self, kind: str, seed: int, count: int, cached_views: int | None = None) -> None:
+        self.view_count = {"none": 1, "flip": 2, "flip_rotate": cached_views}[kind]
+        self._rotates, self._seed, self._count = kind == "flip_rotate", seed, count
+        # Without a number of views, only the epoch's and that of importance batches are in use.
+        self._parameters = lru_cache(self.view_count or 2)(self._drawn_parameters)
+
+    def views(self, epoch: int) -> np.ndarray:
+        """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""
+        if self.view_count is None:
+            return np.full(self._count, epoch)
+        return np.random.default_rng([self._seed, epoch, _CHOICE]).integers(self.view_count, size=self._count)
+
+    def show(self, pixels: np.ndarray, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
+        """Images float32 [batch, size, size, 3] in 0…255, each in its view.
+
+        Args:
+            pixels: uint8 [batch, size, size, 3], as they were read.
+            rows: int [batch], which of the training images they are.
+            views: int [batch].
+        """
+        import tensorflow as tf
+
+        if not self._rotates:
+            return tf.cast(tf.constant(_mirrored(pixels, views == 1)), tf.float32)
+        is_mirrored, turns = self._parameters_of(rows, views)
+        return rotated(tf.cast(tf.constant(_mirrored(pixels, is_mirrored)), tf.float32), turns)
+
+    def _parameters_of(self, rows: np.ndarray, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each image is mirrored in its view, bool [batch], and its rotation in turns, float64 [batch]."""
+        is_mirrored, turns = np.empty(len(rows), bool), np.empty(len(rows))
+        for view in np.unique(views):
+            shown = views == view
+            is_mirrored[shown], turns[shown] = (values[rows[shown]] for values in self._parameters(int(view)))
+        return is_mirrored, turns
+
+    def _drawn_parameters(self, view: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `_parameters_of`, of one view of all images: one generator for each image would take 20 µs."""
+        rng = np.random.default_rng([self._seed, view, _PARAMETERS])
+        return rng.random(self._count) < 0.5, rng.uniform(-MOST_ROTATED, MOST_ROTATED, self._count)
+
+
+def rotated(images: tf.Tensor, turns: np.ndarray) -> tf.Tensor:
+    """Images float32 [batch, height, width, 3], each rotated by its own share of a turn, as Keras' RandomRotation does.
+
+    The centre stays in place; values between pixels are interpolated, and the image is reflected at its edges.
+    """
+    import keras
+
+    angles = 2 * np.pi * turns
+    cos, sin, zero = np.cos(angles), np.sin(angles), np.zeros(len(angles))
+    y, x = ((side - 1) / 2 for side in images.shape[1:3])
+    # Where each pixel comes from: the rows of a matrix that leaves the centre (x, y) where it is.
+    matrix = np.stack([cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos, zero, zero], axis=1)
+    return keras.ops.image.affine_transform(images, matrix.astype(np.float32), "bilinear", "reflect")
+
+
+def _mirrored(pixels: np.ndarray, is_mirrored: np.ndarray) -> np.ndarray:
+    """Images [batch, height, width, 3], those of bool [batch] `is_mirrored` left-right."""
+    mirrored = pixels.copy()
+    columns = np.arange(pixels.shape[2])[::-1]
+    mirrored[is_mirrored] = pixels[is_mirrored].take(columns, axis=2)  # four times as fast as a slice of step -1
+    return mirrored

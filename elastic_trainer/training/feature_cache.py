@@ -1,0 +1,136 @@
+"""The features of one prefix (`training.prefix`): computed when a step first needs them, then read.
+
+An image in one of its views has a key, a number. Missing features are computed for some later steps as well, since
+larger blocks of small images take less time (docs/log.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.datasets.image_data import Batch, ImageData, ImageOrder
+from elastic_trainer.training.feature_store import FileStore, Kind, MemoryStore
+from elastic_trainer.training.prefix import SplitStep
+
+MOST_ROWS, MOST_PIXELS = 64, 16 * 224 * 224  # of a block
+
+
+class FeatureCache:
+    """The features of all training images in all views.
+
+    Args:
+        split: its prefix computes them.
+        data: the training images; has a limited number of views.
+        memory_mb: that the features may take in memory; more of them go to a file.
+        folder: of that file.
+        in_float16: round them to float16, which halves the room.
+
+    Attributes:
+        split: the step that starts from the features.
+        megabytes: that the features of all images take.
+
+    Raises:
+        OSError: a file is needed and there is no room for it.
+        ValueError: the prefix does not treat each image by itself.
+    """
+
+    def __init__(
+        self, split: SplitStep, data: ImageData, memory_mb: float, folder: Path, in_float16: bool = False
+    ) -> None:
+        assert data.view_count is not None, "the number of views has no limit"
+        self.split, self._data, self._views = split, data, data.view_count
+        rows = max(MOST_PIXELS // data.input_size**2, 1)
+        self._block = max(min(rows, MOST_ROWS), data.batch_size)
+        count = data.train_count * self._views
+        kinds = _kinds(split, self._images(np.arange(data.batch_size) * self._views), in_float16)
+        self.megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
+        in_memory = self.megabytes <= memory_mb
+        self._store = MemoryStore(count, kinds) if in_memory else FileStore(count, kinds, folder)
+        self._is_made = np.zeros(count, bool)
+
+    def keys(self, images: Batch | ImageOrder) -> np.ndarray:
+        """The keys, int64 [n], of training images."""
+        return images.rows * self._views + images.views
+
+    def prepare(self, batch: Batch, coming: ImageOrder) -> None:
+        """Compute the features of `batch` that are missing, and of so many of the images `coming` that a block is full.
+
+        Raises:
+            OSError: the disk is full.
+            FloatingPointError: a feature is beyond the range of float16.
+        """
+        missing = self._missing(self.keys(batch))
+        if missing:
+            later = self._missing(self.keys(coming))
+            wanted = [*dict.fromkeys([*missing, *later])]
+            self._write(np.array(wanted[: max(self._block, len(missing))]))
+
+    def read(self, keys: np.ndarray) -> list[tf.Tensor]:
+        """The features of `keys`, which are prepared: [n, …] for each cut tensor."""
+        values = zip(self._store.read(keys), self.split.cut.tensors, strict=True)
+        return [tf.cast(tf.constant(value), tensor.dtype) for value, tensor in values]
+
+    def is_worth_it(self, coming: ImageOrder, steps: int) -> bool:
+        """Measure whether steps take less time with features that are kept, computing those included.
+
+        Args:
+            coming: the images of the next steps.
+            steps: for which the features are of use.
+        """
+        keys = self.keys(coming)
+        batch, block = keys[: self._data.batch_size], keys[: self._block]
+        step_seconds = min(_seconds(lambda: self._computed(batch)) for _ in range(2))
+        image_seconds = _seconds(lambda: self._write(block)) / len(block)
+        if image_seconds > step_seconds / len(batch):
+            self._block, image_seconds = len(batch), step_seconds / len(batch)
+        making_seconds = self._images_shown(steps * len(batch)) * image_seconds / steps
+        return _seconds(lambda: self.read(batch)) + making_seconds < step_seconds
+
+    def _images_shown(self, drawn: int) -> float:
+        """How many different images and views are expected among so many that are drawn."""
+        count = self._data.train_count
+        epochs = drawn / count  # each shows an image once
+        return drawn if epochs <= 1 else count * self._views * (1 - (1 - 1 / self._views) ** epochs)
+
+    def _missing(self, keys: np.ndarray) -> list[int]:
+        missing: list[int] = keys[~self._is_made[keys]].tolist()
+        return missing
+
+    def _images(self, keys: np.ndarray) -> tf.Tensor:
+        return self._data.training_images(keys // self._views, keys % self._views)
+
+    def _computed(self, keys: np.ndarray) -> list[np.ndarray]:
+        return [value.numpy() for value in self.split.prefix(self._images(keys))]
+
+    def _write(self, keys: np.ndarray) -> None:
+        with np.errstate(over="raise"):
+            self._store.write(keys, self._computed(keys))
+        self._is_made[keys] = True
+
+
+def _kinds(split: SplitStep, images: tf.Tensor, in_float16: bool) -> list[Kind]:
+    """Shape and type of the features of one image. Raises `ValueError` if they depend on other images of the batch."""
+    try:
+        there, back = split.prefix(images), split.prefix(tf.reverse(images, [0]))
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError("the frozen layers need batches of one size") from error
+    kinds = []
+    for one, other in zip(there, back, strict=True):
+        value = one.numpy()
+        of_each = value.shape[:1] == (len(images),)
+        if not of_each or not np.allclose(other.numpy()[::-1], value, rtol=1e-2, atol=1e-3 * np.abs(value).max()):
+            raise ValueError("the frozen layers compute an image's features from other images of its batch, too")
+        kinds.append((value.shape[1:], np.dtype(np.float16) if in_float16 and value.dtype == np.float32 else value.dtype))
+    return kinds
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

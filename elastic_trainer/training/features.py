@@ -1,0 +1,107 @@
+"""Which features a run keeps at present: decided for each new step (`training.feature_cache` keeps them).
+
+A step that trains the upper part of a network then starts from what is kept, and the forward pass below it costs
+nothing; the paper computes it in every step. That is done where it is possible and measured to take less time.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from elastic_trainer.datasets.image_data import Batch, ImageData, ImageOrder
+from elastic_trainer.training.feature_cache import FeatureCache
+from elastic_trainer.training.prefix import Cut, SplitStep
+from elastic_trainer.training.step import TrainStep
+
+
+class FeatureSettings(NamedTuple):
+    """How features are kept.
+
+    Attributes:
+        memory_mb: that they may take in memory; beyond that they go to a file.
+        folder: of that file.
+        in_float16: rounded, for half the room.
+    """
+
+    memory_mb: float
+    folder: Path
+    in_float16: bool = False
+
+
+class Features:
+    """What a run keeps of its frozen prefix.
+
+    Args:
+        data: the training images.
+        settings: how features are kept; without data or settings none ever are.
+
+    Attributes:
+        cache: of the present step; None while none are kept.
+        megabytes: the most that features took so far.
+    """
+
+    def __init__(self, data: ImageData | None = None, settings: FeatureSettings | None = None) -> None:
+        self._data, self._settings = data, settings
+        self._reported: set[str] = set()
+        self.cache: FeatureCache | None = None
+        self.megabytes = 0.0
+
+    def adopt(self, step: TrainStep, coming: ImageOrder, steps: int, keep: bool = True) -> None:
+        """Decide whether `step` starts from features.
+
+        Args:
+            step: trains from now on.
+            coming: the images of the next steps.
+            steps: for which new features are of use.
+            keep: use the features that are kept at present, if `step` can.
+        """
+        if self._data is None or self._settings is None:
+            return
+        old, self.cache = self.cache, None
+        if old is not None and keep and (cut := Cut(step, old.split.cut.keys)).tensors:
+            old.split = SplitStep(step, cut)
+            self.cache = old
+            return
+        del old  # its memory is free before new features take some
+        cut = Cut(step)
+        if cut.random is not None:
+            self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
+        elif cut.tensors and self._data.view_count is None:
+            self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
+        elif cut.tensors:
+            try:
+                cache = FeatureCache(SplitStep(step, cut), self._data, *self._settings)
+                if cache.is_worth_it(coming, steps):
+                    self.cache, self.megabytes = cache, max(cache.megabytes, self.megabytes)
+            except (OSError, ValueError, FloatingPointError) as error:
+                self._report(str(error))
+
+    def prepare(self, batch: Batch, coming: ImageOrder) -> float:
+        """Compute the features of `batch` if they are missing, and some of the images `coming` after it.
+
+        Returns:
+            Seconds that it took. If features can no longer be kept, which is reported, `cache` is None afterwards.
+        """
+        if self.cache is None:
+            return 0.0
+        start = time.perf_counter()
+        try:
+            self.cache.prepare(self.cache.keys(batch), self.cache.keys(coming))
+        except (OSError, FloatingPointError) as error:
+            self._report(str(error))
+            self.drop()
+        return time.perf_counter() - start
+
+    def drop(self) -> None:
+        """Keep none from now on."""
+        self.cache = None
+
+    def _report(self, why: str) -> None:
+        """Say once why no features are kept."""
+        if why not in self._reported:
+            self._reported.add(why)
+            tqdm.write(f"no features are kept: {why}")

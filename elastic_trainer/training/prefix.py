@@ -1,0 +1,210 @@
+"""A training step in two parts: the frozen prefix, and the rest. The data flow of the traced step alone decides.
+
+    prefix     what depends on the images and on nothing that changes: no trained variable, no random number
+    cut        the tensors that pass from the prefix to the rest; their values are called features
+    rest       the loss, the gradients and the updates, from the features and the labels
+
+The features of an image stay the same for as long as the same tensors train, so a run may keep them
+(`training.features`). A run that does not keep them trains with the `TrainStep` itself. Both parts consist of that
+step's operations, which TensorFlow imports into two functions: no layer is called again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from elastic_trainer.training.step import TrainStep
+
+
+class Cut:
+    """Where a traced step may be cut.
+
+    Args:
+        step: the step.
+        keys: of another cut, of a step of the same network: the same tensors are used. By default the prefix is as
+            large as possible.
+
+    Attributes:
+        tensors: symbolic tensors of `step.graph`; none if no weights are frozen before the first trained ones, or if
+            this step does not compute the tensors of `keys` in its prefix.
+        keys: identify the tensors among all steps of the network.
+        random: the first operation that depends on random numbers, if they are why there are none; else None.
+    """
+
+    def __init__(self, step: TrainStep, keys: Collection[int] | None = None) -> None:
+        graph = step.graph
+        prefix = prefix_operations(step)
+        key_of = _tensor_keys(graph, prefix)
+        chosen = _passing(graph, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
+        found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
+        if keys is not None and (len(found) < len(keys) or _needs_images(graph, chosen)):
+            found = []
+        self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
+        self.keys = frozenset(key_of[tensor.name] for tensor in self.tensors)
+        self.random = None if self.tensors or keys is not None else _random_operation(step, prefix)
+
+
+class SplitStep:
+    """A training step cut in two.
+
+    Args:
+        step: the step; the rest trains its variables.
+        cut: where; has at least one tensor.
+
+    Attributes:
+        cut: as given.
+        graph, prefix_graph: the traced graphs of the rest and of the prefix.
+    """
+
+    def __init__(self, step: TrainStep, cut: Cut) -> None:
+        self.cut, graph = cut, step.graph
+        images, labels = graph.inputs[:2]
+        names = [tensor.name for tensor in cut.tensors]
+
+        def prefix(batch: tf.Tensor) -> list[tf.Tensor]:
+            return _imported(graph, {images.name: batch}, cut.tensors, ())
+
+        def rest(features: Sequence[tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
+            feeds = {**dict(zip(names, features, strict=True)), labels.name: label}
+            return _imported(graph, feeds, graph.outputs, graph.control_outputs)
+
+        self._rows = None
+        self._prefix = _traced(prefix, tf.TensorSpec((None, *images.shape[1:]), images.dtype))
+        if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):  # the number is part of a shape
+            self._rows = images.shape[0]
+            self._prefix = _traced(prefix, tf.TensorSpec(images.shape, images.dtype))
+        features = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in cut.tensors]
+        self._rest = _traced(rest, features, tf.TensorSpec(labels.shape, labels.dtype))
+        self.graph, self.prefix_graph = self._rest.graph, self._prefix.graph
+
+    def prefix(self, images: tf.Tensor) -> list[tf.Tensor]:
+        """The features of `images`, any number of them: each [images, …], in the order of `cut.tensors`."""
+        if self._rows is None:
+            return self._prefix(images)
+        count = len(images)
+        filled = tf.concat([images, tf.repeat(images[-1:], -count % self._rows, axis=0)], axis=0)
+        parts = [self._prefix(filled[start : start + self._rows]) for start in range(0, len(filled), self._rows)]
+        return [tf.concat(values, axis=0)[:count] for values in zip(*parts, strict=True)]
+
+    def __call__(self, features: Sequence[tf.Tensor], labels: tf.Tensor) -> tuple[float, float, float]:
+        """Train on one batch; returns loss, accuracy (0…1) and learning rate once the device is done."""
+        loss, accuracy, rate = self._rest([*features], labels)
+        return float(loss), float(accuracy), float(rate)
+
+
+def _traced(function: Callable[..., Any], *specs: Any) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
+    """Names of the operations of a step that depend on the images and on nothing that changes.
+
+    Random numbers and all other stateful operations change; so does each variable that the step writes.
+
+    Args:
+        step: the step.
+        with_random: only the trained variables and the labels count as changing.
+    """
+    graph = step.graph
+    operations = graph.get_operations()
+    images, labels = graph.inputs[:2]
+    trained = {id(variable.value.handle) for variable in step.variables}
+    if with_random:
+        written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
+    else:
+        written = {
+            tensor.name
+            for op in operations
+            if op.type != "ReadVariableOp"
+            for tensor in op.inputs
+            if tensor.dtype == tf.resource
+        }
+    found, changing = {images.op.name}, {labels.op.name}
+    for op in operations:  # operations are created after their inputs
+        before = {*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)}
+        is_read = op.type == "ReadVariableOp"
+        if is_read and op.inputs[0].name in written:
+            changing.add(op.name)
+        elif before & changing or (op.op_def.is_stateful and not is_read and not with_random):
+            changing.add(op.name)
+        elif before & found:
+            found.add(op.name)
+    return found
+
+
+def _passing(graph: Any, prefix: set[str]) -> set[str]:
+    """Names of the tensors of `prefix` that an operation beyond it needs for the results of the step."""
+    needed = _needed([*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
+    beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
+    return {tensor.name for op in beyond for tensor in op.inputs if tensor.op.name in prefix}
+
+
+def _needed(operations: Iterable[Any], given: Collection[str] = ()) -> set[str]:
+    """Names of the operations that `operations` depend on, themselves included, if the tensors `given` are known."""
+    waiting, seen = [*operations], set[str]()
+    while waiting:
+        op = waiting.pop()
+        if op.name not in seen:
+            seen.add(op.name)
+            waiting += [*(tensor.op for tensor in op.inputs if tensor.name not in given), *op.control_inputs]
+    return seen
+
+
+def _needs_images(graph: Any, given: Collection[str]) -> bool:
+    """Whether the step needs the images even if the tensors `given` are known."""
+    results = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    return graph.inputs[0].op.name in _needed(results, given)
+
+
+def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:
+    """Whether `tensors` depend on a variable, or on a constant that was made from one."""
+    captured = {inner.op.name for _, inner in graph.captures}
+    return bool(captured & _needed([tensor.op for tensor in tensors]))
+
+
+def _random_operation(step: TrainStep, prefix: set[str]) -> str | None:
+    """The first operation of a random layer without which weights would be frozen before the first trained ones."""
+    graph = step.graph
+    larger = prefix_operations(step, with_random=True)
+    operations = [op for op in graph.get_operations() if op.name in larger - prefix]
+    return operations[0].name if operations and _reads_weights(graph, [op.outputs[0] for op in operations]) else None
+
+
+def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
+    """A number for each tensor of `prefix`, by name: the same in all steps of a network that compute it alike.
+
+    Weights do not count: they are frozen for as long as features are kept.
+    """
+    keys: dict[str, int] = {}
+    for op in graph.get_operations():
+        if op.name in prefix:
+            inputs = tuple(keys.get(tensor.name, 0) for tensor in op.inputs)
+            keys |= {tensor.name: hash((tensor.name, op.type, inputs)) for tensor in op.outputs}
+    return keys
+
+
+def _imported(
+    graph: Any, feeds: Mapping[str, tf.Tensor], results: Sequence[tf.Tensor], effects: Iterable[Any]
+) -> list[tf.Tensor]:
+    """Import into the function that is being traced what `results` and `effects` need of `graph`.
+
+    Args:
+        graph: a function's graph (FuncGraph).
+        feeds: what takes the place of its tensors, by name.
+        results: tensors of it.
+        effects: operations of it that must run.
+    """
+    needed = _needed([*(tensor.op for tensor in results), *effects], feeds)
+    captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in needed]
+    complete, part = graph.as_graph_def(), tf.compat.v1.GraphDef()
+    part.node.extend(node for node in complete.node if node.name in needed and node.op != "Placeholder")
+    part.versions.CopyFrom(complete.versions)
+    part.library.CopyFrom(complete.library)
+    here = tf.compat.v1.get_default_graph()
+    values = {inner.name: here.capture(outer) for outer, inner in captured}
+    return tf.graph_util.import_graph_def(
+        part, input_map={**feeds, **values}, return_elements=[tensor.name for tensor in results], name=""
+    )
