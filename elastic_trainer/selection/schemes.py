@@ -30,10 +30,9 @@ from elastic_trainer.selection.time_budget import (
     RhoBudget,
     TimeBudget,
     gradient_pass_steps,
-    making_share,
 )
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing.forward_costs import FeatureUse
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
@@ -135,11 +134,11 @@ class ElasticScheme(Scheme):
         allowance = self._budget.allow(progress)
         measured = time.perf_counter()
         selection = self._solve(importance, progress, allowance)
-        predicted_ms = self._budget.adopt(selection.mask, selection.cached_depth, selection.making_ms)
+        self._budget.adopt(selection.mask, selection.making_ms)
         return replace(
             selection,
             epoch=progress.step / self._data.steps_per_epoch,
-            predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
+            predicted_step_ms=(selection.predicted_step_ms or 0.0) * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
             making_ms=selection.making_ms * allowance.slowdown,
             rho=allowance.rho,
@@ -149,22 +148,27 @@ class ElasticScheme(Scheme):
         )
 
     def _solve(self, importance: np.ndarray, progress: Progress, allowance: Allowance) -> Selection:
-        """The selection in the table's time. New features are used until the next one is due."""
+        """The selection, in the table's time. New features are of use until the next one is due."""
         table, head, resolution = self._budget.table, self._head, self._settings.time_resolution
-        next_end = self._ends[self._selection_of_step[progress.step] + 1]
-        features = self._features(progress, next_end, allowance.correction)
-        share = allowance.table_share
+        share, correction = allowance.table_share, allowance.correction
+        end = self._ends[self._selection_of_step[progress.step] + 1]
+        features = self._features(progress, end, correction)
         if table.predict_ms(head, features) > share * table.full_step_ms:
-            # Not even the head fits. Nothing else trains, so its features can be used to the end of the run.
-            features, share = self._features(progress, self._ends[-1], allowance.correction), 0.0
+            # Not even the head fits. Nothing else trains, so that its features are of use to the end of the run.
+            share, end = 0.0, self._ends[-1]
+            features = self._features(progress, end, correction)
         selection = select_tensors(table, importance, head, share, resolution, features)
-        return replace(selection, making_ms=selection.making_ms * allowance.correction)
+        making_ms = selection.making_ms * correction
+        return replace(selection, making_ms=making_ms, feature_steps=end - progress.step)
 
     def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
-        """What new features, used up to step `end`, cost relative to corrected steps, and which there are."""
-        share = making_share(progress.feature_rows, self._data.batch_size, end - progress.step)
+        """The cached features that steps up to `end` can use; their cost is relative to that of corrected steps."""
+        if not progress.features_possible:
+            return COMPUTED
+        share = making_share(self._data, end - progress.step)
+        share = share / correction if share < 1 else 1.0
         cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
-        return FeatureUse(share / correction if share < 1 else 1.0, cached)
+        return FeatureUse(share, cached, share * (1 - progress.cached_part))
 
     def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
         """See `Scheme.slowdown`."""
@@ -189,6 +193,18 @@ class ElasticScheme(Scheme):
         self._budget.resume(selection)
 
 
+def making_share(data: ImageData, steps: int) -> float:
+    """How many features a new cache computes for so many steps, over those that the steps use; 1: no cache is possible.
+
+    Each epoch shows every image once, in a view drawn at random.
+    """
+    shown = steps * data.batch_size
+    epochs = shown / data.train_count
+    if data.view_count is None or epochs <= 1:
+        return 1.0
+    return data.train_count * data.view_count * (1 - (1 - 1 / data.view_count) ** epochs) / shown
+
+
 # Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.
 FIXED_MASKS: dict[str, Callable[[keras.Model, int], np.ndarray]] = {
     "full_training": lambda model, layers: all_mask(model),
@@ -204,16 +220,16 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
 
 
 def make_budget(
-    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, feature_rows: int = 0
+    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, features_possible: bool = False
 ) -> TimeBudget:
-    """The time budget that `settings` ask for. `feature_rows`: as in `Progress`.
+    """The time budget that `settings` ask for. `features_possible`: as in `Progress`, when the run starts.
 
     Raises:
         UserError: even training the head alone exceeds it.
     """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
-    share = making_share(feature_rows, data.batch_size, schedule.total_steps)
+    share = making_share(data, schedule.total_steps) if features_possible else 1.0
     if settings.deadline is None:
         return RhoBudget(table, head, settings.rho, share)
     return DeadlineBudget(

@@ -21,10 +21,9 @@ class Selection:
         mask: bool [N] over `model.trainable_variables`.
         importance: [N], normalised, or None for a scheme that does not measure it.
         predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without `making_ms`.
-        making_ms: of making the cached features that this selection needs first, per step of their use; 0 if it needs
-            no new ones.
-        cached_depth: of the cached features that its steps run on, see `timing.forward_costs`; None if they compute the
-            prefix.
+        making_ms: of computing the cached features that its steps run on, as far as they are missing, per step.
+        keeps_features: whether it runs on the features that are cached already; else on new ones, or on none.
+        feature_steps: for which new features are of use; None: until the next selection.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
@@ -36,7 +35,8 @@ class Selection:
     predicted_step_ms: float | None = None
     budget_step_ms: float | None = None
     making_ms: float = 0.0
-    cached_depth: int | None = None
+    keeps_features: bool = False
+    feature_steps: int | None = None
     epoch: float = 0
     rho: float | None = None
     slowdown: float | None = None
@@ -80,4 +80,5 @@ def select_tensors(
     mask = head.copy()
     mask[order[solution.mask == 1]] = True
     step_ms, making_ms, cached_depth = table.predict(mask, features)
-    return Selection(mask, importance, step_ms, budget_ms, making_ms, cached_depth)
+    keeps = cached_depth is not None and cached_depth == features.cached_depth
+    return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)

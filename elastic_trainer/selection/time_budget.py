@@ -59,8 +59,9 @@ class Progress(NamedTuple):
         validation_seconds: of the latest validations, with the records and the saving that belong to them.
         selection_seconds: mean time of a selection; None before the first.
         slowdown: when the last selection was made; None before the first.
-        feature_rows: images times views whose features a cache would hold; 0 while no cache is possible.
-        cached_mask: bool [N], the selection that the present cache was made for; None if there is no cache.
+        features_possible: whether features of the frozen prefix can be cached now.
+        cached_mask: bool [N], the selection that the present cache was made for; None if the latest steps used none.
+        cached_part: of all training images and views, the part whose features the present cache holds, 0…1.
     """
 
     epoch: int = 0
@@ -74,8 +75,9 @@ class Progress(NamedTuple):
     validation_seconds: Sequence[float] = ()
     selection_seconds: float | None = None
     slowdown: float | None = None
-    feature_rows: int = 0
+    features_possible: bool = False
     cached_mask: np.ndarray | None = None
+    cached_part: float = 1.0
 
 
 class Allowance(NamedTuple):
@@ -95,24 +97,13 @@ class Allowance(NamedTuple):
     correction: float
 
 
-def making_share(feature_rows: int, batch_size: int, steps: int) -> float:
-    """What making a cache of `feature_rows` costs per step of its use, as a share of the time of a step's prefix.
-
-    Args:
-        feature_rows: as in `Progress`.
-        batch_size: images a step.
-        steps: that use the cache.
-    """
-    return feature_rows / (batch_size * steps) if feature_rows else 1.0
-
-
 def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> float:
     """Step time of training the head alone over a full step's.
 
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`.
-        share: `making_share` of a cache that all steps of the run use; 1 without one.
+        share: `FeatureUse.share` of a cache that all steps of the run use; 1 without one.
 
     Raises:
         UserError: the table says that training the head takes longer than training all.
@@ -151,7 +142,7 @@ class TimeBudget:
     def __init__(self, table: TimingTable, head: np.ndarray, share: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
         self.smallest_rho = smallest_rho(table, head, share)
-        self._predicted_ms: float | None = None
+        self._mask: np.ndarray | None = None
         self._making_ms = 0.0
 
     def allow(self, progress: Progress) -> Allowance:
@@ -162,25 +153,26 @@ class TimeBudget:
         """Whether no time is left for another step, for a selection if it is due, and for the validation after it."""
         return False
 
+    def _predicted_ms(self, progress: Progress) -> float | None:
+        """The table's prediction for the latest steps, cached features or not; None before the first."""
+        if self._mask is None:
+            return None
+        cached_depth = None if progress.cached_mask is None else self.table.depth(progress.cached_mask)
+        return self.table.predict(self._mask, FeatureUse(cached_depth=cached_depth)).step_ms
+
     def _step_over_prediction(self, progress: Progress) -> list[float]:
         """Times of the latest steps over the table's prediction for them; empty before the first."""
-        return [ms / self._predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if self._predicted_ms else []
+        predicted_ms = self._predicted_ms(progress)
+        return [ms / predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if predicted_ms else []
 
     def resume(self, selection: Selection) -> None:
         """Continue from a selection that was made before this object was, and from its allowance."""
         self.correction = selection.correction or 1.0
-        self.adopt(selection.mask, selection.cached_depth, selection.making_ms / (selection.slowdown or 1.0))
+        self.adopt(selection.mask, selection.making_ms / (selection.slowdown or 1.0))
 
-    def adopt(self, mask: np.ndarray, cached_depth: int | None = None, making_ms: float = 0.0) -> float:
-        """Note what trains from now on; returns the table's prediction for its steps, without `making_ms`.
-
-        Args:
-            mask: bool [N] over `model.trainable_variables`.
-            cached_depth, making_ms: as in `Selection`, in the table's time.
-        """
-        self._making_ms = making_ms
-        self._predicted_ms = self.table.predict(mask, FeatureUse(cached_depth=cached_depth)).step_ms
-        return self._predicted_ms
+    def adopt(self, mask: np.ndarray, making_ms: float = 0.0) -> None:
+        """Note that bool [N] `mask` trains from now on, and `making_ms` (as in `Selection`) in the table's time."""
+        self._mask, self._making_ms = mask, making_ms
 
 
 class RhoBudget(TimeBudget):
@@ -207,8 +199,9 @@ class RhoBudget(TimeBudget):
             gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
             self.correction *= (statistics.median(ratios) / slowdown / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        if self._predicted_ms is not None:
-            took = min((self._predicted_ms * self.correction + self._making_ms) / self.table.full_step_ms, 1.0)
+        predicted_ms = self._predicted_ms(progress)
+        if predicted_ms is not None:
+            took = min((predicted_ms * self.correction + self._making_ms) / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -CARRIED), CARRIED)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         share = self._allowed / self.correction if self._allowed < 1 else 1.0

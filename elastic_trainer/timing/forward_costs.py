@@ -4,16 +4,15 @@
     R(depth)   forward operations that depend on one of these tensors: every step recomputes them
     P(depth)   forward operations that depend on the images and on none of these tensors: the frozen prefix
 
-    computed   the prefix runs in every step                    forward_factor * R(depth) + prefix_factor * P(depth)
-    new        its features are cached once, for this selection forward_factor * R(depth), and making them
-    kept       features cached earlier, for `cached_depth`, serve every selection that is not deeper:
-               forward_factor * R(cached_depth)
+    computed   the prefix runs in every step:       forward_factor * R(depth) + prefix_factor * P(depth)
+    new        its features are cached:             forward_factor * R(depth) + share * prefix_factor * P(depth)
+    kept       features that were cached for `cached_depth` serve all selections that are not deeper:
+               forward_factor * R(cached_depth) + cached_share * prefix_factor * P(cached_depth)
 
-Making a cache takes share * prefix_factor * P(depth) a step, where the share is the steps' worth of prefix that it
-needs, per step of its use. From 1 on it is not worth it. The cheapest of the three is taken. That depends on depth
-alone, and never decreases with it, so the solver stays exact: one tensor deeper moves time from P to R, and
-forward_factor >= prefix_factor >= share * prefix_factor; the kept features cost the same at every depth that they
-serve, and no deeper selection is cheaper than the new or computed features at cached_depth, which were no cheaper.
+The shares are the prefixes that must still be computed, over the steps that use them; from 1 on, a cache is not worth
+it. The cheapest way is taken. What it takes depends on depth alone and never decreases with it, so the solver stays
+exact: one tensor deeper moves time from P to R, and share * prefix_factor <= forward_factor; kept features cost the
+same at every depth that they serve, and at cached_depth they cost no more than new ones, as cached_share <= share.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ class FeatureUse(NamedTuple):
     """Whether a selection may run on cached features.
 
     Attributes:
-        share: images * views to cache, over batch size * steps that use them; from 1 on, or where no cache is possible,
-            the prefix is computed in every step. 0 leaves out what making the cache costs.
+        share: images whose features a new cache must compute, over those of the steps that use it; 1 if no cache is
+            possible. 0 leaves out what making it costs.
         cached_depth: of the selection that the present cache was made for, or None if there is no cache.
+        cached_share: as `share`, of what is missing in the present cache; at most `share`.
     """
 
     share: float = 1.0
     cached_depth: int | None = None
+    cached_share: float = 0.0
 
 
 COMPUTED = FeatureUse()
@@ -44,7 +45,7 @@ class ForwardCosts(NamedTuple):
 
     Attributes:
         step_ms: of the forward pass within the step itself.
-        making_ms: of making the cache; 0 where none is made.
+        making_ms: of computing features for the cache; 0 without one.
         cached_depth: int [N+1], the depth that the features in use are of; -1 where the prefix is computed.
     """
 
@@ -74,8 +75,9 @@ def forward_costs(recomputed_ms: np.ndarray, prefix_ms: np.ndarray, features: Fe
     cached_depth = np.where(is_new, depths, -1)
     if features.cached_depth is not None:
         kept_ms = recomputed_ms[features.cached_depth]
-        is_kept = (depths <= features.cached_depth) & (kept_ms <= step_ms + making_ms)
+        missing_ms = features.cached_share * prefix_ms[features.cached_depth]
+        is_kept = (depths <= features.cached_depth) & (kept_ms + missing_ms <= step_ms + making_ms)
         step_ms = np.where(is_kept, kept_ms, step_ms)
-        making_ms = np.where(is_kept, 0.0, making_ms)
+        making_ms = np.where(is_kept, missing_ms, making_ms)
         cached_depth = np.where(is_kept, features.cached_depth, cached_depth)
     return ForwardCosts(step_ms, making_ms, cached_depth)

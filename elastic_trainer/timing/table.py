@@ -53,7 +53,7 @@ class StepPrediction(NamedTuple):
 
     Attributes:
         step_ms: of the step itself.
-        making_ms: of making the features that it runs on, per step of their use; 0 if none are made for it.
+        making_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
         cached_depth: which features it runs on, see `ForwardCosts`; None if it computes the prefix.
     """
 

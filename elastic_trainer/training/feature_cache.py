@@ -126,7 +126,9 @@ def _kinds(split: SplitStep, images: tf.Tensor, in_float16: bool) -> list[Kind]:
         of_each = value.shape[:1] == (len(images),)
         if not of_each or not np.allclose(other.numpy()[::-1], value, rtol=1e-2, atol=1e-3 * np.abs(value).max()):
             raise ValueError("the frozen layers compute an image's features from other images of its batch, too")
-        kinds.append((value.shape[1:], np.dtype(np.float16) if in_float16 and value.dtype == np.float32 else value.dtype))
+        kinds.append(
+            (value.shape[1:], np.dtype(np.float16) if in_float16 and value.dtype == np.float32 else value.dtype)
+        )
     return kinds
 
 

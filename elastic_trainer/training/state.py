@@ -132,9 +132,7 @@ class TrainState:
         if not math.isfinite(loss):
             number = int(self.optimizer.iterations)
             raise not_finite(f"the loss is {loss} at step {number}", number - 1, self.optimizer)
-        return StepResult(
-            loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms
-        )
+        return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
     def _present_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from images, or from features if they are kept."""
