@@ -73,7 +73,9 @@ def load(
         print(f"left out as broken: {count}; the first: {broken[0]}")
         check_classes(source.class_names, train.labels, test.labels, data_dir)
     fingerprints = fingerprint(source.train), fingerprint(source.test)
-    return ImageData(name, source.class_names, train, test, batch_size, seed, fingerprints, augment, cached_views)
+    return ImageData(
+        name, source.class_names, train, test, batch_size, seed, fingerprints, augment, cached_views, image_memory
+    )
 
 
 def load_settings(

@@ -28,7 +28,7 @@ import keras
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.image_data import ImageData, ImageOrder
 from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.runs.checkpoint import Checkpoint, CheckpointClock
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
@@ -39,9 +39,11 @@ from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import FIXED_MASKS, ElasticScheme, FixedScheme, Scheme
+from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
 from utils import Stopped, UserError
@@ -125,7 +127,10 @@ class _Training:
         total_steps = self._schedule.total_steps
         optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, total_steps)
         optimizer.build(model.trainable_variables)
-        self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty)
+        features = None
+        if settings.feature_cache != "off":
+            features = Features(data, run.folder, settings.feature_cache == "float16")
+        self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty, features)
         self._history = History()
         self._step_flops = 0.0
         checkpoint = run.checkpoints.latest()
@@ -148,7 +153,6 @@ class _Training:
             print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
         self._scheme.resume(checkpoint.state["scheme"], self._history.selection, self._state)
         self._state.assign(checkpoint.arrays)
-        self._adopt(self._history.selection.mask)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the results. See `run_training`."""
@@ -176,18 +180,23 @@ class _Training:
         if history.step == end:  # the run was interrupted when only the validation was left
             return
         title = f"epoch {epoch + 1}/{self._schedule.epochs}"
-        for batch in self._data.train(epoch, history.step - start, end - history.step):
+        part = epoch, history.step - start, end - history.step
+        coming = self._data.order(*part)
+        for batch in self._data.train(*part):
             if history.results and self._is_out_of_time():
                 break
             if self._scheme.is_due(history.step):
                 bar.set_description(f"{title}, selecting")
                 with history.clocks.running("selection"):
-                    self._select()
+                    self._select(coming)
+            elif not self._state.is_adopted:
+                self._adopt(history.selection, coming)
             bar.set_description(title, refresh=False)
-            history.record_step(self._state.train(batch.images, batch.labels))
+            coming = coming.after(self._data.batch_size)
+            history.record_step(self._state.train(batch, coming))
             self._run.record_step()
             with history.clocks.running("selection"):
-                history.record_slowdown(self._scheme.slowdown(history.step, batch.images, batch.labels))
+                history.record_slowdown(self._scheme.slowdown(history.step, batch))
             bar.set_postfix_str(_progress(history), refresh=False)
             bar.update()
             self._stop.check()
@@ -200,17 +209,19 @@ class _Training:
             history.out_of_time |= self._scheme.is_out_of_time(history.progress(self._schedule))
         return history.out_of_time
 
-    def _select(self) -> None:
+    def _select(self, coming: ImageOrder) -> None:
         selection = self._scheme.select(self._history.progress(self._schedule), self._state)
         start = time.perf_counter()
-        self._adopt(selection.mask)
+        self._adopt(selection, coming)
         selection.seconds["trace"] = time.perf_counter() - start
         self._run.end_interval()
         self._history.record_selection(selection, self._step_flops)
         self._run.record_selection()
 
-    def _adopt(self, mask: np.ndarray) -> None:
-        if self._state.adopt(mask):
+    def _adopt(self, selection: Selection, coming: ImageOrder) -> None:
+        """Train `selection` from now on, first on the images `coming`."""
+        steps = self._scheme.next_selection(self._history.step, self._schedule.total_steps) - self._history.step
+        if self._state.adopt(selection.mask, coming, steps):
             self._step_flops = sum(count_flops(self._state.step_graph).values())
 
     def _validate(self, bar: tqdm) -> None:

@@ -17,6 +17,7 @@ TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
+FEATURE_CACHES = ("float32", "float16", "off")
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
@@ -110,6 +111,7 @@ class Settings:
 
     `deadline` is in seconds and replaces `rho` (elastic schemes only); `interval` is in epochs, fractions allowed; a
     checkpoint is written every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
+    `feature_cache` is one of FEATURE_CACHES, see `training.features`.
     """
 
     optimizer: str = "sgd"
@@ -130,6 +132,7 @@ class Settings:
     prune_threshold: float = 0.7
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
+    feature_cache: str = "float32"
 
 
 @dataclass(frozen=True)

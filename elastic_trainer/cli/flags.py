@@ -29,7 +29,15 @@ from elastic_trainer.cli.parser import (
 )
 from elastic_trainer.datasets.names import AUGMENTATIONS, DATASET_NAMES, TFDS_NAMES
 from elastic_trainer.networks.names import MODEL_NAMES
-from elastic_trainer.settings import EXPORTS, OPTIMIZERS, TIMINGS, TRAIN_TYPES, NetworkSettings, Settings
+from elastic_trainer.settings import (
+    EXPORTS,
+    FEATURE_CACHES,
+    OPTIMIZERS,
+    TIMINGS,
+    TRAIN_TYPES,
+    NetworkSettings,
+    Settings,
+)
 
 DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
 
@@ -112,6 +120,7 @@ def _add_training_flags(parser: argparse.ArgumentParser) -> None:
     _add_prunetrain_flags(group)
     _add_schedule_flags(group)
     _add_image_flags(group)
+    _add_feature_flags(group)
     _add_repeatability_flags(group)
 
 
@@ -225,6 +234,17 @@ def _add_image_flags(group: argparse._ArgumentGroup) -> None:
         type=count,
         metavar="K",
         help="with --augment flip_rotate: keep K views of each image and draw from them (default: new ones each epoch)",
+    )
+
+
+def _add_feature_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--feature_cache",
+        type=one_of(FEATURE_CACHES),
+        default=Settings.feature_cache,
+        metavar="KIND",
+        help="how to keep what the frozen layers below the trained ones compute from each image, where that saves "
+        "time: float32, float16 (half the room), or off, as in the paper (default: %(default)s)",
     )
 
 

@@ -188,6 +188,7 @@ def _training_settings(args: argparse.Namespace) -> Settings:
         prune_threshold=args.prune_threshold,
         checkpoint_steps=args.checkpoint_steps,
         checkpoint_minutes=args.checkpoint_minutes,
+        feature_cache=args.feature_cache,
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
-from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.datasets.images import DecodedImages, room_mb
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +58,17 @@ class Batch:
         return "images" in vars(self)
 
 
+class ImageOrder(NamedTuple):
+    """Training images in an order, each in one view: `rows` and `views` are int64 [n], as of a `Batch`."""
+
+    rows: np.ndarray
+    views: np.ndarray
+
+    def after(self, count: int) -> ImageOrder:
+        """Without the first `count`."""
+        return ImageOrder(self.rows[count:], self.views[count:])
+
+
 class ImageData:
     """A data set at one input size and batch size.
 
@@ -69,6 +80,7 @@ class ImageData:
         seed: of the training order and of augmentation.
         fingerprints: of the training and the test images, see `images.fingerprint`.
         augment, cached_views: kind and number of views of training images, see `Augmentation`.
+        image_memory: MB that images and their features may take in memory, see `images.room_mb`.
 
     Attributes:
         num_classes: number of classes of the data set itself; a network may have more outputs.
@@ -93,6 +105,7 @@ class ImageData:
         fingerprints: tuple[str, str] = ("", ""),
         augment: str = "none",
         cached_views: int | None = None,
+        image_memory: float | None = None,
     ) -> None:
         self.name, self.class_names, self.num_classes = name, tuple(class_names), len(class_names)
         self.train_count, self.test_count = len(train.labels), len(test.labels)
@@ -104,7 +117,7 @@ class ImageData:
         self.steps_per_epoch = self.train_count // batch_size
         self.skipped_images = len(train.broken) + len(test.broken)
         self._train, self._test = train, test
-        self._fingerprints = fingerprints
+        self._fingerprints, self._image_memory = fingerprints, image_memory
         self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
         self.view_count = self._augmentation.view_count
 
@@ -120,6 +133,19 @@ class ImageData:
         images were asked for.
         """
         return self._shuffled(epoch, skip, count)
+
+    def order(self, epoch: int, skip: int = 0, count: int | None = None) -> ImageOrder:
+        """The images of the batches that `train` yields for the same arguments, one after the other."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.train_count)
+        end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
+        rows = order[skip * self.batch_size : end * self.batch_size]
+        return ImageOrder(rows, self._augmentation.views(epoch)[rows])
+
+    @property
+    def room_mb(self) -> float:
+        """MB that may be taken in memory besides the images (`--image_memory`)."""
+        in_memory = (part.images for part in (self._train, self._test) if not isinstance(part.images, np.memmap))
+        return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)
 
     def training_images(self, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
         """Training images float32 [n, size, size, 3] in 0…255.
@@ -150,10 +176,8 @@ class ImageData:
             yield batch.images, batch.labels
 
     def _shuffled(self, stream: int, skip: int, count: int | None) -> Iterator[Batch]:
-        order = np.random.default_rng([self.seed, stream]).permutation(self.train_count)
-        end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
-        rows = order[skip * self.batch_size : end * self.batch_size]
-        return self._batches(self._train, self._augmentation, rows, self._augmentation.views(stream)[rows])
+        order = self.order(stream, skip, count)
+        return self._batches(self._train, self._augmentation, order.rows, order.views)
 
     def _batches(
         self, decoded: DecodedImages, augmentation: Augmentation, rows: np.ndarray, views: np.ndarray

@@ -86,9 +86,7 @@ def read(
     """
     count = sum(part.count for part in parts)
     needed_mb = count * size * size * 3 / 1e6
-    if memory_mb is None:
-        available_mb = available_memory_mb()
-        memory_mb = DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
+    memory_mb = room_mb(memory_mb)
     if folder is not None:
         utils.remove_leftovers(folder, ".npy")
     if folder is None or needed_mb <= memory_mb:
@@ -105,6 +103,14 @@ def read(
     )
     labels = _write(parts, size, record, pixels)
     return _by_part(np.load(pixels, mmap_mode="r"), labels, parts)
+
+
+def room_mb(limit_mb: float | None, taken_mb: float = 0.0) -> float:
+    """MB that may be taken in memory: what `taken_mb` leaves of a limit, or a quarter of the available memory."""
+    if limit_mb is not None:
+        return max(limit_mb - taken_mb, 0.0)
+    available_mb = available_memory_mb()
+    return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
 
 
 def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tuple[np.ndarray, list[_Label]]:

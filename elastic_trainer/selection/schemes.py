@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.image_data import Batch, ImageData
 from elastic_trainer.networks.tensors import all_mask, head_mask, last_layers_mask, normalisation_and_bias_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
@@ -47,11 +47,15 @@ class Scheme:
         """Whether to select before step `step`, counted from 0. Default: once, at the start."""
         return step == 0
 
+    def next_selection(self, step: int, total_steps: int) -> int:
+        """The first step after `step` before which a selection is due, or `total_steps` if there is none."""
+        return next((later for later in range(step + 1, total_steps) if self.is_due(later)), total_steps)
+
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """The selection that is valid from the next step on. It may first replace the network in `state`."""
         raise NotImplementedError
 
-    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
+    def slowdown(self, step: int, batch: Batch) -> float | None:
         """The device's slowdown now, measured on the last batch after `step` steps, or None if not due."""
         return None
 
@@ -170,9 +174,9 @@ class ElasticScheme(Scheme):
         cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
         return FeatureUse(share, cached, share * (1 - progress.cached_part))
 
-    def slowdown(self, step: int, images: tf.Tensor, labels: tf.Tensor) -> float | None:
+    def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""
-        return self._measured_slowdown(images, labels) if step in self._pass_steps else None
+        return self._measured_slowdown(batch.images, batch.labels) if step in self._pass_steps else None
 
     def _measured_slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
         return self._evaluator.pass_ms(images, labels) / self._budget.table.gradient_pass_ms

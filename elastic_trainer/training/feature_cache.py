@@ -27,8 +27,7 @@ class FeatureCache:
     Args:
         split: its prefix computes them.
         data: the training images; has a limited number of views.
-        memory_mb: that the features may take in memory; more of them go to a file.
-        folder: of that file.
+        folder: of a file for features that exceed `data.room_mb`.
         in_float16: round them to float16, which halves the room.
 
     Attributes:
@@ -40,9 +39,7 @@ class FeatureCache:
         ValueError: the prefix does not treat each image by itself.
     """
 
-    def __init__(
-        self, split: SplitStep, data: ImageData, memory_mb: float, folder: Path, in_float16: bool = False
-    ) -> None:
+    def __init__(self, split: SplitStep, data: ImageData, folder: Path, in_float16: bool = False) -> None:
         assert data.view_count is not None, "the number of views has no limit"
         self.split, self._data, self._views = split, data, data.view_count
         rows = max(MOST_PIXELS // data.input_size**2, 1)
@@ -50,7 +47,7 @@ class FeatureCache:
         count = data.train_count * self._views
         kinds = _kinds(split, self._images(np.arange(data.batch_size) * self._views), in_float16)
         self.megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
-        in_memory = self.megabytes <= memory_mb
+        in_memory = self.megabytes <= data.room_mb
         self._store = MemoryStore(count, kinds) if in_memory else FileStore(count, kinds, folder)
         self._is_made = np.zeros(count, bool)
 

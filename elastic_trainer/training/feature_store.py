@@ -50,7 +50,7 @@ class FileStore:
 
     def __init__(self, count: int, kinds: Sequence[Kind], folder: Path) -> None:
         self._row = np.dtype([(f"cut{index}", dtype, shape) for index, (shape, dtype) in enumerate(kinds)])
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as the store is
         free = os.statvfs(self._file.fileno())
         if count * self._row.itemsize > free.f_bavail * free.f_frsize:
             raise OSError("not enough room on the disk")
@@ -72,5 +72,5 @@ class FileStore:
         memory = records.view(np.uint8).reshape(len(rows), self._row.itemsize)
         for place, row in zip(memory, rows.tolist(), strict=True):
             self._file.seek(row * self._row.itemsize)
-            self._file.readinto(place)
+            self._file.readinto(place.data)
         return [np.ascontiguousarray(records[name]) for name in self._row.names or ()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -18,34 +17,21 @@ from elastic_trainer.training.prefix import Cut, SplitStep
 from elastic_trainer.training.step import TrainStep
 
 
-class FeatureSettings(NamedTuple):
-    """How features are kept.
-
-    Attributes:
-        memory_mb: that they may take in memory; beyond that they go to a file.
-        folder: of that file.
-        in_float16: rounded, for half the room.
-    """
-
-    memory_mb: float
-    folder: Path
-    in_float16: bool = False
-
-
 class Features:
     """What a run keeps of its frozen prefix.
 
     Args:
-        data: the training images.
-        settings: how features are kept; without data or settings none ever are.
+        data: the training images; without them none ever are.
+        folder: of a file for features that exceed the memory which the images leave (`ImageData.room_mb`).
+        in_float16: round them to float16, for half the room.
 
     Attributes:
         cache: of the present step; None while none are kept.
         megabytes: the most that features took so far.
     """
 
-    def __init__(self, data: ImageData | None = None, settings: FeatureSettings | None = None) -> None:
-        self._data, self._settings = data, settings
+    def __init__(self, data: ImageData | None = None, folder: Path = Path(), in_float16: bool = False) -> None:
+        self._data, self._folder, self._in_float16 = data, folder, in_float16
         self._reported: set[str] = set()
         self.cache: FeatureCache | None = None
         self.megabytes = 0.0
@@ -59,7 +45,7 @@ class Features:
             steps: for which new features are of use.
             keep: use the features that are kept at present, if `step` can.
         """
-        if self._data is None or self._settings is None:
+        if self._data is None:
             return
         old, self.cache = self.cache, None
         if old is not None and keep and (cut := Cut(step, old.split.cut.keys)).tensors:
@@ -74,7 +60,7 @@ class Features:
             self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
         elif cut.tensors:
             try:
-                cache = FeatureCache(SplitStep(step, cut), self._data, *self._settings)
+                cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
                 if cache.is_worth_it(coming, steps):
                     self.cache, self.megabytes = cache, max(cache.megabytes, self.megabytes)
             except (OSError, ValueError, FloatingPointError) as error:
@@ -90,7 +76,7 @@ class Features:
             return 0.0
         start = time.perf_counter()
         try:
-            self.cache.prepare(self.cache.keys(batch), self.cache.keys(coming))
+            self.cache.prepare(batch, coming)
         except (OSError, FloatingPointError) as error:
             self._report(str(error))
             self.drop()

@@ -126,9 +126,11 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
     for op in operations:  # operations are created after their inputs
         before = {*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)}
         is_read = op.type == "ReadVariableOp"
-        if is_read and op.inputs[0].name in written:
-            changing.add(op.name)
-        elif before & changing or (op.op_def.is_stateful and not is_read and not with_random):
+        if (
+            (is_read and op.inputs[0].name in written)
+            or before & changing
+            or (op.op_def.is_stateful and not is_read and not with_random)
+        ):
             changing.add(op.name)
         elif before & found:
             found.add(op.name)

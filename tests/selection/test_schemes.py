@@ -46,8 +46,8 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
     weights, timed = [], []
     original = ElasticScheme.slowdown
 
-    def recording(self, step, images, labels):
-        slowdown = original(self, step, images, labels)
+    def recording(self, step, batch):
+        slowdown = original(self, step, batch)
         timed.append((step, slowdown is not None))
         return slowdown
 
