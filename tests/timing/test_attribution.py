@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import CLASSES, SIZE, full_step, make_small_model, naive_needs
+from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, naive_needs
+from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.attribution import attribute_times, forward_reach
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.timing.flops import needed_operations
+from elastic_trainer.training.prefix import prefix_operations
+from elastic_trainer.training.step import TrainStep
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +178,24 @@ def test_forward_operations_behind_random_ones_belong_to_no_tensor():
     assert t_fw_ms["right/kernel"] > 0 and t_fw_ms["plain/kernel"] > 0  # before the noise, or beside it
     # The convolutions behind a random layer count for nobody; only their weights are read.
     assert t_fw_ms["left/kernel"] < t_fw_ms["plain/kernel"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_prefix_of_a_step_is_the_forward_operations_that_reach_no_deeper_tensor(name):
+    """Steps that train all tensors down to some depth are cut where the full step's attribution says."""
+    model = NETWORKS[name]()
+    optimizer = built_optimizer("sgd", model)
+    full = TrainStep(model, optimizer, BATCH)
+    positions = attribute_times(full, model.trainable_variables, {}).positions
+    reached, reads_images = forward_reach(full, [model.trainable_variables[k] for k in positions])
+    forward = needed_operations([full.loss])
+    for depth in (1, 2, len(positions) // 2, len(positions) - 1, len(positions)):
+        mask = np.zeros(len(positions), bool)
+        mask[positions[:depth]] = True
+        step = TrainStep(model, optimizer, BATCH, mask)
+        expected = {
+            op.name
+            for op, first, reads in zip(full.graph.get_operations(), reached, reads_images, strict=True)
+            if reads and first >= depth and op.name in forward
+        }
+        assert prefix_operations(step) & needed_operations([step.loss]) == expected
