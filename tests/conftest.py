@@ -37,12 +37,12 @@ def make_small_model(seed=0):
     return freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
 
 
-def make_small_data(count=24, seed=0):
+def make_small_data(count=24, seed=0, augment="none"):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
     pixels = DecodedImages(images, labels, {})
-    return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
+    return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed, augment=augment)
 
 
 def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):

@@ -69,7 +69,7 @@ def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):
     (folder / "table.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
     for allow_stale in (False, True):
         with pytest.raises(
-            UserError, match="profile.json: made by an earlier version, which .*; make it again: python"
+            UserError, match=r"profile\.json: made by an earlier version, which .*; make it again: python"
         ):
             load(logdir, names, table, allow_stale=allow_stale)
 
