@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.training.traced_graph import is_stateful
+
 if TYPE_CHECKING:
     import keras
 
@@ -133,8 +135,9 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
     operations, count = step.graph.get_operations(), len(in_order)
     number = {op.name: i for i, op in enumerate(operations)}
     rank = {id(variable.value.handle): k for k, variable in enumerate(in_order)}
-    stateful = [op for op in operations if op.op_def.is_stateful and op.type != "ReadVariableOp"]
-    written = {tensor.op.name for op in stateful for tensor in op.inputs if tensor.dtype.name == "resource"}
+    stateful = [op for op in operations if is_stateful(op)]
+    variables = {inside.op.name for _, inside in step.graph.captures if inside.dtype.name == "resource"}
+    written = variables & {tensor.op.name for op in stateful for tensor in op.inputs}
     images, labels = (tensor.op.name for tensor in step.graph.inputs[:2])
     first = dict.fromkeys([labels, *written, *(op.name for op in stateful)], -1)
     first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}

@@ -102,7 +102,8 @@ def draw(title: str, points: Sequence[dict[str, Any]], stem: Path) -> None:
         label = "chosen by the solver" if kind == "solver" else "random selections"
         for chosen, filled, form in ((~is_cached, colour, ""), (is_cached, "none", ", cached features")):
             shown = times[of_kind & chosen]
-            axes.scatter(shown[:, 0], shown[:, 1], s=18, facecolor=filled, edgecolor=colour, marker=marker, label=label + form)
+            style: dict[str, Any] = {"facecolor": filled, "edgecolor": colour, "marker": marker}
+            axes.scatter(shown[:, 0], shown[:, 1], s=18, label=label + form, **style)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.legend(fontsize="small")
