@@ -210,18 +210,32 @@ class _Training:
         return history.out_of_time
 
     def _select(self, coming: ImageOrder) -> None:
-        selection = self._scheme.select(self._history.progress(self._schedule), self._state)
-        start = time.perf_counter()
-        self._adopt(selection, coming)
-        selection.seconds["trace"] = time.perf_counter() - start
+        selection = self._selected(coming)
+        if selection.needs_features and self._state.features.cache is None:  # they turned out not to be possible
+            selection = self._selected(coming)
         self._run.end_interval()
         self._history.record_selection(selection, self._step_flops)
         self._run.record_selection()
 
+    def _selected(self, coming: ImageOrder) -> Selection:
+        """The selection that is due, adopted."""
+        features = self._state.features
+        progress = self._history.progress(self._schedule)._replace(features_possible=features.are_possible)
+        if features.cache is not None:
+            progress = progress._replace(cached_mask=features.mask, cached_part=features.cache.part)
+        selection = self._scheme.select(progress, self._state)
+        start = time.perf_counter()
+        self._adopt(selection, coming)
+        selection.seconds["trace"] = time.perf_counter() - start
+        return selection
+
     def _adopt(self, selection: Selection, coming: ImageOrder) -> None:
         """Train `selection` from now on, first on the images `coming`."""
-        steps = self._scheme.next_selection(self._history.step, self._schedule.total_steps) - self._history.step
-        if self._state.adopt(selection.mask, coming, steps):
+        step, total_steps = self._history.step, self._schedule.total_steps
+        steps = selection.feature_steps
+        if steps is None:
+            steps = self._scheme.next_selection(step, total_steps) - step
+        if self._state.adopt(selection.mask, coming, steps, selection.keeps_features):
             self._step_flops = sum(count_flops(self._state.step_graph).values())
 
     def _validate(self, bar: tqdm) -> None:

@@ -163,7 +163,8 @@ class ElasticScheme(Scheme):
             features = self._features(progress, end, correction)
         selection = select_tensors(table, importance, head, share, resolution, features)
         making_ms = selection.making_ms * correction
-        return replace(selection, making_ms=making_ms, feature_steps=end - progress.step)
+        steps = end - progress.step if selection.needs_features else 0
+        return replace(selection, making_ms=making_ms, feature_steps=steps)
 
     def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
         """The cached features that steps up to `end` can use; their cost is relative to that of corrected steps."""

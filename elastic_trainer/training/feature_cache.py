@@ -57,6 +57,11 @@ class FeatureCache:
         """The keys, int64 [n], of training images."""
         return images.rows * self._views + images.views
 
+    @property
+    def part(self) -> float:
+        """Of all images and views, those whose features are there, 0…1."""
+        return float(self._is_made.mean())
+
     def prepare(self, batch: Batch, coming: ImageOrder) -> None:
         """Compute the features of `batch` that are missing, and of so many of the images `coming` that a block is full.
 
@@ -75,12 +80,15 @@ class FeatureCache:
         values = zip(self._store.read(keys), self.split.cut.tensors, strict=True)
         return [tf.cast(tf.constant(value), tensor.dtype) for value, tensor in values]
 
-    def is_worth_it(self, coming: ImageOrder, steps: int) -> bool:
+    def check_saving(self, coming: ImageOrder, steps: int) -> None:
         """Measure whether steps take less time with features that are kept, computing those included.
 
         Args:
             coming: the images of the next steps.
             steps: for which the features are of use.
+
+        Raises:
+            ValueError: they do not.
         """
         keys = self.keys(coming)
         batch, block = keys[: self._data.batch_size], keys[: self._block]
@@ -89,7 +97,12 @@ class FeatureCache:
         if image_seconds > step_seconds / len(batch):
             self._block, image_seconds = len(batch), step_seconds / len(batch)
         making_seconds = self._images_shown(steps * len(batch)) * image_seconds / steps
-        return _seconds(lambda: self.read(batch)) + making_seconds < (1 - LEAST_SAVED) * step_seconds
+        kept_seconds = _seconds(lambda: self.read(batch)) + making_seconds
+        if kept_seconds > (1 - LEAST_SAVED) * step_seconds:
+            raise ValueError(
+                f"computing them once and reading them takes {1e3 * kept_seconds:.2g} ms a step, computing them in "
+                f"every step {1e3 * step_seconds:.2g} ms"
+            )
 
     def _images_shown(self, drawn: int) -> float:
         """How many different images and views are expected among so many that are drawn."""

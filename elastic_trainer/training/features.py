@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import Batch, ImageData, ImageOrder
@@ -27,6 +28,7 @@ class Features:
 
     Attributes:
         cache: of the present step; None while none are kept.
+        mask: bool [N], the selection that `cache` was made for.
         megabytes: the most that features took so far.
     """
 
@@ -34,6 +36,7 @@ class Features:
         self._data, self._folder, self._in_float16 = data, folder, in_float16
         self._reported: set[str] = set()
         self.cache: FeatureCache | None = None
+        self.mask: np.ndarray | None = None
         self.megabytes = 0.0
 
     def adopt(self, step: TrainStep, coming: ImageOrder, steps: int, keep: bool = True) -> None:
@@ -42,7 +45,7 @@ class Features:
         Args:
             step: trains from now on.
             coming: the images of the next steps.
-            steps: for which new features are of use.
+            steps: for which new features are of use; 0: none are made.
             keep: use the features that are kept at present, if `step` can.
         """
         if self._data is None:
@@ -53,6 +56,8 @@ class Features:
             self.cache = old
             return
         del old  # its memory is free before new features take some
+        if not steps:
+            return
         cut = Cut(step)
         if cut.random is not None:
             self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
@@ -61,10 +66,16 @@ class Features:
         elif cut.tensors:
             try:
                 cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
-                if cache.is_worth_it(coming, steps):
-                    self.cache, self.megabytes = cache, max(cache.megabytes, self.megabytes)
+                cache.check_saving(coming, steps)
+                self.cache, self.mask = cache, step.mask
+                self.megabytes = max(cache.megabytes, self.megabytes)
             except (OSError, ValueError, FloatingPointError) as error:
                 self._report(str(error))
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether a step may get some: they were not found to be impossible, or of no use."""
+        return self._data is not None and self._data.view_count is not None and not self._reported
 
     def prepare(self, batch: Batch, coming: ImageOrder) -> float:
         """Compute the features of `batch` if they are missing, and some of the images `coming` after it.
