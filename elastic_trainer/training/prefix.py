@@ -32,6 +32,7 @@ class Cut:
         tensors: symbolic tensors of `step.graph`; none if no weights are frozen before the first trained ones, or if
             this step does not compute the tensors of `keys` in its prefix.
         keys: identify the tensors among all steps of the network.
+        prefix: names of the operations that may be part of the prefix.
         effects: operations of the rest that must run, such as the updates.
         random: the first operation that depends on random numbers, if they are why there are none; else None.
     """
@@ -40,10 +41,10 @@ class Cut:
         graph = step.graph
         prefix = prefix_operations(step)
         key_of = _tensor_keys(graph, prefix)
-        self.effects = [op for op in graph.control_outputs if op.name not in prefix]
+        self.prefix, self.effects = prefix, [op for op in graph.control_outputs if op.name not in prefix]
         chosen = _passing(graph, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
         found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
-        needed = needed_operations([*graph.outputs, *self.effects], chosen)
+        needed = needed_operations([*graph.outputs, *self.effects], chosen, prefix)
         if keys is not None and (len(found) < len(keys) or graph.inputs[0].op.name in needed):
             found = []
         self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
@@ -69,11 +70,11 @@ class SplitStep:
         names = [tensor.name for tensor in cut.tensors]
 
         def prefix(batch: tf.Tensor) -> list[tf.Tensor]:
-            return _imported(graph, {images.name: batch}, cut.tensors, ())
+            return _imported(graph, {images.name: batch}, cut.tensors, (), cut.prefix)
 
         def rest(features: Sequence[tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
             feeds = {**dict(zip(names, features, strict=True)), labels.name: label}
-            return _imported(graph, feeds, graph.outputs, cut.effects)
+            return _imported(graph, feeds, graph.outputs, cut.effects, cut.prefix)
 
         self._rows = None
         self._prefix = _traced(prefix, tf.TensorSpec((None, *images.shape[1:]), images.dtype))
@@ -164,7 +165,11 @@ def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
 
 
 def _imported(
-    graph: Any, feeds: Mapping[str, tf.Tensor], results: Sequence[tf.Tensor], effects: Iterable[Any]
+    graph: Any,
+    feeds: Mapping[str, tf.Tensor],
+    results: Sequence[tf.Tensor],
+    effects: Iterable[Any],
+    without_effect: Collection[str],
 ) -> list[tf.Tensor]:
     """Import into the function that is being traced what `results` and `effects` need of `graph`.
 
@@ -173,11 +178,16 @@ def _imported(
         feeds: what takes the place of its tensors, by name.
         results: tensors of it.
         effects: operations of it that must run.
+        without_effect: as of `needed_operations`.
     """
-    needed = needed_operations([*results, *effects], feeds)
+    needed = needed_operations([*results, *effects], feeds, without_effect)
     captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in needed]
     complete, part = graph.as_graph_def(), tf.compat.v1.GraphDef()
-    part.node.extend(node for node in complete.node if node.name in needed and node.op != "Placeholder")
+    for node in complete.node:
+        if node.name in needed and node.op != "Placeholder":
+            part.node.add().CopyFrom(node)
+            inputs = [name for name in node.input if name[0] != "^" or name[1:] in needed]
+            part.node[-1].input[:] = inputs
     part.versions.CopyFrom(complete.versions)
     part.library.CopyFrom(complete.library)
     here = tf.compat.v1.get_default_graph()

@@ -19,12 +19,15 @@ BRANCHES = {
 }
 
 
-def needed_operations(results: Iterable[Any], given: Collection[str] = ()) -> set[str]:
+def needed_operations(
+    results: Iterable[Any], given: Collection[str] = (), without_effect: Collection[str] = ()
+) -> set[str]:
     """Names of the operations that `results` depend on, themselves included.
 
     Args:
         results: tensors or operations of one graph.
         given: names of tensors that are known; what they depend on is not needed for them.
+        without_effect: names of operations that need not run before others which only wait for them.
     """
     waiting = [getattr(result, "op", result) for result in results]
     seen: set[str] = set()
@@ -32,7 +35,8 @@ def needed_operations(results: Iterable[Any], given: Collection[str] = ()) -> se
         op = waiting.pop()
         if op.name not in seen:
             seen.add(op.name)
-            waiting += [*(tensor.op for tensor in op.inputs if tensor.name not in given), *op.control_inputs]
+            waiting += [tensor.op for tensor in op.inputs if tensor.name not in given]
+            waiting += [before for before in op.control_inputs if before.name not in without_effect]
     return seen
 
 
