@@ -73,9 +73,9 @@ def train_run(command: TrainCommand) -> None:
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     if run.resume:
         _check_unchanged(command, dataset)
-    budget = (
-        make_budget(model, dataset, settings, table, settings.feature_cache != "off") if table is not None else None
-    )
+    budget = None
+    if table is not None:
+        budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process was faster
             _finish_again(command, folder)

@@ -129,7 +129,8 @@ class _Training:
         optimizer.build(model.trainable_variables)
         features = None
         if settings.feature_cache != "off":
-            features = Features(data, run.folder, settings.feature_cache == "float16")
+            # A run that is to be repeated bit for bit makes no choice by the clock.
+            features = Features(data, run.folder, settings.feature_cache == "float16", settings.correct_budget)
         self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty, features)
         self._history = History()
         self._step_flops = 0.0
@@ -153,6 +154,9 @@ class _Training:
             print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
         self._scheme.resume(checkpoint.state["scheme"], self._history.selection, self._state)
         self._state.assign(checkpoint.arrays)
+        made = history.cached_since()
+        if made is not None:
+            self._state.cut_as_for(made.selection.mask)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the results. See `run_training`."""
@@ -220,9 +224,7 @@ class _Training:
     def _selected(self, coming: ImageOrder) -> Selection:
         """The selection that is due, adopted."""
         features = self._state.features
-        progress = self._history.progress(self._schedule)._replace(features_possible=features.are_possible)
-        if features.cache is not None:
-            progress = progress._replace(cached_mask=features.mask, cached_part=features.cache.part)
+        progress = self._history.progress(self._schedule, features_possible=features.are_possible)
         selection = self._scheme.select(progress, self._state)
         start = time.perf_counter()
         self._adopt(selection, coming)

@@ -57,11 +57,6 @@ class FeatureCache:
         """The keys, int64 [n], of training images."""
         return images.rows * self._views + images.views
 
-    @property
-    def part(self) -> float:
-        """Of all images and views, those whose features are there, 0…1."""
-        return float(self._is_made.mean())
-
     def prepare(self, batch: Batch, coming: ImageOrder) -> None:
         """Compute the features of `batch` that are missing, and of so many of the images `coming` that a block is full.
 
@@ -96,19 +91,13 @@ class FeatureCache:
         image_seconds = _seconds(lambda: self._write(block)) / len(block)
         if image_seconds > step_seconds / len(batch):
             self._block, image_seconds = len(batch), step_seconds / len(batch)
-        making_seconds = self._images_shown(steps * len(batch)) * image_seconds / steps
+        making_seconds = self._data.distinct_views(steps) * image_seconds / steps
         kept_seconds = _seconds(lambda: self.read(batch)) + making_seconds
         if kept_seconds > (1 - LEAST_SAVED) * step_seconds:
             raise ValueError(
                 f"computing them once and reading them takes {1e3 * kept_seconds:.2g} ms a step, computing them in "
                 f"every step {1e3 * step_seconds:.2g} ms"
             )
-
-    def _images_shown(self, drawn: int) -> float:
-        """How many different images and views are expected among so many that are drawn."""
-        count = self._data.train_count
-        epochs = drawn / count  # each shows an image once
-        return drawn if epochs <= 1 else count * self._views * (1 - (1 - 1 / self._views) ** epochs)
 
     def _missing(self, keys: np.ndarray) -> list[int]:
         missing: list[int] = keys[~self._is_made[keys]].tolist()
