@@ -60,14 +60,12 @@ class Features:
             self.cache.split = SplitStep(step, cut)
             return
         self.drop()  # before new features take memory
-        if not steps:
-            return
         cut = cut if cut.tensors else Cut(step)
         if cut.random is not None:
             self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
         elif cut.tensors and self._data.view_count is None:
             self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
-        elif cut.tensors:
+        elif cut.tensors and steps:
             try:
                 cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
                 if self._measures:

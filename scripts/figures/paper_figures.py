@@ -43,10 +43,10 @@ class Run:
     profile_only: bool = False
 
     def flags(self) -> dict[str, object]:
-        """The flags of main.py that are not left to their default, by name."""
+        """The flags of main.py that are not left to their default, by name. The paper keeps no features."""
         names = ("rho", "interval", "importance_batches", "trained_layers", "num_epochs", "max_steps")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"train_type": self.train_type, **given, "seed": self.seed}
+        return {"train_type": self.train_type, **given, "seed": self.seed, "feature_cache": "off"}
 
     @property
     def is_elastic(self) -> bool:
