@@ -2,6 +2,7 @@
 
     t_dw  time for the tensor's gradient, and for applying its update
     t_dy  time to pass the error gradient on to where this tensor is reached
+    t_fw  forward time between this tensor and the one before it, which a step that trains it cannot take from a cache
 
 Four steps, each a module of `elastic_trainer.timing`:
 
@@ -32,8 +33,9 @@ from elastic_trainer.machine import environment
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import Attribution, attribute_times
-from elastic_trainer.timing.fit import Fit, fit_wall_time, selection_sums
+from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.forward_costs import FeatureUse, forward_sums
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
 from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, read_trace, trace_step
@@ -76,11 +78,18 @@ def profile(
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
     costs, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
-    masks, step_ms = measurement.masks, measurement.step_ms
-    median_ms = np.median(step_ms, axis=0)
-    sums = np.array([selection_sums(mask[costs.positions], costs.t_dy_ms, costs.t_dw_ms) for mask in masks])
-    with_forward = np.vstack([[0.0, 0.0], sums])  # the forward pass is a step that trains nothing
-    forward_and_steps = np.append(measurement.forward_ms, median_ms)
+    masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
+    median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
+    sums = [_step_sums(costs, mask) for mask in masks]
+    from_features = [sums[index]._replace(prefix_ms=0.0) for index in cached]
+    # The forward pass is a step that trains nothing.
+    rows = [_step_sums(costs, np.zeros_like(masks[0])), *sums, *from_features]
+    fit = fit_wall_time(
+        np.array(rows),
+        np.concatenate([[measurement.forward_ms], median_ms, cached_ms]),
+        np.array([-1, *range(len(masks)), *cached]),
+        len(step_ms),
+    )
     low, high = np.percentile(step_ms, (25, 75), axis=0)
     details = {
         "timing": timing,
@@ -88,8 +97,16 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         "unmatched_time_percent": 100 * unmatched,
         "operation_ms": _sums(costs),
         "measured_selections": [
-            {"trained_tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "step_ms": float(median)}
-            for mask, (t_dy_ms, t_dw_ms), median in zip(masks, sums.tolist(), median_ms, strict=True)
+            {
+                "trained_tensors": int(mask.sum()),
+                "chain_ms": row.t_dy_ms,
+                "own_ms": row.t_dw_ms,
+                "recomputed_ms": row.recomputed_ms,
+                "prefix_ms": row.prefix_ms,
+                "step_ms": float(median),
+                "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
+            }
+            for index, (mask, row, median) in enumerate(zip(masks, sums, median_ms, strict=True))
         ],
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
@@ -101,9 +118,18 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         costs,
         measurement.forward_ms,
         float(median_ms[-1]),
-        fit_wall_time(with_forward[:, 0], with_forward[:, 1], forward_and_steps, len(step_ms)),
+        fit,
         details,
     )
+
+
+def _step_sums(costs: Attribution, mask: np.ndarray) -> StepSums:
+    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes its prefix."""
+    selected = mask[costs.positions]
+    recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
+    depth = depth_of(selected)
+    chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
+    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth]), float(prefix_ms[depth]))
 
 
 def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
@@ -149,8 +175,9 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
         full = TrainStep(model, optimizer, network.batch_size, fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, model)
     costs = attribute_times(full, model.trainable_variables, op_ms)
-    constant_ms = costs.forward_ms + costs.other_ms + unmatched_ms
-    full_step_ms = constant_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
+    forward_ms = costs.forward_ms + costs.other_ms + unmatched_ms
+    full_step_ms = forward_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
+    constant_ms = forward_ms - float(costs.t_fw_ms.sum()) - costs.preprocessing_ms
     details = {
         "timing": "trace",
         "trace": file_name,
@@ -159,8 +186,8 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
         "operation_ms": _sums(costs),
     }
-    fit = Fit(constant_ms, 1.0, 1.0, None, None, selections=0, rounds=0)
-    return _table(model, network, full, costs, constant_ms, full_step_ms, fit, details)
+    fit = Fit(constant_ms, 1.0, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
+    return _table(model, network, full, costs, forward_ms, full_step_ms, fit, details)
 
 
 def _table(
@@ -185,6 +212,8 @@ def _table(
         positions=costs.positions,
         t_dw_ms=costs.t_dw_ms,
         t_dy_ms=costs.t_dy_ms,
+        t_fw_ms=costs.t_fw_ms,
+        preprocessing_ms=costs.preprocessing_ms,
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,
         # Not measured: the error of its few rounds would exceed its whole difference from a full step.
@@ -210,15 +239,16 @@ def _sums(costs: Attribution) -> dict[str, float]:
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
-    """Bar chart of t_dw and t_dy over the tensors in backward order, as `stem`.pdf and .png."""
+    """Bar charts of t_dw, t_dy and t_fw over the tensors in backward order, as `stem`.pdf and .png."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    upper, middle, lower = figure.subplots(3, 1, sharex=True)
     order = np.arange(len(table.names))
     for axes, times, label, colour in (
         (upper, table.t_dw_ms, "$t_{dw}$: own gradient and update", "tab:blue"),
-        (lower, table.t_dy_ms, "$t_{dy}$: passing the error on", "tab:orange"),
+        (middle, table.t_dy_ms, "$t_{dy}$: passing the error on", "tab:orange"),
+        (lower, table.t_fw_ms, "$t_{fw}$: forward pass from here to the tensor before", "tab:green"),
     ):
         axes.bar(order, times, width=0.9, color=colour)
         axes.set_ylabel("ms a step")
@@ -229,7 +259,7 @@ def draw_table(table: TimingTable, stem: Path) -> None:
     utils.save_figure(figure, stem)
 
 
-def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
+def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
@@ -248,7 +278,9 @@ def _report(table: TimingTable, smallest_rho: float) -> Iterable[str]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
         yield f"warning: {name} has no influence on the loss and will never be selected"
-    yield f"smallest feasible rho (the head alone): {smallest_rho:.3f}"
+    smallest = table.predict_ms(head) / full
+    cached = table.predict_ms(head, FeatureUse(share=0.0)) / full
+    yield f"smallest feasible rho (the head alone): {smallest:.3f}; from cached features, once made: {cached:.3f}"
 
 
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
@@ -287,7 +319,7 @@ def main() -> None:
     draw_table(table, folder / "timing")
     if trace is not None and command.from_trace is not None:
         print(f"{command.from_trace.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
-    print("\n".join(_report(table, table.predict_ms(head_mask(model)) / table.full_step_ms)))
+    print("\n".join(_report(table, head_mask(model))))
     if trace:
         print("\n".join(_plan(table, model, command.logdir)))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")

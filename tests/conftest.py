@@ -37,16 +37,19 @@ def make_small_model(seed=0):
     return freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
 
 
-def make_small_data(count=24, seed=0):
+def make_small_data(count=24, seed=0, augment="none"):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
     pixels = DecodedImages(images, labels, {})
-    return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed)
+    return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed, augment=augment)
 
 
-def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
-    """A timing table in which every tensor costs the same, tensors ordered from the last to the first."""
+def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):
+    """A timing table in which every tensor costs the same, tensors ordered from the last to the first.
+
+    The forward pass is free, or, with `t_fw_ms`, takes as long as a prefix as when it is recomputed.
+    """
     names = tensor_names(model)
     count = len(names)
     positions = np.arange(count)[::-1]
@@ -56,10 +59,12 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0):
         positions=positions,
         t_dw_ms=np.full(count, t_dw_ms),
         t_dy_ms=np.full(count, t_dy_ms),
-        forward_ms=constant_ms,
-        full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms),
-        gradient_pass_ms=constant_ms + count * t_dy_ms + 0.123,  # differs from the time of every selection
-        fit=Fit(constant_ms, 1.0, 1.0, 0.0, 0.0, 1, 1),
+        t_fw_ms=np.full(count, t_fw_ms),
+        preprocessing_ms=0.0,
+        forward_ms=constant_ms + count * t_fw_ms,
+        full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms + t_fw_ms),
+        gradient_pass_ms=constant_ms + count * (t_dy_ms + t_fw_ms) + 0.123,  # differs from the time of every selection
+        fit=Fit(constant_ms, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1, 1),
         settings={},
         details={},
     )

@@ -51,7 +51,7 @@ class ImportanceEvaluator:
             ]
             return [gradient / scale for gradient in filled] if scale != 1 else filled
 
-        self._gradients = tf.function(gradients).get_concrete_function(*batch_spec(model, batch_size))
+        self._gradients = tf.function(gradients, autograph=False).get_concrete_function(*batch_spec(model, batch_size))
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Mean importance over `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).

@@ -7,27 +7,34 @@ from collections.abc import Iterator
 import numpy as np
 
 from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.selection.time_budget import smallest_rho
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
-PLANNED_RHOS = tuple(np.arange(35, 71, 5) / 100)
+PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
+# The prefix computed in every step; its features cached, once they are made.
+_FORMS = (COMPUTED, FeatureUse(share=0.0))
 
 
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
-    """What elastic training would select from `table`, a row for each rho.
+    """What elastic training would select from `table`, a row for each rho, without and with cached features.
 
     Args:
         table: of a network with N trainable tensors.
         head: bool [N], the tensors that always train.
         importance: [N].
     """
-    smallest = smallest_rho(table, head)
-    yield " rho  feasible  predicted step  over full step  trained tensors"
+    yield f"      {'without cached features':>34}  {'with cached features':>34}"
+    columns = f"{'predicted':>12}{'over full':>11}{'tensors':>11}"
+    yield f" rho  {columns}  {columns}"
     for rho in PLANNED_RHOS:
-        if rho < smallest:
-            yield f"{rho:.2f}  no"
-            continue
-        selection = select_tensors(table, importance, head, rho)
-        step_ms = table.predict_ms(selection.mask)
-        count = f"{int(selection.mask.sum())} of {len(head)}"
-        yield f"{rho:.2f}  yes       {step_ms:11.1f} ms  {step_ms / table.full_step_ms:14.3f}  {count:>15}"
+        yield f"{rho:.2f}  " + "  ".join(_planned(table, head, importance, rho, features) for features in _FORMS)
+
+
+def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: float, features: FeatureUse) -> str:
+    """Predicted step, that over a full one, and the number of tensors; or that `rho` is too small for the head."""
+    if table.predict_ms(head, features) > rho * table.full_step_ms:
+        return f"{'not feasible':>34}"
+    selection = select_tensors(table, importance, head, rho, features=features)
+    step_ms = table.predict_ms(selection.mask, features)
+    count = f"{int(selection.mask.sum())} of {len(head)}"
+    return f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"

@@ -24,6 +24,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import (
     GRADIENT_PASSES,
+    Allowance,
     DeadlineBudget,
     Progress,
     RhoBudget,
@@ -31,6 +32,7 @@ from elastic_trainer.selection.time_budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
@@ -114,8 +116,8 @@ class ElasticScheme(Scheme):
         schedule = Schedule.of(settings, data.steps_per_epoch)
         selections = schedule.selection_steps(settings.interval)
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
-        ends = [*selections, schedule.total_steps]
-        self._pass_steps = gradient_pass_steps(ends) if settings.correct_budget else set[int]()
+        self._ends = [*selections, schedule.total_steps]
+        self._pass_steps = gradient_pass_steps(self._ends) if settings.correct_budget else set[int]()
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
@@ -135,20 +137,42 @@ class ElasticScheme(Scheme):
             self._has_new_table = False
         allowance = self._budget.allow(progress)
         measured = time.perf_counter()
-        selection = select_tensors(
-            self._budget.table, importance, self._head, allowance.table_share, self._settings.time_resolution
-        )
-        predicted_ms = self._budget.adopt(selection.mask)
+        selection = self._solve(importance, progress, allowance)
+        self._budget.adopt(selection.mask, selection.making_ms)
         return replace(
             selection,
             epoch=progress.step / self._data.steps_per_epoch,
-            predicted_step_ms=predicted_ms * allowance.slowdown * allowance.correction,
+            predicted_step_ms=(selection.predicted_step_ms or 0.0) * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
+            making_ms=selection.making_ms * allowance.slowdown,
             rho=allowance.rho,
             slowdown=allowance.slowdown,
             correction=allowance.correction,
             seconds={"importance": measured - start, "solve": time.perf_counter() - measured},
         )
+
+    def _solve(self, importance: np.ndarray, progress: Progress, allowance: Allowance) -> Selection:
+        """The selection, in the table's time. New features are of use until the next one is due."""
+        table, head, resolution = self._budget.table, self._head, self._settings.time_resolution
+        share, correction = allowance.table_share, allowance.correction
+        end = self._ends[self._selection_of_step[progress.step] + 1]
+        features = self._features(progress, end, correction)
+        if table.predict_ms(head, features) > share * table.full_step_ms:
+            # Not even the head fits. Nothing else trains, so that its features are of use to the end of the run.
+            share, end = 0.0, self._ends[-1]
+            features = self._features(progress, end, correction)
+        selection = select_tensors(table, importance, head, share, resolution, features)
+        making_ms = selection.making_ms * correction
+        return replace(selection, making_ms=making_ms, feature_steps=end - progress.step)
+
+    def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
+        """The cached features that steps up to `end` can use; their cost is relative to that of corrected steps."""
+        if not progress.features_possible:
+            return COMPUTED
+        share = making_share(self._data, end - progress.step)
+        share = share / correction if share < 1 else 1.0
+        cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
+        return FeatureUse(share, cached, share * (1 - progress.cached_part))
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""
@@ -170,7 +194,19 @@ class ElasticScheme(Scheme):
         if record != self.to_record():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
-        self._budget.resume(selection.mask, selection.rho or 1.0, selection.correction or 1.0)
+        self._budget.resume(selection)
+
+
+def making_share(data: ImageData, steps: int) -> float:
+    """How many features a new cache computes for so many steps, over those that the steps use; 1: no cache is possible.
+
+    Each epoch shows every image once, in a view drawn at random.
+    """
+    shown = steps * data.batch_size
+    epochs = shown / data.train_count
+    if data.view_count is None or epochs <= 1:
+        return 1.0
+    return data.train_count * data.view_count * (1 - (1 - 1 / data.view_count) ** epochs) / shown
 
 
 # Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.
@@ -187,12 +223,19 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
     return FIXED_MASKS.get(train_type, FIXED_MASKS["full_training"])(model, trained_layers)
 
 
-def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: TimingTable) -> TimeBudget:
-    """The time budget that `settings` ask for. Raises `UserError` if even training the head alone exceeds it."""
+def make_budget(
+    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, features_possible: bool = False
+) -> TimeBudget:
+    """The time budget that `settings` ask for. `features_possible`: as in `Progress`, when the run starts.
+
+    Raises:
+        UserError: even training the head alone exceeds it.
+    """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
+    share = making_share(data, schedule.total_steps) if features_possible else 1.0
     if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho)
+        return RhoBudget(table, head, settings.rho, share)
     return DeadlineBudget(
         table,
         head,
@@ -201,4 +244,5 @@ def make_budget(model: keras.Model, data: ImageData, settings: Settings, table: 
         schedule.epochs,
         selections,
         validation_batches=-(-data.test_count // data.batch_size),
+        share=share,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import selection_solver_DP
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
@@ -19,7 +20,10 @@ class Selection:
     Attributes:
         mask: bool [N] over `model.trainable_variables`.
         importance: [N], normalised, or None for a scheme that does not measure it.
-        predicted_step_ms, budget_step_ms: by the time budget, or None.
+        predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without `making_ms`.
+        making_ms: of computing the cached features that its steps run on, as far as they are missing, per step.
+        keeps_features: whether it runs on the features that are cached already; else on new ones, or on none.
+        feature_steps: for which new features are of use; None: until the next selection.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
@@ -30,6 +34,9 @@ class Selection:
     importance: np.ndarray | None = None
     predicted_step_ms: float | None = None
     budget_step_ms: float | None = None
+    making_ms: float = 0.0
+    keeps_features: bool = False
+    feature_steps: int | None = None
     epoch: float = 0
     rho: float | None = None
     slowdown: float | None = None
@@ -43,7 +50,12 @@ class Selection:
 
 
 def select_tensors(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, time_resolution: int | None = None
+    table: TimingTable,
+    importance: np.ndarray,
+    head: np.ndarray,
+    rho: float,
+    time_resolution: int | None = None,
+    features: FeatureUse = COMPUTED,
 ) -> Selection:
     """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
 
@@ -52,18 +64,21 @@ def select_tensors(
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
         rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
         time_resolution: T_q, see `selection_solver_DP.solve`.
+        features: the cached features that it may use or make; making them is part of the step time.
     """
     budget_ms = rho * table.full_step_ms
     if rho >= 1:
-        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool)))
+        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool), features))
     order = table.positions
-    t_dw_ms, t_dy_ms = table.wall_t_dw_ms.copy(), table.wall_t_dy_ms.copy()
+    t_dw_ms, t_dy_ms = table.wall_t_dw_ms.copy(), table.wall_t_dy_ms(features)
     always = head[order]
     t_dw_ms[always] = 0.0
-    t_dy_ms[: np.flatnonzero(always)[-1] + 1] = 0.0
+    t_dy_ms[: table.depth(head)] = 0.0
     gain = np.where(always, 0.0, importance[order])
-    room_ms = budget_ms - table.predict_ms(head)
+    room_ms = budget_ms - table.predict_ms(head, features)
     solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gain, room_ms, time_resolution)
     mask = head.copy()
     mask[order[solution.mask == 1]] = True
-    return Selection(mask, importance, table.predict_ms(mask), budget_ms)
+    step_ms, making_ms, cached_depth = table.predict(mask, features)
+    keeps = cached_depth is not None and cached_depth == features.cached_depth
+    return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)

@@ -9,11 +9,11 @@ are measured again:
     correction   the measured time of those steps, divided by (the table's prediction × slowdown). Updated with a Kalman
                  gain, so noisy measurements count less, and bounded
 
-The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). Large
-tensors seldom fill a budget, so what a selection leaves unused is added to the next one's, and what it took beyond its
-budget, as measured since, is subtracted. With a deadline (`DeadlineBudget`), rho follows from the time left and the
-speed of the latest steps. In the paper (section 5) nothing is measured again; its published system misses rho by up to
-11 points.
+The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). What
+it takes to make its cached features counts, spread over the steps that use them. Large tensors seldom fill a budget, so
+what a selection leaves unused is added to the next one's, and what it took beyond its budget, as measured since, is
+subtracted. With a deadline (`DeadlineBudget`), rho follows from the time left and the speed of the latest steps. In the
+paper (section 5) nothing is measured again; its published system misses rho by up to 11 points.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from elastic_trainer.selection.select import Selection
+from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from utils import UserError
 
@@ -57,6 +59,9 @@ class Progress(NamedTuple):
         validation_seconds: of the latest validations, with the records and the saving that belong to them.
         selection_seconds: mean time of a selection; None before the first.
         slowdown: when the last selection was made; None before the first.
+        features_possible: whether features of the frozen prefix can be cached now.
+        cached_mask: bool [N], the selection that the present cache was made for; None if the latest steps used none.
+        cached_part: of all training images and views, the part whose features the present cache holds, 0…1.
     """
 
     epoch: int = 0
@@ -70,6 +75,9 @@ class Progress(NamedTuple):
     validation_seconds: Sequence[float] = ()
     selection_seconds: float | None = None
     slowdown: float | None = None
+    features_possible: bool = False
+    cached_mask: np.ndarray | None = None
+    cached_part: float = 1.0
 
 
 class Allowance(NamedTuple):
@@ -89,17 +97,18 @@ class Allowance(NamedTuple):
     correction: float
 
 
-def smallest_rho(table: TimingTable, head: np.ndarray) -> float:
+def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> float:
     """Step time of training the head alone over a full step's.
 
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`.
+        share: `FeatureUse.share` of a cache that all steps of the run use; 1 without one.
 
     Raises:
         UserError: the table says that training the head takes longer than training all.
     """
-    rho = table.predict_ms(head) / table.full_step_ms
+    rho = table.predict_ms(head, FeatureUse(share)) / table.full_step_ms
     if rho > 1:
         raise UserError(
             "the timing table says that training the head alone takes longer than training all; profile again"
@@ -107,12 +116,13 @@ def smallest_rho(table: TimingTable, head: np.ndarray) -> float:
     return rho
 
 
-def check_rho(table: TimingTable, head: np.ndarray, rho: float) -> None:
-    """Raise `UserError` if even training the head alone takes more than `rho` of a full step."""
-    smallest = smallest_rho(table, head)
+def check_rho(table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0) -> None:
+    """Raise `UserError` if training the head alone takes more than `rho` of a full step; see `smallest_rho`."""
+    smallest = smallest_rho(table, head, share)
     if rho < smallest:
         raise UserError(
-            f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a full step here; "
+            f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a full step here"
+            f"{', making its cached features included' if share < 1 else ''}; "
             f"give at least {math.ceil(smallest * 1000) / 1000:g}"
         )
 
@@ -123,15 +133,17 @@ class TimeBudget:
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`, what is always trained.
+        share: as for `smallest_rho`.
 
     Raises:
         UserError: as `smallest_rho`.
     """
 
-    def __init__(self, table: TimingTable, head: np.ndarray) -> None:
+    def __init__(self, table: TimingTable, head: np.ndarray, share: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
-        self.smallest_rho = smallest_rho(table, head)
-        self._predicted_ms: float | None = None
+        self.smallest_rho = smallest_rho(table, head, share)
+        self._mask: np.ndarray | None = None
+        self._making_ms = 0.0
 
     def allow(self, progress: Progress) -> Allowance:
         """The allowance of the next selection, corrected by what was measured since the last one."""
@@ -141,34 +153,42 @@ class TimeBudget:
         """Whether no time is left for another step, for a selection if it is due, and for the validation after it."""
         return False
 
+    def _predicted_ms(self, progress: Progress) -> float | None:
+        """The table's prediction for the latest steps, cached features or not; None before the first."""
+        if self._mask is None:
+            return None
+        cached_depth = None if progress.cached_mask is None else self.table.depth(progress.cached_mask)
+        return self.table.predict(self._mask, FeatureUse(cached_depth=cached_depth)).step_ms
+
     def _step_over_prediction(self, progress: Progress) -> list[float]:
         """Times of the latest steps over the table's prediction for them; empty before the first."""
-        return [ms / self._predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if self._predicted_ms else []
+        predicted_ms = self._predicted_ms(progress)
+        return [ms / predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if predicted_ms else []
 
-    def resume(self, mask: np.ndarray, rho: float, correction: float) -> None:
+    def resume(self, selection: Selection) -> None:
         """Continue from a selection that was made before this object was, and from its allowance."""
-        self.correction = correction
-        self.adopt(mask)
+        self.correction = selection.correction or 1.0
+        self.adopt(selection.mask, selection.making_ms / (selection.slowdown or 1.0))
 
-    def adopt(self, mask: np.ndarray) -> float:
-        """Note that bool [N] `mask` trains from now on; returns the table's prediction for its steps."""
-        self._predicted_ms = self.table.predict_ms(mask)
-        return self._predicted_ms
+    def adopt(self, mask: np.ndarray, making_ms: float = 0.0) -> None:
+        """Note that bool [N] `mask` trains from now on, and `making_ms` (as in `Selection`) in the table's time."""
+        self._mask, self._making_ms = mask, making_ms
 
 
 class RhoBudget(TimeBudget):
     """Steps of at most `rho` of a full one on average.
 
     What a selection leaves unused of its allowance is added to the next one's, and what it takes beyond it is
-    subtracted, at most `CARRIED`. What it took is its prediction times the correction that its steps led to.
+    subtracted, at most `CARRIED`. What it took is its prediction times the correction that its steps led to, and the
+    making of its features.
 
     Raises:
         UserError: even training the head alone takes more.
     """
 
-    def __init__(self, table: TimingTable, head: np.ndarray, rho: float) -> None:
-        super().__init__(table, head)
-        check_rho(table, head, rho)
+    def __init__(self, table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0) -> None:
+        super().__init__(table, head, share)
+        check_rho(table, head, rho, share)
         self._rho, self._allowed = rho, rho
 
     def allow(self, progress: Progress) -> Allowance:
@@ -179,17 +199,18 @@ class RhoBudget(TimeBudget):
             gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
             self.correction *= (statistics.median(ratios) / slowdown / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        if self._predicted_ms is not None:
-            took = min(self._predicted_ms * self.correction / self.table.full_step_ms, 1.0)
+        predicted_ms = self._predicted_ms(progress)
+        if predicted_ms is not None:
+            took = min((predicted_ms * self.correction + self._making_ms) / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -CARRIED), CARRIED)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         share = self._allowed / self.correction if self._allowed < 1 else 1.0
         return Allowance(self._allowed, share, self.table.full_step_ms * slowdown, slowdown, self.correction)
 
-    def resume(self, mask: np.ndarray, rho: float, correction: float) -> None:
+    def resume(self, selection: Selection) -> None:
         """See `TimeBudget.resume`."""
-        self._allowed = rho
-        super().resume(mask, rho, correction)
+        self._allowed = selection.rho or 1.0
+        super().resume(selection)
 
 
 class DeadlineBudget(TimeBudget):
@@ -200,6 +221,7 @@ class DeadlineBudget(TimeBudget):
         total_steps, epochs: how many there will be.
         selection_steps: steps, counted from 0, before which a selection is due.
         validation_batches: batches of one validation.
+        share: as for `smallest_rho`.
 
     Raises:
         UserError: even training the head alone takes longer.
@@ -214,8 +236,9 @@ class DeadlineBudget(TimeBudget):
         epochs: int,
         selection_steps: Sequence[int],
         validation_batches: int,
+        share: float = 1.0,
     ) -> None:
-        super().__init__(table, head)
+        super().__init__(table, head, share)
         self._seconds, self._selection_steps, self._validation_batches = seconds, selection_steps, validation_batches
         start = Progress(epochs=epochs, total_steps=total_steps)
         shortest = total_steps * self.smallest_rho * table.full_step_ms / 1e3 / (1 - DEADLINE_RESERVE)

@@ -6,6 +6,11 @@
         created later comes first
     t_dw  operations of B_k in no other B_j, and the update of tensor k
     t_dy  operations of B_k shared with others, if k is the first in the order to need them
+    t_fw  operations of F that depend on k and on no tensor before it in the order
+
+A step that trains down to tensor k recomputes t_fw of all tensors up to k. The frozen prefix, the operations of F that
+depend on the images and on none of these tensors, is t_fw of the deeper tensors and the preprocessing, and can be
+computed once. What is random, or follows a variable that the step writes, is never part of it and belongs to no tensor.
 
 Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
 t_dw of one of these tensors (`Pair.tensors`): a pair whose gamma trains without its kernel is not folded.
@@ -22,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.training.traced_graph import is_stateful
+
 if TYPE_CHECKING:
     import keras
 
@@ -34,14 +41,17 @@ class Attribution:
 
     Attributes:
         positions: index into `model.trainable_variables` of each tensor of the backward order.
-        t_dw_ms, t_dy_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
+        t_dw_ms, t_dy_ms, t_fw_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
+        preprocessing_ms: operations of F that depend on the images alone, such as rescaling them.
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
     """
 
     positions: np.ndarray
     t_dw_ms: np.ndarray
     t_dy_ms: np.ndarray
+    t_fw_ms: np.ndarray
     update_ms: np.ndarray
+    preprocessing_ms: float
     forward_ms: float
     other_ms: float
 
@@ -51,7 +61,9 @@ class Attribution:
             self.positions,
             factor * self.t_dw_ms,
             factor * self.t_dy_ms,
+            factor * self.t_fw_ms,
             factor * self.update_ms,
+            factor * self.preprocessing_ms,
             factor * self.forward_ms,
             factor * self.other_ms,
         )
@@ -95,9 +107,46 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     updates = owner >= 0
     update_ms = np.bincount(owner[updates], times[updates], count)[positions]
     other = ~(in_forward | (sharers > 0) | updates)
+    reached, reads_images = forward_reach(step, [variables[k] for k in positions])
+    of_tensor = in_forward & (reached >= 0) & (reached < count)
     return Attribution(
-        positions, t_dw + update_ms, t_dy, update_ms, float(times[in_forward].sum()), float(times[other].sum())
+        positions=positions,
+        t_dw_ms=t_dw + update_ms,
+        t_dy_ms=t_dy,
+        t_fw_ms=np.bincount(reached[of_tensor], times[of_tensor], count),
+        update_ms=update_ms,
+        preprocessing_ms=float(times[in_forward & reads_images & (reached == count)].sum()),
+        forward_ms=float(times[in_forward].sum()),
+        other_ms=float(times[other].sum()),
     )
+
+
+def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[np.ndarray, np.ndarray]:
+    """What each operation of a step depends on, as far as the frozen prefix is concerned (`training.prefix`).
+
+    Args:
+        step: any training step.
+        in_order: N variables in backward order.
+
+    Returns:
+        Int [operations], the first of the variables that it depends on; N if it depends on none, -1 if on the labels or
+        on what differs from step to step. And bool [operations], whether it depends on the images.
+    """
+    operations, count = step.graph.get_operations(), len(in_order)
+    number = {op.name: i for i, op in enumerate(operations)}
+    rank = {id(variable.value.handle): k for k, variable in enumerate(in_order)}
+    stateful = [op for op in operations if is_stateful(op)]
+    variables = {inside.op.name for _, inside in step.graph.captures if inside.dtype.name == "resource"}
+    written = variables & {tensor.op.name for op in stateful for tensor in op.inputs}
+    images, labels = (tensor.op.name for tensor in step.graph.inputs[:2])
+    first = dict.fromkeys([labels, *written, *(op.name for op in stateful)], -1)
+    first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}
+    reached, reads_images = np.full(len(operations), count), np.zeros(len(operations), bool)
+    for i, op in enumerate(operations):  # operations are created after their inputs
+        before = [number[tensor.op.name] for tensor in op.inputs] + [number[c.name] for c in op.control_inputs]
+        reached[i] = min([first.get(op.name, count), *reached[before]])
+        reads_images[i] = op.name == images or reads_images[before].any()
+    return reached, reads_images
 
 
 def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variables: Sequence[keras.Variable]) -> None:

@@ -6,8 +6,10 @@ They say how much an operation computes, not how fast (`profiler.py --timing flo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from elastic_trainer.training.traced_graph import BRANCHES, bodies, needed_operations
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -54,14 +56,6 @@ _FREE = frozenset(
         *("Squeeze", "ExpandDims", "Shape", "ShapeN", "StopGradient", "PreventGradient"),
     ]
 )
-_BRANCHES = {
-    "While": ("cond", "body"),
-    "StatelessWhile": ("cond", "body"),
-    "If": ("then_branch", "else_branch"),
-    "StatelessIf": ("then_branch", "else_branch"),
-    "PartitionedCall": ("f",),
-    "StatefulPartitionedCall": ("f",),
-}
 
 
 def contraction_flops(op: tf.Operation) -> float | None:
@@ -128,38 +122,14 @@ def count_flops(graph: Any) -> dict[str, float]:
     return {op.name: _op_flops(op) if op.name in executed else 0.0 for op in graph.get_operations()}
 
 
-def needed_operations(results: Iterable[Any]) -> set[str]:
-    """Names of the operations that `results`, tensors or operations of one graph, depend on, themselves included."""
-    waiting = [getattr(result, "op", result) for result in results]
-    seen: set[str] = set()
-    while waiting:
-        op = waiting.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-    return seen
-
-
 def _op_flops(op: tf.Operation) -> float:
     if op.type in _FREE:
         return 0.0
-    if op.type in _BRANCHES:
+    if op.type in BRANCHES:
         inner = [sum(count_flops(body).values()) for body in bodies(op)]
         return _trips(op) * sum(inner) if "While" in op.type else max(inner, default=0.0)
     flops = contraction_flops(op)
     return float(sum(map(_elements, (*op.inputs, *op.outputs)))) if flops is None else flops
-
-
-def bodies(op: tf.Operation) -> Iterator[tf.Graph]:
-    """The traced graphs of what a loop, a branch or a call runs; nothing for other operations."""
-    for attribute in _BRANCHES.get(op.type, ()):
-        name, graph = op.get_attr(attribute).name, op.graph
-        while graph is not None:
-            function = graph._get_function(name)
-            if function is not None:
-                yield function.graph  # the traced graph: one rebuilt from its definition lacks shapes
-                break
-            graph = getattr(graph, "outer_graph", None)
 
 
 def _trips(loop: tf.Operation) -> int:

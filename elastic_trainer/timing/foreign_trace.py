@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastic_trainer.timing.attribution import dense_tensors
-from elastic_trainer.timing.flops import count_flops, needed_operations
+from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.trace import OperationTrace, match_op, strip_layout
+from elastic_trainer.training.traced_graph import needed_operations
 from utils import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.timing.flops import bodies
+from elastic_trainer.training.traced_graph import bodies
 
 if TYPE_CHECKING:
     import keras

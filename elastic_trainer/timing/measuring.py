@@ -94,6 +94,24 @@ def compile_steps(
     return steps
 
 
+def compile_from_features(run: partial[Any]) -> partial[Any] | None:
+    """A call that trains from cached features as `run` does from images; None if there is nothing to cache.
+
+    Args:
+        run: of `compile_steps`, whose traced step it shares.
+    """
+    from elastic_trainer.training.prefix import Cut, SplitStep
+
+    cut = Cut(run.func)  # type: ignore[arg-type]  # the TrainStep
+    if not cut.tensors:
+        return None
+    images, labels = run.args
+    parts = SplitStep(run.func, cut)  # type: ignore[arg-type]
+    from_features = partial(parts, parts.prefix(images), labels)
+    from_features()  # the first call compiles
+    return from_features
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Measured steps of one network, which a timing table is fitted to.
@@ -103,6 +121,8 @@ class Measurement:
         full: the step that trains everything; `run_full` runs it.
         masks: selections, bool [N] over `model.trainable_variables`, the full one last.
         step_ms: [rounds, len(masks)] wall times.
+        cached: indices into `masks` of the selections that were measured on cached features, too.
+        cached_ms: [rounds, len(cached)] wall times on those.
         forward_ms: median of the forward pass.
     """
 
@@ -112,6 +132,8 @@ class Measurement:
     run_full: Callable[[], object]
     masks: list[np.ndarray]
     step_ms: np.ndarray
+    cached: list[int]
+    cached_ms: np.ndarray
     forward_ms: float
 
 
@@ -123,7 +145,11 @@ def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASU
     [(full, run_full)] = compile_steps(model, network, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, head_mask(model))
-    runs = [run for _, run in compile_steps(model, network, masks[:-1])]
-    forward = forward_pass(model, network.batch_size)
-    times = measure_steps([*runs, run_full, partial(forward, *run_full.args)], seconds)
-    return Measurement(model, network, full, run_full, masks, times[:, :-1], float(np.median(times[:, -1])))
+    runs = [*(run for _, run in compile_steps(model, network, masks[:-1])), run_full]
+    from_features = [compile_from_features(run) for run in runs]
+    cached = [index for index, run in enumerate(from_features) if run is not None]
+    forward = partial(forward_pass(model, network.batch_size), *run_full.args)
+    times = measure_steps([forward, *runs, *(run for run in from_features if run is not None)], seconds)
+    forward_ms, step_ms, cached_ms = np.split(times, [1, 1 + len(runs)], axis=1)
+    median_ms = float(np.median(forward_ms))
+    return Measurement(model, network, full, run_full, masks, step_ms, cached, cached_ms, median_ms)

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,8 @@ import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.fit import Fit, selection_sums
+from elastic_trainer.timing.fit import Fit, depth_of, selection_sums
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse, ForwardCosts, forward_costs, forward_sums
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +48,20 @@ TABLE_SETTINGS = (
 )
 
 
+class StepPrediction(NamedTuple):
+    """Wall time of a step by the table, in ms.
+
+    Attributes:
+        step_ms: of the step itself.
+        making_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
+        cached_depth: which features it runs on, see `ForwardCosts`; None if it computes the prefix.
+    """
+
+    step_ms: float
+    making_ms: float
+    cached_depth: int | None
+
+
 @dataclass(frozen=True)
 class TimingTable:
     """What each tensor costs; arrays [N] in backward order (index 0 next to the output), times in ms.
@@ -54,7 +69,7 @@ class TimingTable:
     Attributes:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
-        t_dw_ms, t_dy_ms: operation times, see `timing.attribution`.
+        t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`; preprocessing_ms as well.
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
         fit: from operation times to wall time.
@@ -67,6 +82,8 @@ class TimingTable:
     positions: np.ndarray
     t_dw_ms: np.ndarray
     t_dy_ms: np.ndarray
+    t_fw_ms: np.ndarray
+    preprocessing_ms: float
     forward_ms: float
     full_step_ms: float
     gradient_pass_ms: float
@@ -74,38 +91,62 @@ class TimingTable:
     settings: dict[str, Any]
     details: dict[str, Any]
 
-    @property
-    def wall_t_dy_ms(self) -> np.ndarray:
-        """Wall time [N] that passing the error on past each tensor adds to a step."""
-        return self.fit.chain_factor * self.t_dy_ms
+    def wall_t_dy_ms(self, features: FeatureUse = COMPUTED) -> np.ndarray:
+        """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
+        costs = self.forward_costs(features)
+        added = np.diff(costs.step_ms + costs.making_ms)
+        return self.fit.chain_factor * self.t_dy_ms + np.maximum(added, 0.0)  # it is never less, but for rounding
 
     @property
     def wall_t_dw_ms(self) -> np.ndarray:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.own_factor * self.t_dw_ms
 
-    def predict_ms(self, mask: np.ndarray) -> float:
-        """Wall time of a step that trains `mask`, bool [N] over `model.trainable_variables`."""
+    def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
+        """What the forward pass costs a step, by the depth of its selection."""
+        recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
+        return forward_costs(self.fit.forward_factor * recomputed_ms, self.fit.prefix_factor * prefix_ms, features)
+
+    def depth(self, mask: np.ndarray) -> int:
+        """How many tensors of the backward order a step that trains `mask` (as for `predict`) reaches back to."""
+        return depth_of(mask[self.positions])
+
+    def predict(self, mask: np.ndarray, features: FeatureUse = COMPUTED) -> StepPrediction:
+        """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheapest form."""
         t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
-        return self.fit.constant_ms + self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
+        backward_ms = self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
+        step_ms, making_ms, cached = (costs[self.depth(mask)] for costs in self.forward_costs(features))
+        step_ms += self.fit.constant_ms + backward_ms
+        return StepPrediction(float(step_ms), float(making_ms), int(cached) if cached >= 0 else None)
+
+    def predict_ms(self, mask: np.ndarray, features: FeatureUse = COMPUTED) -> float:
+        """Wall time of that step, with its share of what making its features costs."""
+        prediction = self.predict(mask, features)
+        return prediction.step_ms + prediction.making_ms
 
     def digest(self) -> str:
         """Differs between tables with different times."""
-        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, [self.full_step_ms, self.gradient_pass_ms]])
+        single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
+        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
         """Write table.csv and profile.json into `folder`; one is never left beside the other of an older table."""
         (folder / "profile.json").unlink(missing_ok=True)
-        rows = zip(self.names, self.shapes, range(len(self.names)), self.t_dw_ms, self.t_dy_ms, strict=True)
+        times = np.stack([self.t_dw_ms, self.t_dy_ms, self.t_fw_ms], axis=1)
+        rows = zip(self.names, self.shapes, range(len(self.names)), times, strict=True)
         utils.write_csv(
             folder / "table.csv",
-            ("name", "shape", "order", "t_dw_ms", "t_dy_ms"),
-            ((name, "x".join(map(str, shape)), order, f"{dw:.6f}", f"{dy:.6f}") for name, shape, order, dw, dy in rows),
+            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms"),
+            (
+                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row))
+                for name, shape, order, row in rows
+            ),
         )
         record = {
             **self.settings,
             "forward_ms": self.forward_ms,
+            "preprocessing_ms": self.preprocessing_ms,
             "backward_ms": self.full_step_ms - self.forward_ms,
             "full_step_ms": self.full_step_ms,
             "gradient_pass_ms": self.gradient_pass_ms,
@@ -198,6 +239,8 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         positions=np.array([list(names).index(row.name) for row in rows]),
         t_dw_ms=np.array([row.t_dw_ms for row in rows]),
         t_dy_ms=np.array([row.t_dy_ms for row in rows]),
+        t_fw_ms=np.array([row.t_fw_ms for row in rows]),
+        preprocessing_ms=record.pop("preprocessing_ms"),
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),
         gradient_pass_ms=record.pop("gradient_pass_ms"),

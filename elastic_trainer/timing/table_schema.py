@@ -23,6 +23,8 @@ class FitRecord(BaseModel):
     constant_ms: Milliseconds
     chain_factor: Factor
     own_factor: Factor
+    forward_factor: Factor
+    prefix_factor: Factor
     median_error_percent: Factor | None
     p95_error_percent: Factor | None
     selections: Count
@@ -50,12 +52,20 @@ class Profile(BaseModel):
     optimizer: str
     mixed_precision: bool
     forward_ms: Milliseconds
+    preprocessing_ms: Milliseconds
     full_step_ms: MillisecondsAboveZero
     gradient_pass_ms: MillisecondsAboveZero
     fit: FitRecord
     profiling_seconds: MillisecondsAboveZero | None = None
     environment: Place | None = None
     graph_digest: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_version(cls, record: Any) -> Any:
+        if isinstance(record, dict) and "full_step_ms" in record and "preprocessing_ms" not in record:
+            raise ValueError("made by an earlier version, which did not measure the forward pass of each tensor")
+        return record
 
 
 class Row(BaseModel):
@@ -68,6 +78,7 @@ class Row(BaseModel):
     order: Count
     t_dw_ms: Milliseconds
     t_dy_ms: Milliseconds
+    t_fw_ms: Milliseconds
 
     @property
     def dimensions(self) -> tuple[int, ...]:

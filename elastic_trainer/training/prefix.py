@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from elastic_trainer.training.step import TrainStep
+from elastic_trainer.training.traced_graph import is_stateful, needed_operations
 
 
 class Cut:
@@ -31,6 +32,8 @@ class Cut:
         tensors: symbolic tensors of `step.graph`; none if no weights are frozen before the first trained ones, or if
             this step does not compute the tensors of `keys` in its prefix.
         keys: identify the tensors among all steps of the network.
+        prefix: names of the operations that may be part of the prefix.
+        effects: operations of the rest that must run, such as the updates.
         random: the first operation that depends on random numbers, if they are why there are none; else None.
     """
 
@@ -38,9 +41,11 @@ class Cut:
         graph = step.graph
         prefix = prefix_operations(step)
         key_of = _tensor_keys(graph, prefix)
+        self.prefix, self.effects = prefix, [op for op in graph.control_outputs if op.name not in prefix]
         chosen = _passing(graph, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
         found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
-        if keys is not None and (len(found) < len(keys) or _needs_images(graph, chosen)):
+        needed = needed_operations([*graph.outputs, *self.effects], chosen, prefix)
+        if keys is not None and (len(found) < len(keys) or graph.inputs[0].op.name in needed):
             found = []
         self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
         self.keys = frozenset(key_of[tensor.name] for tensor in self.tensors)
@@ -65,11 +70,11 @@ class SplitStep:
         names = [tensor.name for tensor in cut.tensors]
 
         def prefix(batch: tf.Tensor) -> list[tf.Tensor]:
-            return _imported(graph, {images.name: batch}, cut.tensors, ())
+            return _imported(graph, {images.name: batch}, cut.tensors, (), cut.prefix)
 
         def rest(features: Sequence[tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
             feeds = {**dict(zip(names, features, strict=True)), labels.name: label}
-            return _imported(graph, feeds, graph.outputs, graph.control_outputs)
+            return _imported(graph, feeds, graph.outputs, cut.effects, cut.prefix)
 
         self._rows = None
         self._prefix = _traced(prefix, tf.TensorSpec((None, *images.shape[1:]), images.dtype))
@@ -111,26 +116,14 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
     graph = step.graph
     operations = graph.get_operations()
     images, labels = graph.inputs[:2]
+    stateful = [] if with_random else [op for op in operations if is_stateful(op)]
     trained = {id(variable.value.handle) for variable in step.variables}
-    if with_random:
-        written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
-    else:
-        written = {
-            tensor.name
-            for op in operations
-            if op.type != "ReadVariableOp"
-            for tensor in op.inputs
-            if tensor.dtype == tf.resource
-        }
-    found, changing = {images.op.name}, {labels.op.name}
+    written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
+    written |= {tensor.name for op in stateful for tensor in op.inputs if tensor.dtype == tf.resource}
+    found, changing = {images.op.name}, {labels.op.name, *(op.name for op in stateful)}
     for op in operations:  # operations are created after their inputs
         before = {*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)}
-        is_read = op.type == "ReadVariableOp"
-        if (
-            (is_read and op.inputs[0].name in written)
-            or before & changing
-            or (op.op_def.is_stateful and not is_read and not with_random)
-        ):
+        if op.name in changing or before & changing or any(tensor.name in written for tensor in op.inputs):
             changing.add(op.name)
         elif before & found:
             found.add(op.name)
@@ -139,32 +132,15 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
 
 def _passing(graph: Any, prefix: set[str]) -> set[str]:
     """Names of the tensors of `prefix` that an operation beyond it needs for the results of the step."""
-    needed = _needed([*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
+    needed = needed_operations([*graph.outputs, *graph.control_outputs])
     beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
     return {tensor.name for op in beyond for tensor in op.inputs if tensor.op.name in prefix}
-
-
-def _needed(operations: Iterable[Any], given: Collection[str] = ()) -> set[str]:
-    """Names of the operations that `operations` depend on, themselves included, if the tensors `given` are known."""
-    waiting, seen = [*operations], set[str]()
-    while waiting:
-        op = waiting.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            waiting += [*(tensor.op for tensor in op.inputs if tensor.name not in given), *op.control_inputs]
-    return seen
-
-
-def _needs_images(graph: Any, given: Collection[str]) -> bool:
-    """Whether the step needs the images even if the tensors `given` are known."""
-    results = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
-    return graph.inputs[0].op.name in _needed(results, given)
 
 
 def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:
     """Whether `tensors` depend on a variable, or on a constant that was made from one."""
     captured = {inner.op.name for _, inner in graph.captures}
-    return bool(captured & _needed([tensor.op for tensor in tensors]))
+    return bool(captured & needed_operations(tensors))
 
 
 def _random_operation(step: TrainStep, prefix: set[str]) -> str | None:
@@ -189,7 +165,11 @@ def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
 
 
 def _imported(
-    graph: Any, feeds: Mapping[str, tf.Tensor], results: Sequence[tf.Tensor], effects: Iterable[Any]
+    graph: Any,
+    feeds: Mapping[str, tf.Tensor],
+    results: Sequence[tf.Tensor],
+    effects: Iterable[Any],
+    without_effect: Collection[str],
 ) -> list[tf.Tensor]:
     """Import into the function that is being traced what `results` and `effects` need of `graph`.
 
@@ -198,11 +178,16 @@ def _imported(
         feeds: what takes the place of its tensors, by name.
         results: tensors of it.
         effects: operations of it that must run.
+        without_effect: as of `needed_operations`.
     """
-    needed = _needed([*(tensor.op for tensor in results), *effects], feeds)
+    needed = needed_operations([*results, *effects], feeds, without_effect)
     captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in needed]
     complete, part = graph.as_graph_def(), tf.compat.v1.GraphDef()
-    part.node.extend(node for node in complete.node if node.name in needed and node.op != "Placeholder")
+    for node in complete.node:
+        if node.name in needed and node.op != "Placeholder":
+            part.node.add().CopyFrom(node)
+            inputs = [name for name in node.input if name[0] != "^" or name[1:] in needed]
+            part.node[-1].input[:] = inputs
     part.versions.CopyFrom(complete.versions)
     part.library.CopyFrom(complete.library)
     here = tf.compat.v1.get_default_graph()

@@ -81,7 +81,7 @@ class TrainStep:
             correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
             return loss, tf.reduce_mean(tf.cast(correct, tf.float32)), rate
 
-        self._function = tf.function(step).get_concrete_function(*batch_spec(model, batch_size))
+        self._function = tf.function(step, autograph=False).get_concrete_function(*batch_spec(model, batch_size))
         self.graph: tf.Graph = self._function.graph
 
     def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[float, float, float]:

@@ -3,7 +3,8 @@
 
 The script profiles a network as profiler.py does. Then it measures other selections than those of the fit: the solver's
 selections over a grid of rho with random importances, and random selections of different depth and density. Each is a
-real training step with its updates; all alternate in one process. A shared machine changes its speed between the two.
+real training step with its updates, from images and, where layers are frozen before its first trained ones, from their
+cached features; all alternate in one process. A shared machine changes its speed between the two.
 Therefore some of the fit's selections are measured again with the others. Their times, over those while profiling, are
 the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). The script draws a
 scatter plot and prints one JSON object as its last line.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +26,7 @@ import numpy as np
 import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
 REFERENCE_STRIDE = 2  # every second selection of the fit is measured again
+CACHED = FeatureUse(share=0.0)  # steps from features that exist already
 
 
 def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
@@ -76,25 +80,30 @@ def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
 
 
 def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
-    """A measured selection, with the sums of operation times that the fit takes."""
+    """A measured selection, with sums of operation times that the fit takes."""
     t_dy_ms, t_dw_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
     return {"tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "measured_ms": float(measured_ms)}
 
 
-def draw(title: str, kinds: list[str], predicted: np.ndarray, measured: np.ndarray, stem: Path) -> None:
+def draw(title: str, points: Sequence[dict[str, Any]], stem: Path) -> None:
     """Scatter of predicted over measured step time with the line of equality and a band of 8 %."""
     from matplotlib.figure import Figure
 
+    times = np.array([(point["measured_ms"], point["predicted_ms"]) for point in points])
+    is_cached = np.array([point["cached"] for point in points])
     figure = Figure(figsize=(4.5, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="measured step (ms)", ylabel="predicted step (ms)", title=title)
-    low, high = 0.9 * min(measured.min(), predicted.min()), 1.05 * max(measured.max(), predicted.max())
+    low, high = 0.9 * times.min(), 1.05 * times.max()
     ends = np.array([low, high])
     axes.fill_between(ends, 0.92 * ends, 1.08 * ends, color="0.9", label="±8 %")
     axes.plot(ends, ends, color="0.4", linewidth=0.8)
     for kind, colour, marker in (("solver", "#0072b2", "o"), ("random", "#d55e00", "^")):
-        of_kind = np.array([k == kind for k in kinds])
+        of_kind = np.array([point["kind"] == kind for point in points])
         label = "chosen by the solver" if kind == "solver" else "random selections"
-        axes.scatter(measured[of_kind], predicted[of_kind], s=18, color=colour, marker=marker, label=label)
+        for chosen, filled, form in ((~is_cached, colour, ""), (is_cached, "none", ", cached features")):
+            shown = times[of_kind & chosen]
+            style: dict[str, Any] = {"facecolor": filled, "edgecolor": colour, "marker": marker}
+            axes.scatter(shown[:, 0], shown[:, 1], s=18, label=label + form, **style)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.legend(fontsize="small")
@@ -109,7 +118,9 @@ class Measured(NamedTuple):
         table, by_flops: fitted to measured operation times, and to counted FLOPs.
         profiling_seconds: time for measuring and for `table`.
         kinds, masks: the tested selections, see `test_selections`.
-        step_ms: [rounds, selections] times of the tested selections, followed by those of the fit measured again.
+        cached: indices of the tested selections that were measured on cached features, too.
+        step_ms: [rounds, steps] times of the tested selections, of those in `cached` on features, and of those of the
+            fit measured again.
     """
 
     measurement: Measurement
@@ -118,6 +129,7 @@ class Measured(NamedTuple):
     profiling_seconds: float
     kinds: list[str]
     masks: list[np.ndarray]
+    cached: list[int]
     step_ms: np.ndarray
 
 
@@ -129,7 +141,7 @@ def measure_network(network: NetworkSettings, count: int, seconds: float) -> Mea
     import models
     import profiler
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.measuring import compile_steps, measure, measure_steps
+    from elastic_trainer.timing.measuring import compile_from_features, compile_steps, measure, measure_steps
 
     model = models.build(network)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,23 +153,30 @@ def measure_network(network: NetworkSettings, count: int, seconds: float) -> Mea
     selections = test_selections(table, head_mask(model), count)
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
-    steps = compile_steps(model, network, [*masks, *measurement.masks[MEASURED_AGAIN]])
-    step_ms = measure_steps([run for _, run in steps], seconds)
-    return Measured(measurement, table, by_flops, profiling_seconds, kinds, masks, step_ms)
+    runs = [run for _, run in compile_steps(model, network, [*masks, *measurement.masks[MEASURED_AGAIN]])]
+    tested, again = runs[: len(masks)], runs[len(masks) :]
+    on_features = {index: run for index, each in enumerate(tested) if (run := compile_from_features(each)) is not None}
+    step_ms = measure_steps([*tested, *on_features.values(), *again], seconds)
+    return Measured(measurement, table, by_flops, profiling_seconds, kinds, masks, [*on_features], step_ms)
 
 
-def compare(of: Measured) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Predicted and measured times [selections] in ms, and what the JSON holds of them."""
+def compare(of: Measured) -> dict[str, Any]:
+    """What the JSON holds of the predicted and measured times."""
     table, fitted_ms = of.table, np.median(of.measurement.step_ms, axis=0)
     median_ms = np.median(of.step_ms, axis=0)
-    measured, references = np.split(median_ms, [len(of.masks)])
+    tested = [(index, COMPUTED) for index in range(len(of.masks))] + [(index, CACHED) for index in of.cached]
+    measured, references = np.split(median_ms, [len(tested)])
     slowdown = float(np.median(references / fitted_ms[MEASURED_AGAIN]))
-    unscaled, flops_predicted = (np.array([t.predict_ms(mask) for mask in of.masks]) for t in (table, of.by_flops))
+    unscaled, flops_predicted = (
+        np.array([t.predict_ms(of.masks[index], features) for index, features in tested]) for t in (table, of.by_flops)
+    )
     predicted = slowdown * unscaled
-    record = {
+    cached = slice(len(of.masks), None)
+    return {
         "selections": len(of.masks),
         "rounds": len(of.step_ms),
         **errors(predicted, measured),
+        "cached_features": errors(predicted[cached], measured[cached]) if of.cached else None,
         "speed_change_percent": 100 * (slowdown - 1),
         "unscaled": errors(unscaled, measured),
         "by_flops": errors(slowdown * flops_predicted, measured),
@@ -167,13 +186,17 @@ def compare(of: Measured) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
         "unmatched_time_percent": table.details["unmatched_time_percent"],
         "profiling_seconds": of.profiling_seconds,
         "points": [
-            {"kind": kind, "predicted_ms": float(p), **point(table, mask, m)}
-            for kind, mask, p, m in zip(of.kinds, of.masks, predicted, measured, strict=True)
+            {
+                "kind": of.kinds[index],
+                "cached": features is CACHED,
+                "predicted_ms": float(p),
+                **point(table, of.masks[index], m),
+            }
+            for (index, features), p, m in zip(tested, predicted, measured, strict=True)
         ],
         "fitted_points": [point(table, mask, m) for mask, m in zip(of.measurement.masks, fitted_ms, strict=True)],
         "forward_ms": table.forward_ms,
     }
-    return predicted, measured, record
 
 
 def main() -> None:
@@ -188,9 +211,9 @@ def main() -> None:
     if args.quick:
         count, args.seconds = 8, 5
     measured = measure_network(network, count, args.seconds)
-    predicted_ms, measured_ms, comparison = compare(measured)
+    comparison = compare(measured)
     title, stem, network_record = common.measured_network(network, "time_model", args.output)
-    draw(title, measured.kinds, predicted_ms, measured_ms, stem)
+    draw(title, comparison["points"], stem)
     record = {**network_record, "optimizer": network.optimizer, **comparison, "environment": environment()}
     common.print_result(record, stem)
 

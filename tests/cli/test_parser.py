@@ -56,6 +56,9 @@ from utils import UserError
         (["--dataset_name", "CUB_birds2011"], "--dataset_name: .*; did you mean 'caltech_birds2011'?"),
         (["--dataset_name", "folder"], "--dataset_name: .*; did you mean 'image_folder'?"),
         (["--augment", "flips"], "--augment: .*; did you mean 'flip'?"),
+        (["--augment", "flip_rotate", "--cached_views", "0"], "--cached_views: must be a whole number from 1 to "),
+        (["--augment", "flip", "--cached_views", "4"], "--cached_views: goes with --augment flip_rotate only"),
+        (["--cached_views", "4"], "--cached_views: goes with --augment flip_rotate only; leave it out$"),
         (
             ["--weights", "imagnet"],
             "--weights: 'imagnet' is neither .* or folder of a run; did you mean 'imagenet'?",
@@ -109,15 +112,19 @@ def test_defaults_follow_the_data_set_and_the_model():
     digits = parse_training([]).network
     assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
     assert digits.weights == str(GLYPH_WEIGHTS)
+    assert (parse_training([]).data.augment, parse_training([]).data.cached_views) == ("none", None)
     paper = parse_training(["--dataset_name", "caltech_birds2011"])
     network, training = paper.network, paper.training
     assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
     assert (network.weights, training.learning_rate) == ("imagenet", 1e-4)
     assert (training.num_epochs, training.interval) == (12, 3)
+    assert paper.data.augment == "flip"
     vit = parse_training(["--model_name", "vit"])
     assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
     for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
         assert parse_training(other).network.weights == "imagenet"
+    views = parse_training(["--augment", "flip_rotate", "--cached_views", "4"]).data
+    assert (views.augment, views.cached_views) == ("flip_rotate", 4)
     given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
     assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 

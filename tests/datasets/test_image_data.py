@@ -6,6 +6,7 @@ import tensorflow as tf
 from small_images import labels_of, pairs, write_red_and_blue
 
 import data
+from elastic_trainer.settings import DataSettings
 
 
 @pytest.fixture
@@ -45,6 +46,12 @@ def test_order_depends_only_on_seed_and_epoch():
     assert (labels_of(pairs(first.train(3))) != labels_of(pairs(first.train(4)))).any()
     assert (labels_of(pairs(first.train(3))) != labels_of(pairs(other.train(3)))).any()
     assert len(labels_of(pairs(first.train(0)))) == first.steps_per_epoch * 16
+
+
+def test_settings_say_how_images_are_augmented():
+    settings = DataSettings("digits", augment="flip_rotate", cached_views=3)
+    assert data.load_settings(settings, 8, 4).view_count == 3
+    assert data.load_settings(DataSettings("digits"), 8, 4).view_count == 1
 
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():

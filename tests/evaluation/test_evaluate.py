@@ -11,10 +11,12 @@ import tensorflow as tf
 import zoo
 from command_line import command, error_line
 from small_images import write_noise
+from small_networks import as_if_trained, behind_augmentation_layers
 
 import models
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.networks.saved_model import save_model
 from main import load_to_evaluate
 from utils import UserError
 
@@ -70,6 +72,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
         (["--evaluate", "no/such.keras"], "--evaluate no/such.keras: there is no such file"),
         (["--evaluate", "{}"], "holds no best.keras; a run keeps it with --save_model or --export"),
         (["--evaluate", "{}/my.keras", "--rho", "0.5"], "--rho: does not go with --evaluate"),
+        (["--evaluate", "{}/my.keras", "--augment", "flip"], "--augment: does not go with --evaluate"),
         (["--evaluate", "{}/my.keras", "--model_name", "vit"], "--model_name vit: --evaluate takes the network from"),
         (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: Invalid JSON: EOF"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
@@ -138,6 +141,19 @@ def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path)
     np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"does not fit the network of --model_name .*:branches"):
         load_to_evaluate(parse_evaluation([*words, "--model_name", f"{ZOO}:branches"]))
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2", f"{ZOO}:custom_layer"])
+def test_a_model_saved_with_augmentation_layers_evaluates_as_without_them(photos, tmp_path, name):
+    size = 32 if name == "mobilenetv2" else 12
+    original = as_if_trained(models.build_model(name, size, 3, alpha=0.35))
+    save_model(behind_augmentation_layers(original), tmp_path / "old.keras")
+    words = flags_for(photos, "--evaluate", str(tmp_path / "old.keras"), "--input_size", str(size))
+    model, dataset = load_to_evaluate(parse_evaluation([*words, *(["--model_name", name] if ".py" in name else [])]))
+    images = next(iter(dataset.test()))[0]
+    np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
+    continued = models.build_model(name, size, 3, str(tmp_path / "old.keras"), alpha=0.35)
+    np.testing.assert_allclose(continued(images), original(images), rtol=1e-5, atol=1e-5)
 
 
 def test_train_export_and_evaluate_from_the_command_line(photos, tmp_path):

@@ -67,7 +67,7 @@ class FakeTime:
 def run_with_deadline(folder, deadline, stop=None):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
-    settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline)
+    settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline, feature_cache="off")
     budget = make_budget(model, data, settings, make_table(model))
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:

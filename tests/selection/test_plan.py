@@ -4,18 +4,25 @@ import numpy as np
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.plan import plan_lines
+from elastic_trainer.selection.plan import PLANNED_RHOS, plan_lines
+from elastic_trainer.timing.forward_costs import FeatureUse
 
 
 def test_plan_fits_each_rho_and_marks_infeasible_ones(small_model):
     head = head_mask(small_model)
-    table = make_table(small_model, constant_ms=20.0)
+    table = make_table(small_model, constant_ms=2.0, t_fw_ms=2.0)
     lines = list(plan_lines(table, head, np.ones(len(head))))
-    assert len(lines) == 1 + 8
-    smallest = table.predict_ms(head) / table.full_step_ms
-    for line in lines[1:]:
-        rho, feasible, *rest = line.split()
-        assert feasible == ("yes" if float(rho) >= smallest else "no")
-        if rest:
-            assert float(rest[2]) <= float(rho) and int(rest[3]) >= head.sum()
-    assert {line.split()[1] for line in lines[1:]} == {"yes", "no"}
+    assert len(lines) == 2 + len(PLANNED_RHOS)
+    found = {}
+    for form, features in enumerate((FeatureUse(), FeatureUse(share=0.0))):
+        smallest = table.predict_ms(head, features) / table.full_step_ms
+        for line in lines[2:]:
+            rho, entry = float(line[:4]), line[6 + 36 * form :][:34]
+            found[form, rho] = entry.strip()
+            assert (entry.strip() == "not feasible") == (rho < smallest)
+            if rho >= smallest:
+                step_ms, unit, over_full, tensors, *_ = entry.split()
+                assert unit == "ms" and float(over_full) <= rho + 5e-4 and int(tensors) >= head.sum()
+                assert abs(float(step_ms) / table.full_step_ms - float(over_full)) < 2e-3
+    assert found[0, 0.35] == "not feasible" != found[1, 0.35]
+    assert found[1, 0.1] == "not feasible" != found[0, 0.7]

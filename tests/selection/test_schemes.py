@@ -6,16 +6,21 @@ from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run
 
 import train
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget
+from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.schemes import ElasticScheme, make_budget, making_share
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
     GRADIENT_PASSES,
+    Progress,
     gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
+from elastic_trainer.timing.forward_costs import FeatureUse
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.state import TrainState
 
 
 def test_elastic_run_records_slowdown_and_correction(tmp_path):
@@ -64,3 +69,75 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
     assert not any(was_timed for _, was_timed in timed[24:])
     for with_passes, without in zip(*weights, strict=True):
         np.testing.assert_array_equal(with_passes, without)
+
+
+def elastic_scheme(settings, features_possible=True, **times):
+    """An elastic scheme of the small network with a table of equal times, its budget, and a state to select for."""
+    model = make_small_model()
+    data = make_small_data()
+    table = make_table(model, **times)
+    budget = make_budget(model, data, settings, table, features_possible)
+    optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
+    optimizer.build(model.trainable_variables)
+    scheme = ElasticScheme(model, data, settings, budget)
+    return scheme, budget, TrainState(model, optimizer, data.batch_size)
+
+
+def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkeypatch):
+    settings = Settings(num_epochs=40, interval=10, rho=0.6, correct_budget=False)
+    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
+    table, head = budget.table, head_mask(state.model)
+    first = scheme.select(Progress(total_steps=240, features_possible=True), state)
+    depth = table.depth(first.mask)
+    assert not first.keeps_features and first.feature_steps == 60
+    assert first.making_ms == pytest.approx(0.1 * (len(head) - depth))  # 24 images for 60 steps of 4
+    assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, FeatureUse(share=0.0)))
+    assert first.predicted_step_ms + first.making_ms <= first.budget_step_ms + 1e-9
+    monkeypatch.setattr(scheme, "_evaluator", lambda *_: first.mask.astype(float))  # the same tensors matter again
+    cached = Progress(step=60, total_steps=240, features_possible=True, cached_mask=first.mask)
+    kept = scheme.select(cached, state)
+    assert kept.keeps_features and kept.making_ms == 0
+    half = scheme.select(cached._replace(step=120, cached_part=0.5), state)
+    assert half.keeps_features and half.making_ms == pytest.approx(0.05 * (len(head) - depth))
+    none = scheme.select(Progress(step=180, total_steps=240), state)
+    assert not none.keeps_features and none.making_ms == 0 and none.mask.sum() < first.mask.sum()
+
+
+def test_features_of_the_head_alone_are_of_use_to_the_end_of_the_run():
+    """Over one interval the making of its features takes too long, over the run it does not."""
+    settings = Settings(num_epochs=40, interval=2, rho=0.3, correct_budget=False)
+    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0, t_dy_ms=0.5, t_dw_ms=0.5)
+    table, head = budget.table, head_mask(state.model)
+    assert table.predict_ms(head, FeatureUse(0.5)) > 0.3 * table.full_step_ms
+    selection = scheme.select(Progress(total_steps=240, features_possible=True), state)
+    np.testing.assert_array_equal(selection.mask, head)
+    assert selection.feature_steps == 240 and not selection.keeps_features
+    assert selection.making_ms == pytest.approx((len(head) - table.depth(head)) / 40)
+    assert selection.predicted_step_ms + selection.making_ms <= 0.3 * table.full_step_ms
+    assert selection.predicted_step_ms + selection.making_ms == pytest.approx(budget.smallest_rho * table.full_step_ms)
+
+
+def test_correction_scales_the_step_but_not_the_making_of_its_features(monkeypatch):
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
+    budget.correction = 1.2
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: 2 * budget.table.gradient_pass_ms)
+    selection = scheme.select(Progress(total_steps=240, features_possible=True), state)
+    table, depth = budget.table, budget.table.depth(selection.mask)
+    assert (selection.slowdown, selection.correction) == (2, 1.2)
+    assert selection.making_ms == pytest.approx(2 * 0.1 * (len(table.names) - depth))
+    step_ms = table.predict_ms(selection.mask, FeatureUse(share=0.0))
+    assert selection.predicted_step_ms == pytest.approx(2 * 1.2 * step_ms)
+    assert selection.predicted_step_ms + selection.making_ms <= selection.budget_step_ms + 1e-9
+
+
+def test_making_share_is_the_expected_share_of_images_shown_for_the_first_time():
+    rng = np.random.default_rng(0)
+    for augment, views in (("none", 1), ("flip", 2)):
+        data = make_small_data(augment=augment)
+        assert data.view_count == views and making_share(data, 6) == 1.0
+        for epochs in (2, 5, 20):
+            drawn = rng.integers(0, views, (10_000, epochs))
+            distinct = np.mean([len(set(row)) for row in drawn])
+            assert making_share(data, 6 * epochs) == pytest.approx(distinct / epochs, rel=0.02)
+    assert making_share(make_small_data(augment="flip_rotate"), 600) == 1.0

@@ -1,4 +1,7 @@
-"""A selection fits into the budget and contains the head."""
+"""A selection fits into the budget, contains the head, and is the best of all."""
+
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -6,19 +9,71 @@ from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.forward_costs import FeatureUse
+
+FEATURES = [
+    FeatureUse(),
+    FeatureUse(0.0),
+    FeatureUse(0.3),
+    FeatureUse(0.3, 6, 0.1),
+    FeatureUse(1.0, 4),
+    FeatureUse(2.0),
+]
 
 
-def test_selection_fits_the_budget_and_contains_the_head(small_model):
-    table, head = make_table(small_model), head_mask(small_model)
+@pytest.mark.parametrize("features", FEATURES)
+def test_selection_fits_the_budget_and_contains_the_head(small_model, features):
+    table, head = make_table(small_model, t_fw_ms=1.5), head_mask(small_model)
     rng = np.random.default_rng(0)
-    smallest = table.predict_ms(head) / table.full_step_ms
+    smallest = table.predict_ms(head, features) / table.full_step_ms
     for rho in np.linspace(smallest, 1, 20):
         importance = rng.normal(0.2, 0.5, len(head))
-        selection = select_tensors(table, importance, head, float(rho))
+        selection = select_tensors(table, importance, head, float(rho), features=features)
         assert selection.mask[head].all()
-        assert selection.predicted_step_ms == pytest.approx(table.predict_ms(selection.mask))
         assert selection.predicted_step_ms is not None and selection.budget_step_ms is not None
-        assert selection.predicted_step_ms <= selection.budget_step_ms + 1e-9
+        total_ms = selection.predicted_step_ms + selection.making_ms
+        assert total_ms == pytest.approx(table.predict_ms(selection.mask, features))
+        assert total_ms <= selection.budget_step_ms + 1e-9
         assert not (selection.mask & ~head & (importance <= 0)).any()
-    everything = select_tensors(table, np.ones(len(head)), head, 1.0)
+    everything = select_tensors(table, np.ones(len(head)), head, 1.0, features=features)
     assert everything.mask.all()
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_selection_is_the_best_of_all_that_fit(small_model, features):
+    """Every subset is tried. Times are whole numbers of a small unit, so that rounding costs nothing."""
+    head = head_mask(small_model)
+    rng = np.random.default_rng(1)
+    others = np.flatnonzero(~head)
+    masks = np.tile(head, (2 ** len(others), 1))
+    masks[:, others] = np.array([*product([False, True], repeat=len(others))])
+    for _ in range(3):
+        t_dw_ms, t_dy_ms, t_fw_ms = rng.integers(0, 9, (3, len(head))).astype(float)
+        table = replace(
+            make_table(small_model), t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, t_fw_ms=t_fw_ms, preprocessing_ms=2.0
+        )
+        table = replace(table, fit=Fit(3.0, 0.9, 0.5, 0.8, 0.6, None, None, 0, 0))
+        table = replace(table, full_step_ms=table.predict_ms(np.ones(len(head), bool)))
+        importance = rng.random(len(head))
+        predicted_ms = np.array([table.predict_ms(mask, features) for mask in masks])
+        for rho in (0.3, 0.5, 0.7, 0.9):
+            selection = select_tensors(table, importance, head, rho, features=features)
+            fits = predicted_ms <= rho * table.full_step_ms
+            if fits.any():
+                best = max(importance[mask].sum() for mask in masks[fits])
+                assert importance[selection.mask].sum() == pytest.approx(best, rel=0.01)
+            else:
+                np.testing.assert_array_equal(selection.mask, head)
+
+
+def test_selection_says_whether_it_keeps_features(small_model):
+    """With features cached down to all but one tensor, a small budget keeps them if a new cache costs too much."""
+    table, head = make_table(small_model, t_fw_ms=1.0), head_mask(small_model)
+    importance, depth = np.ones(len(head)), table.depth(head)
+    kept = select_tensors(table, importance, head, 0.0, features=FeatureUse(0.9, depth))
+    assert kept.keeps_features and kept.making_ms == 0
+    new = select_tensors(table, importance, head, 0.0, features=FeatureUse(0.01, len(head) - 1))
+    assert not new.keeps_features and new.making_ms == pytest.approx(0.01 * (len(head) - depth))
+    none = select_tensors(table, importance, head, 0.0)
+    assert not none.keeps_features and none.making_ms == 0

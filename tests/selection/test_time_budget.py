@@ -10,7 +10,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection import time_budget
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.selection.select import Selection, select_tensors
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
@@ -19,8 +19,10 @@ from elastic_trainer.selection.time_budget import (
     Progress,
     RhoBudget,
     gradient_pass_steps,
+    smallest_rho,
 )
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.forward_costs import FeatureUse
+from elastic_trainer.timing.table import StepPrediction, TimingTable
 from utils import UserError
 
 
@@ -126,13 +128,13 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
         allowance, took = budget.allow(Progress()), []
         for _ in range(12):
             # The selection fills its budget exactly; the device takes `wrong` times as long.
-            with monkeypatch.context() as patched:
-                predicted_ms = allowance.table_share * table.full_step_ms
-                patched.setattr(TimingTable, "predict_ms", lambda *_, ms=predicted_ms: ms)
-                budget.adopt(head)
+            budget.adopt(head)
             took.append(wrong * allowance.table_share)
-            steps = [wrong * predicted_ms] * 50
-            allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
+            with monkeypatch.context() as patched:
+                predicted = StepPrediction(allowance.table_share * table.full_step_ms, 0.0, None)
+                patched.setattr(TimingTable, "predict", lambda *_, predicted=predicted: predicted)
+                steps = [wrong * predicted.step_ms] * 50
+                allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
             assert (allowance.rho - 0.6) * (1 - wrong) >= 0 and abs(allowance.rho - 0.6) <= carried + 1e-9
         assert took[0] == pytest.approx(0.6 * wrong) and allowance.rho == pytest.approx(0.6, abs=1e-3)
         errors.append(abs(np.mean(took) - 0.6))
@@ -142,7 +144,8 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
 def test_carry_over_still_allows_the_head(case):
     table, head = case
     budget = RhoBudget(table, head, 0.01 + table.predict_ms(head) / table.full_step_ms)
-    steps = [1.2 * budget.adopt(head)] * 50
+    budget.adopt(head)
+    steps = [1.2 * table.predict_ms(head)] * 50
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
     assert allowance.correction > 1.05 and allowance.rho == budget.smallest_rho
     selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
@@ -212,7 +215,8 @@ def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
     assert first.slowdown == 1.5 and first.full_step_ms == pytest.approx(1.5 * table.full_step_ms)
-    step_ms = [1.2 * budget.adopt(head)] * 100
+    budget.adopt(head)
+    step_ms = [1.2 * table.predict_ms(head)] * 100
     later = budget.allow(Progress(1, 12, 100, 1200, 1.0, step_ms, slowdowns=[1.5] * 5))
     assert later.slowdown == pytest.approx(1.2)
 
@@ -228,7 +232,8 @@ def test_deadline_leaves_time_for_validation_and_selection(case):
 def test_deadline_reserves_time_for_the_last_validation(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
-    step_ms = [budget.adopt(head)] * 9
+    budget.adopt(head)
+    step_ms = [table.predict_ms(head)] * 9
     allowance = budget.allow(
         Progress(11, 12, 1100, 1200, 96.0, step_ms, validation_seconds=[2.0], selection_seconds=1.0)
     )
@@ -264,3 +269,72 @@ def test_one_slow_validation_does_not_change_the_plan(case):
         for seconds in (progress.validation_seconds, [1.1])
     ]
     assert plans[0] == plans[1] < 1
+
+
+@pytest.fixture(scope="module")
+def with_forward():
+    """As `case`, with a forward pass that is half of the step."""
+    model = make_small_model()
+    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=1.0, t_fw_ms=1.0), head_mask(model)
+
+
+def test_smallest_rho_includes_the_making_of_the_heads_features(with_forward):
+    table, head = with_forward
+    depth, count = table.depth(head), len(head)
+    for share in (0.0, 0.25, 1.0):
+        expected_ms = 1.0 + 1.0 * depth + 1.0 * depth + share * (count - depth)  # constant, training, R, making of P
+        assert smallest_rho(table, head, share) == pytest.approx(expected_ms / table.full_step_ms)
+        assert RhoBudget(table, head, 0.99, share).smallest_rho == smallest_rho(table, head, share)
+    assert table.t_dy_ms[0] + table.t_dw_ms[0] == 1.0
+    with pytest.raises(UserError, match=r"making its cached features included; give at least 0\.\d+"):
+        RhoBudget(table, head, smallest_rho(table, head, 0.25) - 0.01, 0.25)
+    with pytest.raises(UserError, match=r"of a full step here; give at least 0\.\d+"):
+        RhoBudget(table, head, smallest_rho(table, head, 0.25))
+
+
+def test_what_making_features_takes_is_subtracted_from_the_next_allowance(with_forward):
+    table, head = with_forward
+    rho = 0.5
+    for making in (0.0, 0.01):
+        budget = RhoBudget(table, head, rho, share=0.0)
+        making_ms = (rho + making) * table.full_step_ms - table.predict_ms(head, FeatureUse(0.0))
+        budget.adopt(head, making_ms)
+        assert budget.allow(Progress(cached_mask=head)).rho == pytest.approx(rho - making)
+
+
+def test_steps_on_cached_features_are_compared_with_their_own_prediction(with_forward):
+    table, head = with_forward
+    progress = Progress(slowdowns=[1.0] * 15)
+    middle = np.arange(len(head)) >= 4
+    cached = [(None, FeatureUse()), (head, FeatureUse(share=0.0)), (middle, FeatureUse(cached_depth=len(head) - 4))]
+    assert len({table.predict_ms(head, features) for _, features in cached}) == 3
+    for cached_mask, features in cached:
+        budget = RhoBudget(table, head, 0.7)
+        budget.adopt(head)
+        steps = [table.predict_ms(head, features)] * 50
+        assert budget.allow(progress._replace(step_ms=steps, cached_mask=cached_mask)).correction == pytest.approx(1.0)
+
+
+def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
+    table, head = with_forward
+    allowed = []
+    for resumed in (False, True):
+        budget = RhoBudget(table, head, 0.5, share=0.0)
+        budget.correction = 1.1
+        if resumed:
+            budget = RhoBudget(table, head, 0.5, share=0.0)
+            budget.resume(Selection(head, making_ms=2 * 3.0, rho=0.5, slowdown=2.0, correction=1.1))
+        else:
+            budget.adopt(head, 3.0)
+        allowed.append(budget.allow(Progress(cached_mask=head)))
+    assert allowed[0] == allowed[1] and allowed[0].rho != 0.5
+
+
+def test_deadline_counts_what_making_features_takes(with_forward):
+    table, head = with_forward
+    shortest = []
+    for share in (0.0, 0.5, 1.0):
+        with pytest.raises(UserError, match=r"takes about (\d+) s") as caught:
+            DeadlineBudget(table, head, 0.1, 100_000, 1, [0], 3, share)
+        shortest.append(int(str(caught.value).split("about ")[1].split(" s")[0]))
+    assert shortest[0] < shortest[1] < shortest[2]

@@ -1,12 +1,22 @@
 """Attribution of operation times by data flow, compared with a naive traversal."""
 
+from collections.abc import Callable
+from functools import partial
+
+import keras
 import numpy as np
 import pytest
-from conftest import full_step, make_small_model, naive_needs
+import tensorflow as tf
+import zoo
+from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, naive_needs
+from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.attribution import attribute_times, forward_reach
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.training.prefix import prefix_operations
+from elastic_trainer.training.step import TrainStep
+from elastic_trainer.training.traced_graph import needed_operations
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +97,105 @@ def test_tensor_without_gradient_comes_last_and_costs_nothing():
     costs = attribute_times(step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()})
     assert costs.positions[-1] == index
     assert costs.t_dy_ms[-1] == 0 and costs.t_dw_ms[-1] == 0
+
+
+class Noise(keras.layers.Layer):
+    """Adds numbers from TensorFlow's own generator, which no variable feeds."""
+
+    def call(self, inputs):
+        return inputs + tf.random.uniform(tf.shape(inputs))
+
+
+def with_random_layers(input_shape, num_classes):
+    """A mirroring and a noise layer, each on one of two branches, and one branch without."""
+    inputs = keras.Input(input_shape)
+    x = keras.layers.Rescaling(1 / 255)(inputs)
+    left = keras.layers.Conv2D(4, 1, name="left")(keras.layers.RandomFlip("horizontal", seed=0)(x))
+    right = Noise()(keras.layers.Conv2D(4, 1, name="right")(x))
+    plain = keras.layers.Conv2D(4, 1, name="plain", kernel_regularizer="l2")(x)
+    x = keras.layers.Add()([keras.layers.Conv2D(4, 1, name="after")(right), left, plain])
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(keras.layers.GlobalAveragePooling2D()(x)))
+
+
+def naive_forward_times(model, step, op_ms, positions):
+    """t_fw_ms and preprocessing_ms, from the ancestors of each operation."""
+
+    def ancestors(op):
+        found, waiting = set(), [op]
+        while waiting:
+            each = waiting.pop()
+            if each.name not in found:
+                found.add(each.name)
+                waiting += [*(tensor.op for tensor in each.inputs), *each.control_inputs]
+        return found
+
+    read = {id(outside): inside.op.name for outside, inside in step.graph.captures}
+    of_tensor = [read.get(id(model.trainable_variables[k].value.handle)) for k in positions]
+    never = {"labels"} | {read.get(id(v.value.handle)) for v in model.non_trainable_variables if "seed" in v.path}
+    never |= {op.name for op in step.graph.get_operations() if op.type == "RandomUniform"}
+    t_fw_ms, preprocessing_ms = np.zeros(len(positions)), 0.0
+    for name in ancestors(step.loss.op):
+        needed = ancestors(step.graph.get_operation_by_name(name))
+        first = next((rank for rank, tensor in enumerate(of_tensor) if tensor in needed), None)
+        if needed & never:
+            continue
+        if first is not None:
+            t_fw_ms[first] += op_ms[name]
+        elif "images" in needed:
+            preprocessing_ms += op_ms[name]
+    return t_fw_ms, preprocessing_ms
+
+
+NETWORKS: dict[str, Callable[[], keras.Model]] = {
+    "small": make_small_model,
+    "random layers": lambda: with_random_layers((SIZE, SIZE, 3), CLASSES),
+    **{
+        each.__name__: partial(each, (SIZE, SIZE, 3), CLASSES)
+        for each in (zoo.branches, zoo.shared_weights, zoo.gru, zoo.attention, zoo.nested, zoo.without_gradient)
+    },
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_forward_times_equal_a_naive_traversal(name):
+    model = NETWORKS[name]()
+    step = full_step(model)
+    rng = np.random.default_rng(0)
+    op_ms = {op.name: float(rng.exponential()) for op in step.graph.get_operations()}
+    costs = attribute_times(step, model.trainable_variables, op_ms)
+    t_fw_ms, preprocessing_ms = naive_forward_times(model, step, op_ms, costs.positions)
+    np.testing.assert_allclose(costs.t_fw_ms, t_fw_ms)
+    assert costs.preprocessing_ms == pytest.approx(preprocessing_ms) and preprocessing_ms > 0
+    assert t_fw_ms.sum() + preprocessing_ms < costs.forward_ms  # constants at least belong to none
+
+
+def test_forward_operations_behind_random_ones_belong_to_no_tensor():
+    model = with_random_layers((SIZE, SIZE, 3), CLASSES)
+    step = full_step(model)
+    costs = attribute_times(step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()})
+    names = [tensor_names(model)[k] for k in costs.positions]
+    t_fw_ms = dict(zip(names, costs.t_fw_ms, strict=True))
+    assert t_fw_ms["right/kernel"] > 0 and t_fw_ms["plain/kernel"] > 0  # before the noise, or beside it
+    # The convolutions behind a random layer count for nobody; only their weights are read.
+    assert t_fw_ms["left/kernel"] < t_fw_ms["plain/kernel"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_prefix_of_a_step_is_the_forward_operations_that_reach_no_deeper_tensor(name):
+    """Steps that train all tensors down to some depth are cut where the full step's attribution says."""
+    model = NETWORKS[name]()
+    optimizer = built_optimizer("sgd", model)
+    full = TrainStep(model, optimizer, BATCH)
+    positions = attribute_times(full, model.trainable_variables, {}).positions
+    reached, reads_images = forward_reach(full, [model.trainable_variables[k] for k in positions])
+    forward = needed_operations([full.loss])
+    for depth in (1, 2, len(positions) // 2, len(positions) - 1, len(positions)):
+        mask = np.zeros(len(positions), bool)
+        mask[positions[:depth]] = True
+        step = TrainStep(model, optimizer, BATCH, mask)
+        expected = {
+            op.name
+            for op, first, reads in zip(full.graph.get_operations(), reached, reads_images, strict=True)
+            if reads and first >= depth and op.name in forward
+        }
+        assert prefix_operations(step) & needed_operations([step.loss]) == expected

@@ -6,9 +6,40 @@ import pytest
 from elastic_trainer.timing.fit import fit_wall_time
 
 
+def steps(rng, count=12):
+    """Sums of operation times [2 * count, 4] of `count` selections with and without a prefix, and which each trains."""
+    t_dy_ms, t_dw_ms, recomputed_ms = rng.uniform(0, 50, (3, count))
+    computed = np.stack([t_dy_ms, t_dw_ms, recomputed_ms, 50 - recomputed_ms], axis=1)
+    return np.vstack([computed, computed * [1, 1, 1, 0]]), np.tile(np.arange(count), 2)
+
+
 def test_fit_of_linear_times_recovers_the_factors_without_error():
-    rng = np.random.default_rng(0)
-    t_dy_ms, t_dw_ms = rng.uniform(0, 50, (2, 12))
-    fit = fit_wall_time(t_dy_ms, t_dw_ms, 10 + 0.7 * t_dy_ms + 0.4 * t_dw_ms, rounds=1)
-    assert (fit.constant_ms, fit.chain_factor, fit.own_factor) == pytest.approx((10, 0.7, 0.4))
+    sums, selections = steps(np.random.default_rng(0))
+    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.9, 0.6], selections, rounds=1)
+    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor, fit.prefix_factor)
+    assert factors == pytest.approx((10, 0.7, 0.4, 0.9, 0.6))
     assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)
+    assert fit.selections == 12
+
+
+def test_prefix_never_costs_more_than_what_is_recomputed():
+    """Else the deeper of two selections might be predicted to take less."""
+    sums, selections = steps(np.random.default_rng(0))
+    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.2, 0.6], selections, rounds=1)
+    assert fit.forward_factor == pytest.approx(fit.prefix_factor) and fit.prefix_factor > 0
+
+
+def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
+    rng = np.random.default_rng(0)
+    sums, selections = steps(rng)
+    measured_ms = (10 + sums @ [0.7, 0.4, 0.9, 0.6]) * rng.normal(1, 0.05, len(sums))
+    errors = []
+    for selection in range(12):
+        kept = [row for row in range(24) if row % 12 != selection]
+        fit = fit_wall_time(sums[kept], measured_ms[kept], selections[kept], rounds=1)
+        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor, fit.prefix_factor]
+        for row in (selection, selection + 12):
+            errors.append(100 * abs((fit.constant_ms + sums[row] @ factors) / measured_ms[row] - 1))
+    fit = fit_wall_time(sums, measured_ms, selections, rounds=1)
+    assert fit.median_error_percent == pytest.approx(np.median(errors))
+    assert fit.p95_error_percent == pytest.approx(np.percentile(errors, 95))

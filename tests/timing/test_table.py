@@ -16,6 +16,7 @@ from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
 from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import (
     TABLE_SETTINGS,
     TimingTable,
@@ -31,7 +32,7 @@ GRAPH = "a1b2"
 
 @pytest.fixture
 def saved(tmp_path, small_model):
-    table = make_table(small_model)
+    table = make_table(small_model, t_fw_ms=0.5)
     table.settings.update(table_settings(SETTINGS))
     table.details.update(environment=environment(), graph_digest=GRAPH)
     table.save(table_folder(SETTINGS, tmp_path))
@@ -49,12 +50,54 @@ def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms"
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms"
     loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
-    assert loaded.predict_ms(mask) == pytest.approx(table.predict_ms(mask))
+    for features in (FeatureUse(), FeatureUse(share=0.3), FeatureUse(share=0.3, cached_depth=len(names) - 1)):
+        assert loaded.predict(mask, features) == pytest.approx(table.predict(mask, features))
+
+
+def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):
+    logdir, names, table = saved
+    folder = table_folder(SETTINGS, logdir)
+    record = json.loads((folder / "profile.json").read_text())
+    del record["preprocessing_ms"], record["fit"]["forward_factor"], record["fit"]["prefix_factor"]
+    (folder / "profile.json").write_text(json.dumps(record))
+    lines = (folder / "table.csv").read_text().splitlines()
+    (folder / "table.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
+    for allow_stale in (False, True):
+        with pytest.raises(
+            UserError, match=r"profile\.json: made by an earlier version, which .*; make it again: python"
+        ):
+            load(logdir, names, table, allow_stale=allow_stale)
+
+
+def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
+    rng = np.random.default_rng(0)
+    table = make_table(small_model, constant_ms=3.0)
+    count = len(table.names)
+    table = replace(
+        table,
+        t_dw_ms=rng.random(count),
+        t_dy_ms=rng.random(count),
+        t_fw_ms=rng.random(count),
+        preprocessing_ms=0.3,
+        fit=Fit(3.0, 0.9, 0.4, 0.8, 0.5, None, None, 0, 0),
+    )
+    for _ in range(20):
+        mask = rng.random(count) < 0.2
+        selected = [rank for rank in range(count) if mask[table.positions[rank]]]
+        depth = selected[-1] + 1 if selected else 0
+        expected_ms = 3.0 + 0.4 * sum(table.t_dw_ms[rank] for rank in selected) + 0.9 * sum(table.t_dy_ms[:depth])
+        recomputed_ms, prefix_ms = 0.8 * sum(table.t_fw_ms[:depth]), 0.5 * (0.3 + sum(table.t_fw_ms[depth:]))
+        assert table.depth(mask) == depth
+        assert table.predict(mask) == pytest.approx((expected_ms + recomputed_ms + prefix_ms, 0.0, None))
+        if depth < count:
+            cached = (expected_ms + recomputed_ms, 0.25 * prefix_ms, depth)
+            assert table.predict(mask, FeatureUse(0.25)) == pytest.approx(cached)
+            assert table.predict_ms(mask, FeatureUse(0.25)) == pytest.approx(sum(cached[:2]))
 
 
 @pytest.mark.parametrize(("was", "why"), [("c3d4", "made for other operations"), (None, "made by an earlier version")])
@@ -131,13 +174,16 @@ DAMAGED_TABLES = {
     "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias stands in line \d+ already"),
     "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
-    "all times 0": (lambda rows: [re.sub(r"[\d.]+,[\d.]+$", "0,0", row) for row in rows], "holds no time above 0"),
+    "all times 0": (
+        lambda rows: [re.sub(r"([\d.]+,){2}[\d.]+$", "0,0,0", row) for row in rows],
+        "holds no time above 0",
+    ),
     "no rows": (lambda rows: rows[:1], "holds no time above 0"),
-    "time of an age": (lambda rows: [*rows[:1], re.sub("[^,]+$", "1e30", rows[1])], "line 2: t_dy_ms: .*, not '1e30'"),
-    "time inf": (lambda rows: [*rows[:1], re.sub("[^,]+$", "inf", rows[1])], "line 2: t_dy_ms: .* finite .*'inf'"),
-    "negative time": (lambda rows: [*rows[:1], re.sub("[^,]+$", "-1", rows[1])], "line 2: t_dy_ms: .*, not '-1'"),
-    "time as text": (lambda rows: [*rows[:1], re.sub("[^,]+$", "fast", rows[1])], "line 2: t_dy_ms: .*, not 'fast'"),
-    "shape as text": (lambda rows: [rows[0], "head/bias,big,0,1,1"], "line 2: shape: String should match"),
+    "time of an age": (lambda rows: [*rows[:1], re.sub("[^,]+$", "1e30", rows[1])], "line 2: t_fw_ms: .*, not '1e30'"),
+    "time inf": (lambda rows: [*rows[:1], re.sub("[^,]+$", "inf", rows[1])], "line 2: t_fw_ms: .* finite .*'inf'"),
+    "negative time": (lambda rows: [*rows[:1], re.sub("[^,]+$", "-1", rows[1])], "line 2: t_fw_ms: .*, not '-1'"),
+    "time as text": (lambda rows: [*rows[:1], re.sub("[^,]+$", "fast", rows[1])], "line 2: t_fw_ms: .*, not 'fast'"),
+    "shape as text": (lambda rows: [rows[0], "head/bias,big,0,1,1,1"], "line 2: shape: String should match"),
     "row cut short": (lambda rows: [*rows[:1], "head/bias"], "line 2: shape: Input should be a valid string"),
     "no header": (lambda rows: rows[1:], "line 2: name: Field required"),
     "no UTF-8": (lambda rows: [*rows, "\udcff"], "'utf-8' codec can't decode"),
@@ -234,7 +280,7 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
     table = make_table(small_model)
     table.settings.update(table_settings(network))
-    unknown = Fit(2.0, 1.0, 1.0, None, None, 0, 0)
+    unknown = Fit(2.0, 1.0, 1.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names = tensor_names(small_model)

@@ -1,0 +1,83 @@
+"""What the forward pass costs a step, by the depth of its selection, with and without cached features.
+
+    depth      tensors of the backward order from the output down to the deepest selected one; 0 trains nothing
+    R(depth)   forward operations that depend on one of these tensors: every step recomputes them
+    P(depth)   forward operations that depend on the images and on none of these tensors: the frozen prefix
+
+    computed   the prefix runs in every step:       forward_factor * R(depth) + prefix_factor * P(depth)
+    new        its features are cached:             forward_factor * R(depth) + share * prefix_factor * P(depth)
+    kept       features that were cached for `cached_depth` serve all selections that are not deeper:
+               forward_factor * R(cached_depth) + cached_share * prefix_factor * P(cached_depth)
+
+The shares are the prefixes that must still be computed, over the steps that use them; from 1 on, a cache is not worth
+it. The cheapest way is taken. What it takes depends on depth alone and never decreases with it, so the solver stays
+exact: one tensor deeper moves time from P to R, and share * prefix_factor <= forward_factor; kept features cost the
+same at every depth that they serve, and at cached_depth they cost no more than new ones, as cached_share <= share.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class FeatureUse(NamedTuple):
+    """Whether a selection may run on cached features.
+
+    Attributes:
+        share: images whose features a new cache must compute, over those of the steps that use it; 1 if no cache is
+            possible. 0 leaves out what making it costs.
+        cached_depth: of the selection that the present cache was made for, or None if there is no cache.
+        cached_share: as `share`, of what is missing in the present cache; at most `share`.
+    """
+
+    share: float = 1.0
+    cached_depth: int | None = None
+    cached_share: float = 0.0
+
+
+COMPUTED = FeatureUse()
+
+
+class ForwardCosts(NamedTuple):
+    """Wall times in ms a step, float [N+1] by depth.
+
+    Attributes:
+        step_ms: of the forward pass within the step itself.
+        making_ms: of computing features for the cache; 0 without one.
+        cached_depth: int [N+1], the depth that the features in use are of; -1 where the prefix is computed.
+    """
+
+    step_ms: np.ndarray
+    making_ms: np.ndarray
+    cached_depth: np.ndarray
+
+
+def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarray, np.ndarray]:
+    """R and P, float [N+1] by depth, from `Attribution.t_fw_ms` [N] and its `preprocessing_ms`."""
+    recomputed = np.concatenate([[0.0], np.cumsum(t_fw_ms)])
+    return recomputed, preprocessing_ms + recomputed[-1] - recomputed
+
+
+def forward_costs(recomputed_ms: np.ndarray, prefix_ms: np.ndarray, features: FeatureUse) -> ForwardCosts:
+    """The cheapest way to each depth.
+
+    Args:
+        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and prefix_factor * P; the last of P is preprocessing.
+        features: what may be used.
+    """
+    depths = np.arange(len(recomputed_ms))
+    # A prefix of nothing but preprocessing is not cached.
+    is_new = (features.share < 1) & (prefix_ms > prefix_ms[-1])
+    step_ms = recomputed_ms + np.where(is_new, 0.0, prefix_ms)
+    making_ms = np.where(is_new, features.share * prefix_ms, 0.0)
+    cached_depth = np.where(is_new, depths, -1)
+    if features.cached_depth is not None:
+        kept_ms = recomputed_ms[features.cached_depth]
+        missing_ms = features.cached_share * prefix_ms[features.cached_depth]
+        is_kept = (depths <= features.cached_depth) & (kept_ms + missing_ms <= step_ms + making_ms)
+        step_ms = np.where(is_kept, kept_ms, step_ms)
+        making_ms = np.where(is_kept, missing_ms, making_ms)
+        cached_depth = np.where(is_kept, features.cached_depth, cached_depth)
+    return ForwardCosts(step_ms, making_ms, cached_depth)

@@ -1,0 +1,186 @@
+"""Cutting a step in two: the parts compute what the step computes, and the prefix is all that can be kept."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import zoo
+from conftest import BATCH, CLASSES, SIZE, make_small_model
+from small_networks import as_if_trained, built_optimizer, some_images, values
+
+from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
+from elastic_trainer.training.step import TrainStep
+
+layers = keras.layers
+NETWORKS = ["small", "branches", "shared_weights", "depthwise_and_grouped", "normalisations", "attention"]
+
+
+def network(name):
+    """A network without random numbers, so that two steps on the same weights agree."""
+    keras.utils.set_random_seed(0)
+    if name == "small":
+        model = make_small_model()
+        model.layers[-2].rate = 0  # dropout
+    else:
+        model = freeze_batch_norm_statistics(getattr(zoo, name)((SIZE, SIZE, 3), CLASSES))
+    return as_if_trained(model)
+
+
+def upper_part(model, share):
+    mask = np.zeros(len(model.trainable_variables), bool)
+    mask[int(len(mask) * (1 - share)) :] = True
+    return mask
+
+
+def masks(model, count=4):
+    """Upper parts, and random selections from them, of different depths."""
+    rng = np.random.default_rng(0)
+    for share in np.linspace(0.3, 0.9, count):
+        mask = upper_part(model, share)
+        yield mask
+        scattered = mask & (rng.random(len(mask)) < 0.5)
+        scattered[-1] = True
+        yield scattered
+
+
+def batch(seed=0):
+    return tf.constant(some_images(SIZE, BATCH, seed)), tf.constant(np.arange(BATCH, dtype=np.int32) % CLASSES)
+
+
+def changed_by(model, optimizer, run):
+    """Copies of all variables after `run`; they are restored."""
+    variables = [*model.variables, *optimizer.variables]
+    before = values(variables)
+    run()
+    after = values(variables)
+    for variable, old in zip(variables, before, strict=True):
+        variable.assign(old)
+    return after
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_from_features_changes_what_the_step_changes_bit_for_bit(name):
+    model = network(name)
+    optimizer = built_optimizer("sgd", model)
+    images, labels = batch()
+    cuts = 0
+    for mask in masks(model):
+        step = TrainStep(model, optimizer, BATCH, mask)
+        cut = Cut(step)
+        if not cut.tensors:
+            continue
+        cuts += 1
+        split = SplitStep(step, cut)
+        expected = changed_by(model, optimizer, lambda step=step: step(images, labels))
+        got = changed_by(model, optimizer, lambda split=split: split(split.prefix(images), labels))
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        before = values([*model.variables, *optimizer.variables])
+        assert any((one != old).any() for one, old in zip(got, before, strict=True))
+    assert cuts >= 3
+
+
+def naive_prefix(step):
+    """Names of the operations that depend on the images and on nothing that changes, each by all its ancestors."""
+    graph = step.graph
+    images, labels = graph.inputs[:2]
+    trained = {id(variable.value.handle) for variable in step.variables}
+    changing = {labels.op.name} | {inner.op.name for outer, inner in graph.captures if id(outer) in trained}
+
+    def ancestors(op, found):
+        if op.name not in found:
+            found.add(op.name)
+            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+                ancestors(before, found)
+        return found
+
+    found = {op.name: ancestors(op, set()) for op in graph.get_operations()}
+    return {name for name, before in found.items() if images.op.name in before and not before & changing}
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "resnet50"])
+def test_the_prefix_is_all_that_depends_on_images_and_on_no_trained_variable(name):
+    if name == "resnet50":
+        import models
+
+        model = models.build_model("resnet50", 32, CLASSES)
+        model.layers[-2].rate = 0
+    else:
+        model = network(name)
+    optimizer = built_optimizer("sgd", model)
+    for mask in masks(model, 2):
+        step = TrainStep(model, optimizer, BATCH, mask)
+        assert prefix_operations(step) == naive_prefix(step)
+
+
+def test_a_residual_network_has_two_cut_tensors_inside_a_block():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.Conv2D(4, 1)(inputs)
+    inner = layers.Conv2D(4, 3, padding="same", name="inner")(layers.Conv2D(4, 1)(x))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Add()([x, inner]))))
+    mask = np.array(["inner" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
+    assert len(Cut(TrainStep(model, built_optimizer("sgd", model), BATCH, mask)).tensors) == 2
+
+
+def test_nothing_is_cut_where_all_tensors_train():
+    model = make_small_model()
+    cut = Cut(TrainStep(model, built_optimizer("sgd", model), BATCH))
+    assert cut.tensors == [] and cut.random is None
+
+
+def test_a_cut_is_found_again_in_the_step_of_a_shallower_selection_and_in_no_deeper_one():
+    model = network("small")
+    optimizer = built_optimizer("sgd", model)
+    deep, middle, shallow = (
+        TrainStep(model, optimizer, BATCH, upper_part(model, share)) for share in (0.75, 0.5, 0.15)
+    )
+    cut = Cut(middle)
+    served = Cut(shallow, cut.keys)
+    assert [tensor.name for tensor in served.tensors] == [tensor.name for tensor in cut.tensors] != []
+    assert Cut(shallow).keys != cut.keys
+    assert Cut(deep, cut.keys).tensors == []
+    images, labels = batch()
+    split = SplitStep(shallow, served)
+    features = SplitStep(middle, cut).prefix(images)
+    expected = changed_by(model, optimizer, lambda: shallow(images, labels))
+    for got, one in zip(changed_by(model, optimizer, lambda: split(features, labels)), expected, strict=True):
+        np.testing.assert_array_equal(got, one)
+
+
+@pytest.mark.parametrize("name", ["small", "depthwise_and_grouped", "attention"])
+def test_the_prefix_takes_any_number_of_images(name):
+    """Also where a layer such as Flatten keeps the number in a shape."""
+    model = network(name)
+    mask = np.zeros(len(model.trainable_variables), bool)
+    mask[-2:] = True
+    step = TrainStep(model, built_optimizer("sgd", model), BATCH, mask)
+    split = SplitStep(step, Cut(step))
+    images = some_images(SIZE, 2 * BATCH + 3)
+    together = [value.numpy() for value in split.prefix(tf.constant(images))]
+    for start in (0, BATCH):
+        alone = split.prefix(tf.constant(images[start : start + BATCH]))
+        for value, one in zip(together, alone, strict=True):
+            assert len(value) == len(images)
+            np.testing.assert_array_equal(value[start : start + BATCH], one.numpy())
+
+
+def test_a_random_operation_below_frozen_layers_ends_the_prefix_and_is_named():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.Conv2D(4, 1)(layers.RandomFlip(seed=1, name="shaken")(inputs))
+    model = keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
+    mask = np.array(["head" in variable.path for variable in model.trainable_variables])
+    cut = Cut(TrainStep(model, built_optimizer("sgd", model), BATCH, mask))
+    assert cut.tensors == [] and cut.random is not None and "shaken" in cut.random
+
+
+def test_dropout_before_the_head_is_drawn_in_every_step():
+    """It is part of the rest: two steps from the same features differ."""
+    model = make_small_model()
+    mask = np.zeros(len(model.trainable_variables), bool)
+    mask[-2:] = True
+    step = TrainStep(model, built_optimizer("sgd", model, rate=0.0), BATCH, mask)
+    split = SplitStep(step, Cut(step))
+    images, labels = batch()
+    features = split.prefix(images)
+    assert len({split(features, labels)[0] for _ in range(8)}) > 1
