@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What does a training step cost? The same selections with folded batch norm and from kept features, and Keras' step.
+"""What does a training step cost? The same selections with folded batch norm and from cached features, and Keras' step.
 
 The script measures a timing table, selects tensors for several rho by the importance on one batch of digits, and adds
 the upper parts of the network. It compiles the step of full training and of each selection in up to four variants:
@@ -7,7 +7,7 @@ the upper parts of the network. It compiles the step of full training and of eac
     unfolded    frozen batch norm runs as a layer
     folded      it is folded into the layer before it, as main.py does
     prefix      the layers below all trained tensors run as inference, then the rest from their result
-    cached      the rest alone, from features that are kept in memory
+    cached      the rest alone, from features that are cached in memory
 
 Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
 PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 from step_variants import (
+    CACHED,
     VARIANTS,
     SelectionSteps,
     elastic_masks,
@@ -41,6 +42,7 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.machine import environment
+from elastic_trainer.timing.forward_costs import COMPUTED
 
 if TYPE_CHECKING:
     import keras
@@ -58,8 +60,10 @@ Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
 def selections(
     model: keras.Model, network: NetworkSettings, seconds: float, quick: bool
-) -> tuple[dict[str, np.ndarray], float]:
-    """Bool [N] over `model.trainable_variables` by name, the full one first; and the smallest feasible rho."""
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Bool [N] over `model.trainable_variables` by name, the full one first; and the smallest rho, without and with a
+    cache that exists already.
+    """
     import profiler
     from elastic_trainer.networks.tensors import all_mask, head_mask
     from elastic_trainer.selection.time_budget import smallest_rho
@@ -67,10 +71,10 @@ def selections(
     head = head_mask(model)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder), seconds=seconds)
-    smallest = smallest_rho(table, head)
-    feasible = [rho for rho in (QUICK_RHOS if quick else RHOS) if rho >= smallest]
-    elastic = elastic_masks(model, network, table, feasible)
+    elastic = elastic_masks(model, network, table, QUICK_RHOS if quick else RHOS)
     upper = upper_masks(head, table.positions, QUICK_SHARES if quick else UPPER_SHARES)
+    ways = {"computed": COMPUTED, "cached": CACHED}
+    smallest = {way: smallest_rho(table, head, use.share) for way, use in ways.items()}
     return {"full": all_mask(model), **elastic, **upper}, smallest
 
 
@@ -122,7 +126,7 @@ def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, flo
 
 
 def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
-    """Step times over that of the same selection without folding and without kept features, and over the others'."""
+    """Step times over that of the same selection without folding and without cached features, and over the others'."""
     over = {
         name: {variant: each / times.get("unfolded", times["folded"]) for variant, each in times.items()}
         for name, times in step_ms.items()

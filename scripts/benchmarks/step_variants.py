@@ -20,6 +20,7 @@ import numpy as np
 import utils
 from elastic_trainer.machine import text_of
 from elastic_trainer.settings import PAPER
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 
 if TYPE_CHECKING:
     import keras
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from elastic_trainer.training.prefix import SplitStep
     from elastic_trainer.training.step import TrainStep
 
+CACHED = FeatureUse(share=0.0)  # steps from features that exist already
 STATUS = Path("/proc/self/status")
 
 
@@ -51,7 +53,7 @@ class SelectionSteps:
 
     @cached_property
     def step(self) -> TrainStep:
-        """As main.py runs it without kept features."""
+        """As main.py runs it without cached features."""
         return self._step()
 
     @cached_property
@@ -67,7 +69,7 @@ class SelectionSteps:
         return partial(self._step(fold=False), *self._images) if self.step.folded_pairs else None
 
     def folded(self) -> Callable[[], Any]:
-        """As main.py runs it without kept features."""
+        """As main.py runs it without cached features."""
         return partial(self.step, *self._images)
 
     def prefix(self) -> Callable[[], Any] | None:
@@ -76,7 +78,7 @@ class SelectionSteps:
         return (lambda: split(split.prefix(images), labels)) if split else None
 
     def cached(self) -> Callable[[], Any] | None:
-        """The rest, from features that are kept in memory. None if there are none to keep."""
+        """The rest, from features that are cached in memory. None if there are none to cache."""
         from elastic_trainer.training.feature_cache import FeatureCache
 
         split, (_, labels) = self.split, self._images
@@ -132,18 +134,27 @@ def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) ->
 def elastic_masks(
     model: keras.Model, network: NetworkSettings, table: TimingTable, rhos: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """What is selected by the importance on one batch of digits: bool [N] for each of `rhos`, which are feasible."""
+    """What is selected by the importance on one batch of digits: bool [N] for each feasible one of `rhos`.
+
+    Steps without cached features decide. A rho that is too small for them allows steps from features that are cached.
+    """
     import data
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.importance import ImportanceEvaluator
     from elastic_trainer.selection.select import select_tensors
+    from elastic_trainer.selection.time_budget import smallest_rho
     from elastic_trainer.training.optimizers import make_optimizer
 
     optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
     optimizer.build(model.trainable_variables)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
     importance = ImportanceEvaluator(model, network.batch_size)(optimizer, digits.importance_batches(0))
-    return {f"rho {rho:g}": select_tensors(table, importance, head_mask(model), rho).mask for rho in rhos}
+    head, masks = head_mask(model), {}
+    for rho in rhos:
+        feasible = [use for use in (COMPUTED, CACHED) if rho >= smallest_rho(table, head, use.share)]
+        if feasible:
+            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, features=feasible[0]).mask
+    return masks
 
 
 def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]) -> dict[str, np.ndarray]:

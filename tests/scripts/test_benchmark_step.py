@@ -11,13 +11,14 @@ import pytest
 import step_variants
 import torch_worker
 from command_line import ROOT
-from conftest import BATCH, SIZE, make_small_model
+from conftest import BATCH, SIZE, make_small_model, make_table
 from small_networks import as_if_trained, values
 from step_variants import VARIANTS, SelectionSteps, keras_step, upper_masks
 from torch_worker import TorchWorker, check_network, prepare_environment
 
 import models
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
+from elastic_trainer.selection.time_budget import smallest_rho
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
 from utils import UserError
@@ -58,6 +59,18 @@ def test_only_steps_that_are_different_programs_are_measured():
     dense = keras.layers.Dense(4)(keras.layers.Flatten()(inputs))
     without_batch_norm = keras.Model(inputs, keras.layers.Dense(3)(dense))
     assert [*made(without_batch_norm, head_mask(without_batch_norm))] == ["folded", "prefix", "cached"]
+
+
+def test_rho_below_that_of_steps_without_a_cache_is_what_cached_features_allow():
+    network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 10, BATCH, weights="none")
+    model = models.build(network)
+    table = make_table(model, t_fw_ms=1.0)
+    smallest = [smallest_rho(table, head_mask(model), share) for share in (1.0, 0.0)]
+    assert smallest[1] < smallest[0]
+    rhos = (smallest[1] - 0.01, smallest[1] + 0.01, 1.0)
+    masks = step_variants.elastic_masks(model, network, table, rhos)
+    assert [*masks] == [f"rho {rho:g}" for rho in rhos[1:]], "the first is not feasible"
+    assert masks[f"rho {rhos[1]:g}"].sum() == 2 < masks["rho 1"].sum()
 
 
 def test_upper_masks_train_the_tensors_nearest_the_output_and_the_head():
