@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import benchmark_step
 import keras
 import numpy as np
 import pytest
@@ -21,10 +22,10 @@ from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.selection.time_budget import smallest_rho
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
+from elastic_trainer.training.prefix import SplitStep
 from utils import UserError
 
 NETWORK = NetworkSettings("small", SIZE, 3, BATCH, weights="none")
-ALL_VARIANTS = ["unfolded", "folded", "prefix", "cached"]
 
 
 def small_model():
@@ -43,13 +44,22 @@ def made(model, mask):
 def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
     model = small_model()
     before = values(model.variables)
-    mask = head_mask(model)
-    losses = {variant: run()[0] for variant, run in made(model, mask).items()}
-    assert [*losses] == ALL_VARIANTS
+    losses = {variant: run()[0] for variant, run in made(model, head_mask(model)).items()}
+    assert [*losses] == ["unfolded", "folded", "prefix", "cached"]
     losses["keras"] = float(keras_step(model, NETWORK, step_variants.made_up_images(NETWORK))())
     np.testing.assert_allclose([*losses.values()], losses["unfolded"], rtol=1e-5)
     for variable, old in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_each_variant_runs_what_its_name_says(monkeypatch):
+    model = small_model()
+    runs = made(model, head_mask(model))
+    assert runs["folded"].func.folded_pairs and not runs["unfolded"].func.folded_pairs
+    monkeypatch.delattr(SplitStep, "prefix")
+    runs["cached"]()
+    with pytest.raises(AttributeError, match="prefix"):
+        runs["prefix"]()
 
 
 def test_only_steps_that_are_different_programs_are_measured():
@@ -105,19 +115,18 @@ print(json.dumps({"version": "1", "variants": ["eager"], "missing": {"compiled":
 for line in sys.stdin:
     if line == "broken\\n":
         sys.exit("first line\\nthe reason")
-    print(5.0, flush=True)
+    print(1000.0, flush=True)
 """
 MADE = torch_worker.ENVIRONMENT / ".installed"
 needs_torch = pytest.mark.skipif(not MADE.is_file(), reason="benchmark_step.py --torch was not run here")
 
 
-def test_worker_answers_steps_and_its_end_is_one_line(tmp_path):
+def test_step_time_is_what_the_worker_measures_and_its_end_is_one_line(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     with TorchWorker(NETWORK, Path(sys.executable), script=script) as worker:
         assert worker.variants == ["eager"] and worker.record["missing"] == {"compiled": "no compiler"}
-        worker.step("eager")
-        assert -5 < worker.waiting_ms < 1000
+        assert benchmark_step.measure({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
         with pytest.raises(UserError, match=r"^--torch: the process that runs PyTorch ended: the reason$"):
             worker.step("broken")
 
