@@ -73,7 +73,9 @@ def train_run(command: TrainCommand) -> None:
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     if run.resume:
         _check_unchanged(command, dataset)
-    budget = make_budget(model, dataset, settings, table) if table is not None else None
+    budget = None
+    if table is not None:
+        budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process was faster
             _finish_again(command, folder)
@@ -117,8 +119,9 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
     folder = table_folder(network, run.logdir)
     graph = graph_digest(model, network.batch_size)
     table = load_table(folder, network, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
-    if command.training.deadline is None:
-        check_rho(table, head_mask(model), command.training.rho)
+    if command.training.deadline is None:  # the images' share in making features is not known yet
+        share = 1.0 if command.training.feature_cache == "off" else 0.0
+        check_rho(table, head_mask(model), command.training.rho, share)
     return table
 
 

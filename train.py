@@ -129,7 +129,8 @@ class _Training:
         optimizer.build(model.trainable_variables)
         features = None
         if settings.feature_cache != "off":
-            features = Features(data, run.folder, settings.feature_cache == "float16")
+            # A run that is to be repeated bit for bit makes no choice by the clock.
+            features = Features(data, run.folder, settings.feature_cache == "float16", settings.correct_budget)
         self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty, features)
         self._history = History()
         self._step_flops = 0.0
@@ -153,6 +154,9 @@ class _Training:
             print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
         self._scheme.resume(checkpoint.state["scheme"], self._history.selection, self._state)
         self._state.assign(checkpoint.arrays)
+        made = history.cached_since()
+        if made is not None:
+            self._state.cut_as_for(made.selection.mask)
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the results. See `run_training`."""
@@ -210,18 +214,30 @@ class _Training:
         return history.out_of_time
 
     def _select(self, coming: ImageOrder) -> None:
-        selection = self._scheme.select(self._history.progress(self._schedule), self._state)
-        start = time.perf_counter()
-        self._adopt(selection, coming)
-        selection.seconds["trace"] = time.perf_counter() - start
+        selection = self._selected(coming)
+        if selection.needs_features and self._state.features.cache is None:  # they turned out not to be possible
+            selection = self._selected(coming)
         self._run.end_interval()
         self._history.record_selection(selection, self._step_flops)
         self._run.record_selection()
 
+    def _selected(self, coming: ImageOrder) -> Selection:
+        """The selection that is due, adopted."""
+        features = self._state.features
+        progress = self._history.progress(self._schedule, features_possible=features.are_possible)
+        selection = self._scheme.select(progress, self._state)
+        start = time.perf_counter()
+        self._adopt(selection, coming)
+        selection.seconds["trace"] = time.perf_counter() - start
+        return selection
+
     def _adopt(self, selection: Selection, coming: ImageOrder) -> None:
         """Train `selection` from now on, first on the images `coming`."""
-        steps = self._scheme.next_selection(self._history.step, self._schedule.total_steps) - self._history.step
-        if self._state.adopt(selection.mask, coming, steps):
+        step, total_steps = self._history.step, self._schedule.total_steps
+        steps = selection.feature_steps
+        if steps is None:
+            steps = self._scheme.next_selection(step, total_steps) - step
+        if self._state.adopt(selection.mask, coming, steps, selection.keeps_features):
             self._step_flops = sum(count_flops(self._state.step_graph).values())
 
     def _validate(self, bar: tqdm) -> None:

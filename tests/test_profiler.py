@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 import record_trace_fixture as fixture
@@ -14,6 +15,7 @@ import profiler
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing import measuring
+from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.trace import read_trace
 
 
@@ -27,12 +29,31 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
     assert 0 < table.forward_ms < table.full_step_ms
     updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]
     assert 0 < updates_ms == pytest.approx(table.full_step_ms - table.gradient_pass_ms)
-    assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0
+    assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
+    assert table.fit.forward_factor >= table.fit.prefix_factor > 0
+    selections = table.details["measured_selections"]
+    cached_ms = [selection["cached_step_ms"] for selection in selections]
+    assert cached_ms[0] is not None and cached_ms[-1] is None  # the head alone, and every tensor
+    assert any(
+        "from cached features, once made: 0." in line for line in profiler._report(table, head_mask(small_model))
+    )
     assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     table.settings["model_name"] = "$\\frac{$.keras"
     profiler.draw_table(table, tmp_path / "timing")
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
+
+
+def test_profile_of_a_network_that_starts_at_random_knows_no_prefix(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "MAX_ROUNDS", 5)
+    small = make_small_model()
+    inputs = keras.Input(small.input_shape[1:])
+    model = keras.Model(inputs, small(keras.layers.RandomFlip(seed=0)(inputs)))
+    table = profiler.profile(model, SETTINGS, tmp_path, timing="flops")
+    assert not table.t_fw_ms.any()
+    assert not any(selection["cached_step_ms"] for selection in table.details["measured_selections"])
+    head = head_mask(model)
+    assert table.predict(head, FeatureUse(share=0.0)) == table.predict(head)
 
 
 def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):

@@ -141,6 +141,16 @@ class ImageData:
         rows = order[skip * self.batch_size : end * self.batch_size]
         return ImageOrder(rows, self._augmentation.views(epoch)[rows])
 
+    def distinct_views(self, steps: int) -> float:
+        """How many different views of different images so many steps are expected to show.
+
+        An epoch shows every image once, in a view drawn at random.
+        """
+        epochs = steps * self.batch_size / self.train_count
+        if self.view_count is None or epochs <= 1:
+            return steps * self.batch_size
+        return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
+
     @property
     def room_mb(self) -> float:
         """MB that may be taken in memory besides the images (`--image_memory`)."""

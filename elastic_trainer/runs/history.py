@@ -161,10 +161,11 @@ class History:
             total_ms += change * (selection.full_step_ms or 0.0) * len(interval.step_ms)
         return total_ms or None
 
-    def progress(self, schedule: Schedule) -> Progress:
-        """What the time budget has to know when a selection is due."""
+    def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
+        """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
         latest = self.intervals[-1] if self.intervals else None
+        cached = self.cached_since() if features_possible else None
         return Progress(
             epoch=len(self.epochs),
             epochs=schedule.epochs,
@@ -177,7 +178,19 @@ class History:
             validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
             slowdown=latest.selection.slowdown if latest else None,
+            features_possible=features_possible,
+            cached_mask=cached.selection.mask if cached else None,
+            cached_steps=self.step - cached.step if cached else 0,
         )
+
+    def cached_since(self) -> SelectionInterval | None:
+        """The interval for whose selection the features were made that the present one uses, if it uses any."""
+        for interval in reversed(self.intervals):
+            if not interval.selection.needs_features:
+                return None
+            if not interval.selection.keeps_features:
+                return interval
+        return None
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types, which keep floats to the last bit.

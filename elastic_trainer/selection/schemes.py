@@ -163,7 +163,8 @@ class ElasticScheme(Scheme):
             features = self._features(progress, end, correction)
         selection = select_tensors(table, importance, head, share, resolution, features)
         making_ms = selection.making_ms * correction
-        return replace(selection, making_ms=making_ms, feature_steps=end - progress.step)
+        steps = end - progress.step if selection.needs_features else 0
+        return replace(selection, making_ms=making_ms, feature_steps=steps)
 
     def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
         """The cached features that steps up to `end` can use; their cost is relative to that of corrected steps."""
@@ -172,7 +173,9 @@ class ElasticScheme(Scheme):
         share = making_share(self._data, end - progress.step)
         share = share / correction if share < 1 else 1.0
         cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
-        return FeatureUse(share, cached, share * (1 - progress.cached_part))
+        all_views = self._data.train_count * (self._data.view_count or 1)
+        missing = 1 - self._data.distinct_views(progress.cached_steps) / all_views
+        return FeatureUse(share, cached, share * missing)
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""
@@ -198,15 +201,8 @@ class ElasticScheme(Scheme):
 
 
 def making_share(data: ImageData, steps: int) -> float:
-    """How many features a new cache computes for so many steps, over those that the steps use; 1: no cache is possible.
-
-    Each epoch shows every image once, in a view drawn at random.
-    """
-    shown = steps * data.batch_size
-    epochs = shown / data.train_count
-    if data.view_count is None or epochs <= 1:
-        return 1.0
-    return data.train_count * data.view_count * (1 - (1 - 1 / data.view_count) ** epochs) / shown
+    """How many features a new cache computes for so many steps, over those that the steps use; 1: it saves nothing."""
+    return data.distinct_views(steps) / (steps * data.batch_size)
 
 
 # Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.

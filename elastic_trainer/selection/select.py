@@ -23,7 +23,7 @@ class Selection:
         predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without `making_ms`.
         making_ms: of computing the cached features that its steps run on, as far as they are missing, per step.
         keeps_features: whether it runs on the features that are cached already; else on new ones, or on none.
-        feature_steps: for which new features are of use; None: until the next selection.
+        feature_steps: for which new features are of use, 0 if none are needed; None: until the next selection.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
@@ -42,6 +42,11 @@ class Selection:
     slowdown: float | None = None
     correction: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether its steps take as long as predicted only if features are cached."""
+        return self.keeps_features or self.making_ms > 0
 
     @property
     def full_step_ms(self) -> float | None:

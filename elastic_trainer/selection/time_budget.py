@@ -61,7 +61,7 @@ class Progress(NamedTuple):
         slowdown: when the last selection was made; None before the first.
         features_possible: whether features of the frozen prefix can be cached now.
         cached_mask: bool [N], the selection that the present cache was made for; None if the latest steps used none.
-        cached_part: of all training images and views, the part whose features the present cache holds, 0…1.
+        cached_steps: steps since then.
     """
 
     epoch: int = 0
@@ -77,7 +77,7 @@ class Progress(NamedTuple):
     slowdown: float | None = None
     features_possible: bool = False
     cached_mask: np.ndarray | None = None
-    cached_part: float = 1.0
+    cached_steps: int = 0
 
 
 class Allowance(NamedTuple):

@@ -6,11 +6,12 @@
         created later comes first
     t_dw  operations of B_k in no other B_j, and the update of tensor k
     t_dy  operations of B_k shared with others, if k is the first in the order to need them
-    t_fw  operations of F that depend on k and on no tensor before it in the order
+    t_fw  operations of F that depend on the images, on k, and on no tensor before it in the order
 
 A step that trains down to tensor k recomputes t_fw of all tensors up to k. The frozen prefix, the operations of F that
 depend on the images and on none of these tensors, is t_fw of the deeper tensors and the preprocessing, and can be
 computed once. What is random, or follows a variable that the step writes, is never part of it and belongs to no tensor.
+Nor does what needs no image, such as a regulariser, or a folded kernel.
 
 Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
 t_dw of one of these tensors (`Pair.tensors`): a pair whose gamma trains without its kernel is not folded.
@@ -108,14 +109,15 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     update_ms = np.bincount(owner[updates], times[updates], count)[positions]
     other = ~(in_forward | (sharers > 0) | updates)
     reached, reads_images = forward_reach(step, [variables[k] for k in positions])
-    of_tensor = in_forward & (reached >= 0) & (reached < count)
+    from_images = in_forward & reads_images & (reached >= 0)
+    of_tensor = from_images & (reached < count)
     return Attribution(
         positions=positions,
         t_dw_ms=t_dw + update_ms,
         t_dy_ms=t_dy,
         t_fw_ms=np.bincount(reached[of_tensor], times[of_tensor], count),
         update_ms=update_ms,
-        preprocessing_ms=float(times[in_forward & reads_images & (reached == count)].sum()),
+        preprocessing_ms=float(times[from_images & ~of_tensor].sum()),
         forward_ms=float(times[in_forward].sum()),
         other_ms=float(times[other].sum()),
     )

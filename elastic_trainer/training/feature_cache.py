@@ -75,12 +75,15 @@ class FeatureCache:
         values = zip(self._store.read(keys), self.split.cut.tensors, strict=True)
         return [tf.cast(tf.constant(value), tensor.dtype) for value, tensor in values]
 
-    def is_worth_it(self, coming: ImageOrder, steps: int) -> bool:
+    def check_saving(self, coming: ImageOrder, steps: int) -> None:
         """Measure whether steps take less time with features that are kept, computing those included.
 
         Args:
             coming: the images of the next steps.
             steps: for which the features are of use.
+
+        Raises:
+            ValueError: they do not.
         """
         keys = self.keys(coming)
         batch, block = keys[: self._data.batch_size], keys[: self._block]
@@ -88,14 +91,13 @@ class FeatureCache:
         image_seconds = _seconds(lambda: self._write(block)) / len(block)
         if image_seconds > step_seconds / len(batch):
             self._block, image_seconds = len(batch), step_seconds / len(batch)
-        making_seconds = self._images_shown(steps * len(batch)) * image_seconds / steps
-        return _seconds(lambda: self.read(batch)) + making_seconds < (1 - LEAST_SAVED) * step_seconds
-
-    def _images_shown(self, drawn: int) -> float:
-        """How many different images and views are expected among so many that are drawn."""
-        count = self._data.train_count
-        epochs = drawn / count  # each shows an image once
-        return drawn if epochs <= 1 else count * self._views * (1 - (1 - 1 / self._views) ** epochs)
+        making_seconds = self._data.distinct_views(steps) * image_seconds / steps
+        kept_seconds = _seconds(lambda: self.read(batch)) + making_seconds
+        if kept_seconds > (1 - LEAST_SAVED) * step_seconds:
+            raise ValueError(
+                f"computing them once and reading them takes {1e3 * kept_seconds:.2g} ms a step, computing them in "
+                f"every step {1e3 * step_seconds:.2g} ms"
+            )
 
     def _missing(self, keys: np.ndarray) -> list[int]:
         missing: list[int] = keys[~self._is_made[keys]].tolist()

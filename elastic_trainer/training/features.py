@@ -24,16 +24,24 @@ class Features:
         data: the training images; without them none ever are.
         folder: of a file for features that exceed the memory which the images leave (`ImageData.room_mb`).
         in_float16: round them to float16, for half the room.
+        measures: keep them only where that is measured to save time; else wherever they are asked for.
 
     Attributes:
         cache: of the present step; None while none are kept.
         megabytes: the most that features took so far.
     """
 
-    def __init__(self, data: ImageData | None = None, folder: Path = Path(), in_float16: bool = False) -> None:
-        self._data, self._folder, self._in_float16 = data, folder, in_float16
+    def __init__(
+        self,
+        data: ImageData | None = None,
+        folder: Path = Path(),
+        in_float16: bool = False,
+        measures: bool = True,
+    ) -> None:
+        self._data, self._folder, self._in_float16, self._measures = data, folder, in_float16, measures
         self._reported: set[str] = set()
         self.cache: FeatureCache | None = None
+        self._keys: frozenset[int] | None = None
         self.megabytes = 0.0
 
     def adopt(self, step: TrainStep, coming: ImageOrder, steps: int, keep: bool = True) -> None:
@@ -42,18 +50,19 @@ class Features:
         Args:
             step: trains from now on.
             coming: the images of the next steps.
-            steps: for which new features are of use.
+            steps: for which new features are of use; 0: none are made.
             keep: use the features that are kept at present, if `step` can.
         """
         if self._data is None:
             return
-        old, self.cache = self.cache, None
-        if old is not None and keep and (cut := Cut(step, old.split.cut.keys)).tensors:
-            old.split = SplitStep(step, cut)
-            self.cache = old
+        cut = Cut(step, self._keys if keep else None)
+        if keep and self.cache is not None and cut.tensors:
+            self.cache.split = SplitStep(step, cut)
             return
-        del old  # its memory is free before new features take some
-        cut = Cut(step)
+        self.drop()  # before new features take memory
+        if not steps:
+            return
+        cut = cut if cut.tensors else Cut(step)
         if cut.random is not None:
             self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
         elif cut.tensors and self._data.view_count is None:
@@ -61,10 +70,17 @@ class Features:
         elif cut.tensors:
             try:
                 cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
-                if cache.is_worth_it(coming, steps):
-                    self.cache, self.megabytes = cache, max(cache.megabytes, self.megabytes)
+                if self._measures:
+                    cache.check_saving(coming, steps)
+                self.cache, self._keys = cache, cut.keys
+                self.megabytes = max(cache.megabytes, self.megabytes)
             except (OSError, ValueError, FloatingPointError) as error:
                 self._report(str(error))
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether a step may get some: they were not found to be impossible, or of no use."""
+        return self._data is not None and self._data.view_count is not None and not self._reported
 
     def prepare(self, batch: Batch, coming: ImageOrder) -> float:
         """Compute the features of `batch` if they are missing, and some of the images `coming` after it.
@@ -84,7 +100,11 @@ class Features:
 
     def drop(self) -> None:
         """Keep none from now on."""
-        self.cache = None
+        self.cache = self._keys = None
+
+    def cut_like(self, step: TrainStep) -> None:
+        """Cut the next step where `step` may be cut, if possible: a resumed run repeats the steps bit for bit."""
+        self._keys = Cut(step).keys
 
     def _report(self, why: str) -> None:
         """Say once why no features are kept."""

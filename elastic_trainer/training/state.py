@@ -101,10 +101,16 @@ class TrainState:
             return False
         self._step = self._warm_step = None  # the old graph is released before a new one is made
         gc.collect()
-        self._step = TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
-        self._mask = mask
+        self._step, self._mask = self._traced(mask), mask
         self.features.adopt(self._step, coming, steps, keep_features)
         return True
+
+    def cut_as_for(self, mask: np.ndarray) -> None:
+        """Keep features as an unbroken run does that made them for bool [N] `mask`; for the next `adopt`."""
+        self.features.cut_like(self._traced(mask))
+
+    def _traced(self, mask: np.ndarray) -> TrainStep:
+        return TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
 
     @property
     def is_adopted(self) -> bool:

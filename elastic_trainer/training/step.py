@@ -43,6 +43,7 @@ class TrainStep:
         fold: whether frozen batch norm is folded where that saves time (`networks.batch_norm_folding`).
 
     Attributes:
+        mask: as given, or all True.
         variables: those that train.
         folded_pairs: where frozen batch norm was folded.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
@@ -59,7 +60,8 @@ class TrainStep:
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         fold: bool = True,
     ) -> None:
-        variables = [v for k, v in enumerate(model.trainable_variables) if mask is None or mask[k]]
+        self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
+        variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
         trained = {id(variable) for variable in variables}
         self.variables = variables
 

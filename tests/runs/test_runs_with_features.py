@@ -1,13 +1,19 @@
-"""Runs that keep features end with the weights of runs that do not, also after a power cut."""
+"""Runs that keep features: as runs without where both train the same, and resumed as unbroken."""
 
-import csv
+import math
 
 import numpy as np
 import pytest
-from conftest import BATCH, make_small_data
-from interrupted_runs import InterruptingData, PowerCut, run
+from conftest import BATCH, make_small_data, make_small_model, make_table
+from interrupted_runs import InterruptingData, PowerCut
+from small_runs import rows_of
 
+import train
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.settings import Settings
 from elastic_trainer.training.feature_cache import FeatureCache
 
 
@@ -22,10 +28,10 @@ class Mirrored(InterruptingData):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Features are kept whatever the clock says; the number of steps that read some."""
-    steps = []
-    decide, read = FeatureCache.is_worth_it, FeatureCache.read
-    monkeypatch.setattr(FeatureCache, "is_worth_it", lambda *args: decide(*args) or True)
+    """Features are kept whatever the clock says; how many images' were read by each step."""
+    steps: list[int] = []
+    read = FeatureCache.read
+    monkeypatch.setattr("elastic_trainer.training.feature_cache.LEAST_SAVED", -math.inf)
 
     def counting(self, keys):
         steps.append(len(keys))
@@ -35,19 +41,60 @@ def reads(monkeypatch):
     return steps
 
 
-def test_an_elastic_run_with_features_is_one_without_also_after_power_cuts(tmp_path, reads):
-    changes = {"elastic": True, "num_epochs": 4, "rho": 0.7}  # selects eight times
-    expected, _ = run(tmp_path / "off", Mirrored(), feature_cache="off", **changes)
+def run(folder, data, name="elastic_training", **changes):
+    """Eight epochs, selecting every second one where the forward pass takes half of a step. Weights and summary."""
+    settings = Settings(
+        **{
+            "learning_rate": 0.05,
+            "num_epochs": 8,
+            "interval": 2,
+            "rho": 0.65,
+            "correct_budget": False,
+            "checkpoint_steps": 1,
+            "trained_layers": 2,
+            **changes,
+        }
+    )
+    folder.mkdir(exist_ok=True)
+    model = make_small_model()
+    possible = settings.feature_cache != "off"
+    table = make_table(model, t_fw_ms=2.0, constant_ms=1.0)
+    budget = make_budget(model, data, settings, table, possible) if name == "elastic_training" else None
+    with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
+        summary = log.finish(train.train(name, model, data, settings, log, budget))
+    return [variable.numpy() for variable in model.variables], summary
+
+
+def selections(folder):
+    """The names chosen by each selection."""
+    rows = rows_of(folder / "selections.csv")
+    return [
+        [row["name"] for row in rows if row["step"] == step and row["chosen"] == "1"]
+        for step in dict.fromkeys(row["step"] for row in rows)
+    ]
+
+
+def test_a_run_of_the_last_layers_with_features_is_one_without(tmp_path, reads):
+    expected, _ = run(tmp_path / "off", Mirrored(), "last_layers_training", feature_cache="off")
     assert not reads
-    weights, summary = run(tmp_path / "kept", Mirrored(), **changes)
-    assert len(reads) > 10 and summary["feature_seconds"] > 0
-    with (tmp_path / "kept" / "selections.csv").open(newline="") as file:
-        chosen = {(row["epoch"], row["name"]) for row in csv.DictReader(file) if row["chosen"] == "1"}
-    assert len({frozenset(name for at, name in chosen if at == epoch) for epoch, _ in chosen}) > 1
-    for at in (4, 10, 17):
-        with pytest.raises(PowerCut):
-            run(tmp_path / "resumed", Mirrored(at), **changes)
-    resumed, _ = run(tmp_path / "resumed", Mirrored(), **changes)
-    for one, other, third in zip(expected, weights, resumed, strict=True):
+    weights, summary = run(tmp_path / "kept", Mirrored(), "last_layers_training")
+    assert len(reads) >= 8 * 6 and summary["feature_seconds"] > 0
+    for one, other in zip(expected, weights, strict=True):
         np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(one, third)
+
+
+def test_an_elastic_run_with_features_selects_more_and_is_resumed_as_if_unbroken(tmp_path, reads):
+    run(tmp_path / "off", Mirrored(), feature_cache="off")
+    assert not reads
+    expected, _ = run(tmp_path / "unbroken", Mirrored())
+    assert len(reads) >= 12
+    chosen, without = selections(tmp_path / "unbroken"), selections(tmp_path / "off")
+    assert len({*map(tuple, chosen)}) > 1 and len(chosen) == 4
+    assert len(chosen[0]) > len(without[0])
+    for at in (5, 12, 13, 30, 36):  # also at a selection, and between one and the next step
+        with pytest.raises(PowerCut):
+            run(tmp_path / "resumed", Mirrored(at))
+    resumed, _ = run(tmp_path / "resumed", Mirrored())
+    assert selections(tmp_path / "resumed") == chosen
+    for one, other in zip(expected, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)

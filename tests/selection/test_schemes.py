@@ -94,10 +94,10 @@ def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkey
     assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, FeatureUse(share=0.0)))
     assert first.predicted_step_ms + first.making_ms <= first.budget_step_ms + 1e-9
     monkeypatch.setattr(scheme, "_evaluator", lambda *_: first.mask.astype(float))  # the same tensors matter again
-    cached = Progress(step=60, total_steps=240, features_possible=True, cached_mask=first.mask)
+    cached = Progress(step=60, total_steps=240, features_possible=True, cached_mask=first.mask, cached_steps=60)
     kept = scheme.select(cached, state)
     assert kept.keeps_features and kept.making_ms == 0
-    half = scheme.select(cached._replace(step=120, cached_part=0.5), state)
+    half = scheme.select(cached._replace(step=120, cached_steps=3), state)
     assert half.keeps_features and half.making_ms == pytest.approx(0.05 * (len(head) - depth))
     none = scheme.select(Progress(step=180, total_steps=240), state)
     assert not none.keeps_features and none.making_ms == 0 and none.mask.sum() < first.mask.sum()

@@ -137,11 +137,11 @@ def naive_forward_times(model, step, op_ms, positions):
     for name in ancestors(step.loss.op):
         needed = ancestors(step.graph.get_operation_by_name(name))
         first = next((rank for rank, tensor in enumerate(of_tensor) if tensor in needed), None)
-        if needed & never:
+        if needed & never or "images" not in needed:
             continue
         if first is not None:
             t_fw_ms[first] += op_ms[name]
-        elif "images" in needed:
+        else:
             preprocessing_ms += op_ms[name]
     return t_fw_ms, preprocessing_ms
 
