@@ -13,7 +13,7 @@ Keras' step is that of `model.fit`, with the same frozen batch norm. All steps a
 PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
 processes. The script draws the medians and prints one JSON object as its last line.
 
-    python scripts/benchmarks/benchmark_step.py --model_name mobilenetv2 --input_size 224 --batch_size 4 --torch
+    python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4 --torch
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def main() -> None:
         step_ms, rounds = measure(runs, torch_worker, 3 if args.quick else args.seconds)
     torch_ms = step_ms.pop("torch", {})
     title, stem, network_record = common.measured_network(network, "step", args.output)
-    others = {"keras": step_ms["full"]["keras"], **torch_ms}
-    draw(title, step_ms, {f"full step, {name}": each for name, each in others.items()}, stem)
+    torch_lines = {f"full step, PyTorch {variant}": each for variant, each in torch_ms.items()}
+    draw(title, step_ms, {"full step, Keras": step_ms["full"]["keras"], **torch_lines}, stem)
     record: dict[str, Any] = {
         **network_record,
         "optimizer": network.optimizer,
