@@ -1,17 +1,24 @@
 #!/usr/bin/env python
-"""What does a training step cost? The same selections with and without folded batch norm, and Keras' own step.
+"""What does a training step cost? The same selections with folded batch norm and from cached features, and Keras' step.
 
-The script measures a timing table, selects tensors for several rho by the importance on one batch of digits, and
-compiles the step of full training and of each selection twice: as main.py runs it, with frozen batch norm folded into
-the layers before it, and without folding. Keras' step is that of `model.fit`, with the same frozen batch norm and SGD
-with momentum. All steps alternate in one process. The script draws the medians and prints one JSON object as its last
-line.
+The script measures a timing table, selects tensors for several rho by the importance on one batch of digits, and adds
+the upper parts of the network. It compiles the step of full training and of each selection in up to four variants:
 
-    python scripts/benchmarks/benchmark_step.py --model_name mobilenetv2 --input_size 224 --batch_size 4
+    unfolded    frozen batch norm runs as a layer
+    folded      it is folded into the layer before it, as main.py does
+    prefix      the layers below all trained tensors run as inference, then the rest from their result
+    cached      the rest alone, from features that are cached in memory
+
+Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
+PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
+processes. The script draws the medians and prints one JSON object as its last line.
+
+    python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4 --torch
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -20,82 +27,127 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from step_variants import (
+    CACHED,
+    VARIANTS,
+    SelectionSteps,
+    elastic_masks,
+    keras_step,
+    made_up_images,
+    peak_memory_mb,
+    upper_masks,
+)
+from torch_worker import TorchWorker, check_network, prepare_environment
+from tqdm import tqdm
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.settings import PAPER
+from elastic_trainer.timing.forward_costs import COMPUTED
 
 if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.settings import NetworkSettings
 
-RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-COLOURS = ("#009e73", "#e69f00")
+RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
+UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
+HALF = "rho 0.5"
+MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
+QUICK_MEMORY = MEMORY[:1]
+COLOURS = {"unfolded": "#999999", "folded": "#0072b2", "prefix": "#e69f00", "cached": "#009e73"}
+Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
 
-def selections(model: keras.Model, network: NetworkSettings, seconds: float) -> tuple[dict[str, np.ndarray], float]:
-    """Bool [N] over `model.trainable_variables` by name, for full training and each feasible rho; the smallest rho."""
-    import data
+def selections(
+    model: keras.Model, network: NetworkSettings, seconds: float, quick: bool
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Bool [N] over `model.trainable_variables` by name, the full one first; and the smallest rho, without and with a
+    cache that exists already.
+    """
     import profiler
     from elastic_trainer.networks.tensors import all_mask, head_mask
-    from elastic_trainer.selection.importance import ImportanceEvaluator
-    from elastic_trainer.selection.select import select_tensors
     from elastic_trainer.selection.time_budget import smallest_rho
-    from elastic_trainer.training.optimizers import make_optimizer
 
     head = head_mask(model)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder), seconds=seconds)
-    optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
-    optimizer.build(model.trainable_variables)
-    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
-    importance = ImportanceEvaluator(model, network.batch_size)(optimizer, digits.importance_batches(0))
-    smallest = smallest_rho(table, head)
-    feasible = [rho for rho in RHOS if rho >= smallest]
-    chosen = {f"rho {rho:g}": select_tensors(table, importance, head, rho).mask for rho in feasible}
-    return {"full": all_mask(model), **chosen}, smallest
+    elastic = elastic_masks(model, network, table, QUICK_RHOS if quick else RHOS)
+    upper = upper_masks(head, table.positions, QUICK_SHARES if quick else UPPER_SHARES)
+    ways = {"computed": COMPUTED, "cached": CACHED}
+    smallest = {way: smallest_rho(table, head, use.share) for way, use in ways.items()}
+    return {"full": all_mask(model), **elastic, **upper}, smallest
 
 
-def step_runs(
-    model: keras.Model, network: NetworkSettings, masks: dict[str, np.ndarray]
-) -> dict[tuple[str, str], Callable[[], object]]:
-    """Calls that run one compiled step, by selection and variant: "folded", "unfolded", and "keras" for full training.
-
-    At learning rate 0, so no weight changes.
-    """
-    import keras
-    import tensorflow as tf
-
+def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.ndarray]) -> Runs:
+    """Calls that run one compiled step each: all variants of each selection, and "keras" of the full one."""
     from elastic_trainer.timing.measuring import idle_optimizer
-    from elastic_trainer.training.step import TrainStep, batch_spec
 
-    images, labels = (spec.shape for spec in batch_spec(model, network.batch_size))
-    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    optimizer = idle_optimizer(model, network.optimizer)
-    runs: dict[tuple[str, str], Callable[[], object]] = {}
-    for name, mask in masks.items():
-        for variant in ("folded", "unfolded"):
-            step = TrainStep(model, optimizer, network.batch_size, mask, fold=variant == "folded")
-            runs[name, variant] = partial(step, *batch)
-    model.compile(keras.optimizers.SGD(0.0, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    runs["full", "keras"] = partial(model.train_on_batch, *batch)
+    runs: Runs = {}
+    optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
+    for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
+        steps = SelectionSteps(model, optimizer, mask, data)
+        made = {variant: make(steps) for variant, make in VARIANTS.items()}
+        runs |= {(name, variant): run for variant, run in made.items() if run is not None}
+    runs["full", "keras"] = keras_step(model, network, data)
     return runs
 
 
-def draw(title: str, step_ms: dict[str, dict[str, float]], stem: Path) -> None:
-    """Bars of the median steps by selection, and a line for Keras' step."""
+def measure(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
+    """Median step in ms by selection and variant, PyTorch's as selection "torch"; and the number of rounds."""
+    from elastic_trainer.timing.measuring import measure_steps
+
+    if worker is not None:
+        runs = runs | {("torch", variant): partial(worker.step, variant) for variant in worker.variants}
+    times = measure_steps([*runs.values()], seconds)
+    step_ms: dict[str, dict[str, float]] = {}
+    for (name, variant), median_ms in zip(runs, np.median(times, axis=0).tolist(), strict=True):
+        waiting_ms = worker.waiting_ms if worker is not None and name == "torch" else 0.0
+        step_ms.setdefault(name, {})[variant] = median_ms - waiting_ms
+    return step_ms, len(times)
+
+
+def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, float], stem: Path) -> None:
+    """Bars of the median steps by selection and variant, and a line for each of the `others`' full steps."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.add_subplot(ylabel="ms a step", title=title)
-    places = np.arange(len(step_ms))
-    for offset, variant, colour in zip((-0.2, 0.2), ("folded", "unfolded"), COLOURS, strict=True):
-        axes.bar(places + offset, [times[variant] for times in step_ms.values()], 0.4, label=variant, color=colour)
-    axes.axhline(step_ms["full"]["keras"], color="0.4", linewidth=0.8, label="Keras' full step")
-    axes.set_xticks(places, [name.replace("rho", "ρ") for name in step_ms])
-    axes.legend(fontsize="small")
+    for index, (variant, colour) in enumerate(COLOURS.items()):
+        bars = [(place, times[variant]) for place, times in enumerate(step_ms.values()) if variant in times]
+        if bars:
+            places, heights = np.array(bars).T
+            axes.bar(places + 0.2 * (index - 1.5), heights, 0.2, label=variant, color=colour)
+    for (name, milliseconds), style in zip(others.items(), ("-", "--", "-.", ":"), strict=False):
+        axes.axhline(milliseconds, color="0.2", linewidth=0.8, linestyle=style, label=name)
+    labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
+    axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
+    axes.legend(fontsize="small", ncols=2)
     utils.save_figure(figure, stem)
+
+
+def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
+    """Step times over that of the same selection without folding and without cached features, and over the others'."""
+    over = {
+        name: {variant: each / times.get("unfolded", times["folded"]) for variant, each in times.items()}
+        for name, times in step_ms.items()
+    }
+    full_ms = step_ms["full"]["folded"]
+    return {
+        "over_unfolded": over,
+        "full_over_keras": full_ms / step_ms["full"]["keras"],
+        "full_over_best_torch": full_ms / min(torch_ms.values()) if torch_ms else None,
+    }
+
+
+def peak_memory(
+    network: NetworkSettings, masks: dict[str, np.ndarray], step_ms: dict[str, dict[str, float]], quick: bool
+) -> dict[str, dict[str, float | None]]:
+    """Peak memory in MB of a few of the measured steps, by selection and variant."""
+    measured: dict[str, dict[str, float | None]] = {}
+    for name, variant in QUICK_MEMORY if quick else MEMORY:
+        if variant in step_ms.get(name, {}):
+            measured.setdefault(name, {})[variant] = peak_memory_mb(network, masks[name], variant)
+    return measured
 
 
 def main() -> None:
@@ -103,28 +155,37 @@ def main() -> None:
         "benchmark_step.py",
         __doc__,
         seconds={"type": float, "default": 120, "help": "time for measuring steps (default: %(default)s)"},
+        torch={"action": "store_true", "help": "also measure PyTorch, which is installed into .venv-torch"},
     )
+    worker: TorchWorker | contextlib.nullcontext[None] = contextlib.nullcontext()
+    if args.torch:
+        check_network(network)
+        worker = TorchWorker(network, prepare_environment(), compiled=not args.quick)
     utils.load_tensorflow()
 
     import models
-    from elastic_trainer.timing.measuring import MEASURING_SECONDS, measure_steps
+    from elastic_trainer.timing.measuring import MEASURING_SECONDS
 
-    model = models.build(network)
-    masks, smallest = selections(model, network, 3 if args.quick else MEASURING_SECONDS)
-    runs = step_runs(model, network, masks)
-    times = measure_steps([*runs.values()], 3 if args.quick else args.seconds)
-    step_ms: dict[str, dict[str, float]] = {name: {} for name in masks}
-    for (name, variant), median_ms in zip(runs, np.median(times, axis=0).tolist(), strict=True):
-        step_ms[name][variant] = median_ms
+    with worker as torch_worker:
+        model = models.build(network)
+        masks, smallest = selections(model, network, 3 if args.quick else MEASURING_SECONDS, args.quick)
+        runs = step_runs(model, network, masks)
+        step_ms, rounds = measure(runs, torch_worker, 3 if args.quick else args.seconds)
+    torch_ms = step_ms.pop("torch", {})
     title, stem, network_record = common.measured_network(network, "step", args.output)
-    draw(title, step_ms, stem)
+    torch_lines = {f"full step, PyTorch {variant}": each for variant, each in torch_ms.items()}
+    draw(title, step_ms, {"full step, Keras": step_ms["full"]["keras"], **torch_lines}, stem)
     record: dict[str, Any] = {
         **network_record,
-        "rounds": len(times),
+        "optimizer": network.optimizer,
+        "rounds": rounds,
         "smallest_rho": smallest,
         "step_ms": step_ms,
-        "folded_over_unfolded": {name: each["folded"] / each["unfolded"] for name, each in step_ms.items()},
-        "full_over_keras": step_ms["full"]["folded"] / step_ms["full"]["keras"],
+        **summary(step_ms, torch_ms),
+        "torch": {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(torch_worker.record["missing"])}}
+        if torch_worker
+        else None,
+        "peak_memory_mb": peak_memory(network, masks, step_ms, args.quick),
         "trained_tensors": {name: int(mask.sum()) for name, mask in masks.items()},
         "environment": environment(),
     }

@@ -30,6 +30,7 @@ def test_help_is_printed_in_any_folder(script, tmp_path):
         ("time_model", {"median_error_percent", "p95_error_percent", "by_flops", "profiling_seconds"}),
         ("rho", {"rho", "kept"}),
         ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
+        ("step", {"step_ms", "over_unfolded", "full_over_keras", "peak_memory_mb"}),
         ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
     ],
 )

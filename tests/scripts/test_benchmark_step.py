@@ -1,0 +1,179 @@
+"""The steps that benchmark_step.py compares, and PyTorch's beside them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import benchmark_step
+import keras
+import numpy as np
+import pytest
+import step_variants
+import torch_worker
+from command_line import ROOT
+from conftest import BATCH, SIZE, make_small_model, make_table
+from small_networks import as_if_trained, values
+from step_variants import VARIANTS, SelectionSteps, keras_step, upper_masks
+from torch_worker import TorchWorker, check_network, prepare_environment
+
+import models
+from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
+from elastic_trainer.selection.time_budget import smallest_rho
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.measuring import idle_optimizer
+from elastic_trainer.training.prefix import SplitStep
+from utils import UserError
+
+NETWORK = NetworkSettings("small", SIZE, 3, BATCH, weights="none")
+
+
+def small_model():
+    model = as_if_trained(make_small_model())
+    next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
+    return model
+
+
+def made(model, mask):
+    """The steps of a selection by variant, as far as it has them."""
+    steps = SelectionSteps(model, idle_optimizer(model, "sgd"), mask, step_variants.made_up_images(NETWORK))
+    runs = {variant: make(steps) for variant, make in VARIANTS.items()}
+    return {variant: run for variant, run in runs.items() if run is not None}
+
+
+def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
+    model = small_model()
+    before = values(model.variables)
+    losses = {variant: run()[0] for variant, run in made(model, head_mask(model)).items()}
+    assert [*losses] == ["unfolded", "folded", "prefix", "cached"]
+    losses["keras"] = float(keras_step(model, NETWORK, step_variants.made_up_images(NETWORK))())
+    np.testing.assert_allclose([*losses.values()], losses["unfolded"], rtol=1e-5)
+    for variable, old in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_each_variant_runs_what_its_name_says(monkeypatch):
+    model = small_model()
+    runs = made(model, head_mask(model))
+    assert runs["folded"].func.folded_pairs and not runs["unfolded"].func.folded_pairs
+    monkeypatch.delattr(SplitStep, "prefix")
+    runs["cached"]()
+    with pytest.raises(AttributeError, match="prefix"):
+        runs["prefix"]()
+
+
+def test_only_steps_that_are_different_programs_are_measured():
+    model = small_model()
+    assert [*made(model, all_mask(model))] == ["unfolded", "folded"], "nothing is frozen"
+    inputs = keras.Input((SIZE, SIZE, 3))
+    dense = keras.layers.Dense(4)(keras.layers.Flatten()(inputs))
+    without_batch_norm = keras.Model(inputs, keras.layers.Dense(3)(dense))
+    assert [*made(without_batch_norm, head_mask(without_batch_norm))] == ["folded", "prefix", "cached"]
+
+
+def test_rho_below_that_of_steps_without_a_cache_is_what_cached_features_allow():
+    network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 10, BATCH, weights="none")
+    model = models.build(network)
+    table = make_table(model, t_fw_ms=1.0)
+    smallest = [smallest_rho(table, head_mask(model), share) for share in (1.0, 0.0)]
+    assert smallest[1] < smallest[0]
+    rhos = (smallest[1] - 0.01, smallest[1] + 0.01, 1.0)
+    masks = step_variants.elastic_masks(model, network, table, rhos)
+    assert [*masks] == [f"rho {rho:g}" for rho in rhos[1:]], "the first is not feasible"
+    assert masks[f"rho {rhos[1]:g}"].sum() == 2 < masks["rho 1"].sum()
+
+
+def test_upper_masks_train_the_tensors_nearest_the_output_and_the_head():
+    head = np.array([False] * 8 + [True] * 2)
+    masks = upper_masks(head, np.arange(10)[::-1], (0.5, 0.1))
+    assert {name: np.flatnonzero(mask).tolist() for name, mask in masks.items()} == {
+        "upper 50 %": [5, 6, 7, 8, 9],
+        "upper 10 %": [8, 9],
+        "head": [8, 9],
+    }
+
+
+def test_peak_memory_is_that_of_a_new_process():
+    network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 3, BATCH, weights="none")
+    count = len(models.build(network).trainable_variables)
+    measured_mb = step_variants.peak_memory_mb(network, np.ones(count, bool), "folded")
+    assert measured_mb is not None and 1 < measured_mb < 300
+
+
+def test_peak_memory_is_none_where_the_system_does_not_report_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(step_variants, "STATUS", tmp_path / "status")
+    assert step_variants._status_mb("VmHWM") is None
+    (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\n")
+    assert step_variants._status_mb("VmHWM") == 2.048
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import json, sys
+print(json.dumps({"version": "1", "variants": ["eager"], "missing": {"compiled": "no compiler"}}), flush=True)
+for line in sys.stdin:
+    if line == "broken\\n":
+        sys.exit("first line\\nthe reason")
+    print(1000.0, flush=True)
+"""
+MADE = torch_worker.ENVIRONMENT / ".installed"
+needs_torch = pytest.mark.skipif(not MADE.is_file(), reason="benchmark_step.py --torch was not run here")
+
+
+def test_step_time_is_what_the_worker_measures_and_its_end_is_one_line(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    with TorchWorker(NETWORK, Path(sys.executable), script=script) as worker:
+        assert worker.variants == ["eager"] and worker.record["missing"] == {"compiled": "no compiler"}
+        assert benchmark_step.measure({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
+        with pytest.raises(UserError, match=r"^--torch: the process that runs PyTorch ended: the reason$"):
+            worker.step("broken")
+
+
+def test_an_installation_that_fails_is_one_line_and_leaves_no_stamp(tmp_path):
+    requirements = tmp_path / "requirements-torch.txt"
+    requirements.write_text("./there-is-no-such-package\n")
+    with pytest.raises(UserError, match=r"^--torch: pip could not install PyTorch: "):
+        prepare_environment(tmp_path / "environment", requirements)
+    assert not (tmp_path / "environment" / ".installed").exists()
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (NetworkSettings("efficientnetb0"), "no efficientnetb0 in PyTorch here; choose resnet50, vgg16"),
+        (NetworkSettings("resnet50", mixed_precision=True), "leave out --mixed_precision"),
+    ],
+)
+def test_a_network_that_pytorch_has_not_is_refused(network, message):
+    with pytest.raises(UserError, match=message):
+        check_network(network)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("name", "alpha"), [("mobilenetv2", 1.0), ("mobilenetv2", 0.35), ("resnet50", 1.0), ("vgg16", 1.0), ("vit", 1.0)]
+)
+def test_pytorch_networks_have_the_weights_of_keras_networks(name, alpha):
+    code = (
+        "import json, sys, torch_networks as t; name, alpha = sys.argv[1:];"
+        "print(json.dumps([[*w.shape] for w in t.build(name, 32, 7, float(alpha)).parameters()]))"
+    )
+    words = [torch_worker.ENVIRONMENT / "bin" / "python", "-c", code, name, str(alpha)]
+    done = subprocess.run(words, cwd=ROOT / "scripts" / "benchmarks", capture_output=True, text=True, check=True)
+    shapes = json.loads(done.stdout.splitlines()[-1])
+    model = models.build_model(name, 32, 7, alpha=alpha)
+    expected = {}
+    for path, variable in zip(tensor_names(model), model.trainable_variables, strict=True):
+        expected[path] = sorted(variable.shape)
+    assert sorted(map(sorted, shapes)) == sorted(expected.values())
+
+
+@needs_torch
+def test_pytorch_runs_steps_on_request():
+    network = NetworkSettings("mobilenetv2", 32, 3, 2, weights="none", alpha=0.35)
+    with TorchWorker(network, prepare_environment(), compiled=False) as worker:
+        assert worker.variants == ["eager", "channels_last"]
+        for variant in worker.variants:
+            worker.step(variant)
