@@ -72,8 +72,8 @@ class FeatureCache:
 
     def read(self, keys: np.ndarray) -> list[tf.Tensor]:
         """The features of `keys`, which are prepared: [n, …] for each cut tensor."""
-        values = zip(self._store.read(keys), self.split.cut.tensors, strict=True)
-        return [tf.cast(tf.constant(value), tensor.dtype) for value, tensor in values]
+        values = zip(self._store.read(keys), self.split.dtypes, strict=True)
+        return [tf.cast(tf.constant(value), dtype) for value, dtype in values]
 
     def check_saving(self, coming: ImageOrder, steps: int) -> None:
         """Measure whether steps take less time with features that are kept, computing those included.

@@ -60,12 +60,12 @@ class SplitStep:
         cut: where; has at least one tensor.
 
     Attributes:
-        cut: as given.
+        dtypes: of the cut tensors.
         graph, prefix_graph: the traced graphs of the rest and of the prefix.
     """
 
     def __init__(self, step: TrainStep, cut: Cut) -> None:
-        self.cut, graph = cut, step.graph
+        graph, self.dtypes = step.graph, [tensor.dtype for tensor in cut.tensors]  # the step's graph is not kept
         images, labels = graph.inputs[:2]
         names = [tensor.name for tensor in cut.tensors]
 
