@@ -29,6 +29,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData, ImageOrder
+from elastic_trainer.machine import quick_collections
 from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.runs.checkpoint import Checkpoint, CheckpointClock
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
@@ -201,8 +202,8 @@ class _Training:
             self._run.record_step()
             with history.clocks.running("selection"):
                 history.record_slowdown(self._scheme.slowdown(history.step, batch))
-            bar.set_postfix_str(_progress(history), refresh=False)
-            bar.update()
+            if bar.update():  # shown ten times a second at most
+                bar.set_postfix_str(_progress(history), refresh=False)
             self._stop.check()
             self._save_checkpoint_if_due()
 
@@ -302,6 +303,7 @@ def run_training(
     """
     meter = find_energy_meter()
     with (
+        quick_collections(),
         nullcontext(stop) if stop is not None else StopSignals() as signals,
         nullcontext() if isinstance(meter, str) else meter,
     ):

