@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,20 +37,19 @@ class Batch:
         rows: int64 [batch], which images of the split they are.
         views: int64 [batch], the view that each shows.
         labels: tf.Tensor int32 [batch].
-        read: returns the pixels of the images, uint8 [batch, size, size, 3].
+        make: returns `images`.
     """
 
     def __init__(self, decoded: DecodedImages, augmentation: Augmentation, rows: np.ndarray, views: np.ndarray) -> None:
         import tensorflow as tf
 
         self.rows, self.views, self.labels = rows, views, tf.constant(decoded.labels[rows])
-        self.read: Callable[[], np.ndarray] = partial(decoded.images.__getitem__, rows)
-        self._augmentation = augmentation
+        self.make: Callable[[], tf.Tensor] = lambda: augmentation.show(decoded.images[rows], rows, views)
 
     @cached_property
     def images(self) -> tf.Tensor:
         """Float32 [batch, size, size, 3] in 0…255."""
-        return self._augmentation.show(self.read(), self.rows, self.views)
+        return self.make()
 
     @property
     def is_shown(self) -> bool:
@@ -195,16 +194,16 @@ class ImageData:
         """Images in memory need no tf.data, which takes 1 to 2 ms for each batch."""
         parts = (slice(start, start + self.batch_size) for start in range(0, len(rows), self.batch_size))
         batches = (Batch(decoded, augmentation, rows[part], views[part]) for part in parts)
-        return _read_ahead(batches) if isinstance(decoded.images, np.memmap) else batches
+        return _made_ahead(batches)
 
 
-def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same; while the images of batches are asked for, each is read in the background during the one before."""
+def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same; while the images of batches are asked for, each is made in the background during the one before."""
     with ThreadPoolExecutor(1) as reader:
         is_wanted = False
         for batch, following in pairwise(chain(batches, [None])):
             assert batch is not None
             if following is not None and is_wanted:
-                following.read = reader.submit(following.read).result
+                following.make = reader.submit(following.make).result
             yield batch
             is_wanted = batch.is_shown
