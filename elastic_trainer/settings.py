@@ -42,7 +42,8 @@ DIGITS: dict[str, Any] = {
     "augment": "none",  # a mirrored digit is no digit
     "learning_rate": 2e-3,
     "num_epochs": 24,
-    "interval": 6,
+    "interval": 12,
+    "rho": 0.45,
 }
 
 
