@@ -3,11 +3,12 @@
 
 Each elastic run uses the timing table and corrects its budget while it trains, as main.py does. Between any two of its
 steps, a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data:
-handwritten digits at the given input size, a few steps an epoch. The batch norms of a network with random weights get
-the statistics of these digits. Pairs of steps from which other virtual machines took time are left out if enough others
-remain. Both medians and sums are compared: a selection may use what earlier ones left of their budget, so its steps may
-take more than rho, but the entire run should not. The script draws measured over requested rho and prints one JSON
-object as its last line.
+handwritten digits at the given input size, a few steps an epoch. Three epochs lie between two selections, so that
+features are used again; a step includes its share of what making them took. The batch norms of a network with random
+weights get the statistics of these digits. Pairs of steps from which other virtual machines took time are left out if
+enough others remain. Both medians and sums are compared: a selection may use what earlier ones left of their budget, so
+its steps may take more than rho, but the entire run should not. The script draws measured over requested rho and prints
+one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -38,17 +39,21 @@ if TYPE_CHECKING:
 
     from elastic_trainer.settings import NetworkSettings
 
+EPOCHS = 3  # from one selection to the next, so that features are used again
 MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
 
 
 class StepTimesLog(RunLog):
-    """A run's log that also keeps the time of each step in ms, None for a step that was not timed."""
+    """A run's log that also keeps the time of each step in ms, None for a step that was not timed, and of features."""
 
     step_ms: tuple[float | None, ...] = ()
+    making_ms: tuple[float, ...] = ()
 
     def record_step(self) -> None:
         """See `RunLog.record_step`."""
-        self.step_ms += (self._history.results[-1].step_ms,)
+        result = self._history.results[-1]
+        self.step_ms += (result.step_ms,)
+        self.making_ms += (result.making_ms,)
         super().record_step()
 
 
@@ -72,22 +77,24 @@ def standardize(model: keras.Model, images: Any) -> None:
     freeze_batch_norm_statistics(model)
 
 
-def step_pairs(log: StepTimesLog, dataset: AlternatingDigits) -> tuple[np.ndarray, np.ndarray, int]:
+def step_pairs(elastic_ms: np.ndarray, dataset: AlternatingDigits) -> tuple[np.ndarray, np.ndarray, int]:
     """Times [pairs] in ms of the run's steps and of full training's, and the number of undisturbed pairs.
 
-    Disturbed pairs are included only if fewer than `MIN_UNDISTURBED` others remain.
+    Steps that were not timed, NaN in `elastic_ms` [steps], are left out. Disturbed pairs are included only if fewer than `MIN_UNDISTURBED` others remain.
     """
-    steps = zip(log.step_ms, dataset.full_ms, dataset.undisturbed, strict=True)
-    pairs = [(elastic, full, undisturbed) for elastic, full, undisturbed in steps if elastic is not None]
+    steps = zip(elastic_ms, dataset.full_ms, dataset.undisturbed, strict=True)
+    pairs = [(elastic, full, undisturbed) for elastic, full, undisturbed in steps if not np.isnan(elastic)]
     undisturbed_pairs = [pair for pair in pairs if pair[-1]]
     if len(undisturbed_pairs) >= MIN_UNDISTURBED:
         pairs = undisturbed_pairs
-    elastic_ms, full_ms, _ = np.array(pairs).T
-    return elastic_ms, full_ms, len(undisturbed_pairs)
+    timed_ms, full_ms, _ = np.array(pairs).T
+    return timed_ms, full_ms, len(undisturbed_pairs)
 
 
 def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, table: TimingTable) -> dict[str, Any]:
     """One elastic run in a temporary folder: medians in ms, over how many pairs of steps, and rho by each.
+
+    A step includes its share of what making the features of its selection took.
 
     "measured" is the ratio of the medians, "whole_run" that of the sums, "rho_measured" that of the medians of each
     selection, disturbed steps included. Each selection also has "rho_allowed", "rho_predicted", "slowdown" and
@@ -101,14 +108,15 @@ def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, tabl
     dataset.full_ms, dataset.undisturbed = [], []
     names = tensor_names(model)
     with tempfile.TemporaryDirectory() as folder, (log := StepTimesLog(Path(folder), {}, names)):
-        budget = make_budget(model, dataset, settings, table)  # type: ignore[arg-type]
+        budget = make_budget(model, dataset, settings, table, features_possible=True)  # type: ignore[arg-type]
         summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
         selections = read_rows(Path(folder) / SELECTIONS)[:: len(names)]
-    each_elastic, each_full = (
-        np.array(ms, float).reshape(settings.num_epochs, -1)  # None, for a step that was not timed, becomes NaN
-        for ms in (log.step_ms, dataset.full_ms)
+    each_elastic, each_full, making = (
+        np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
+        for ms in (log.step_ms, dataset.full_ms, log.making_ms)
     )
-    elastic_ms, full_ms, undisturbed = step_pairs(log, dataset)
+    each_elastic = each_elastic + making.mean(axis=1, keepdims=True)
+    elastic_ms, full_ms, undisturbed = step_pairs(each_elastic.ravel(), dataset)
     return {
         "measured": float(np.median(elastic_ms) / np.median(full_ms)),
         "whole_run": float(elastic_ms.sum() / full_ms.sum()),
@@ -152,8 +160,9 @@ def is_kept(ratios: dict[float, float]) -> bool:
 def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
     """Those of the paper's rhos that training the head alone does not exceed."""
     from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.selection.time_budget import smallest_rho
 
-    smallest = table.predict_ms(head_mask(model)) / table.full_step_ms
+    smallest = smallest_rho(table, head_mask(model), share=1 / EPOCHS)
     return [rho for rho in common.PAPER_RHOS if rho >= smallest]
 
 
@@ -167,7 +176,7 @@ def measure(
     model = models.build(network)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder))
-    dataset = AlternatingDigits(network, steps, full_training_step(network))
+    dataset = AlternatingDigits(network, steps // EPOCHS, full_training_step(network))
     if network.weights == "none" and not is_custom_model(network.model_name):
         batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([images for images, _ in batches]))
@@ -218,11 +227,11 @@ def main() -> None:
     )
     utils.load_tensorflow()
     if args.quick:
-        args.rounds, args.steps, args.intervals = 1, 10, 2
+        args.rounds, args.steps, args.intervals = 1, 12, 2
     settings = Settings(
         optimizer=network.optimizer,
-        num_epochs=args.intervals,
-        interval=1,
+        num_epochs=EPOCHS * args.intervals,
+        interval=EPOCHS,
         importance_batches=args.importance_batches,
     )
     table, runs = measure(network, args.rounds, args.steps, settings)
