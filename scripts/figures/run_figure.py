@@ -143,7 +143,7 @@ def _quick(run: Run, is_replaced: bool) -> Run:
     epochs, interval = (run.num_epochs or PAPER["num_epochs"]), (run.interval or PAPER["interval"])
     run = replace(run, num_epochs=math.ceil(paper_figures.QUICK_SHARE * epochs))
     if run.is_elastic:
-        run = replace(run, interval=math.ceil(paper_figures.QUICK_SHARE * interval))
+        run = replace(run, interval=math.ceil(paper_figures.QUICK_INTERVAL * interval))
     if run.model_name != "mobilenetv2" and not is_replaced:
         run = replace(run, num_epochs=1, max_steps=paper_figures.QUICK_STEPS)
     return run
