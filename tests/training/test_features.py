@@ -191,6 +191,14 @@ class LessBatchMean(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
 
 
+@keras.saving.register_keras_serializable()
+class PlusImagesBefore(keras.layers.Layer):
+    """The sum of each image and those before it in the batch."""
+
+    def call(self, inputs):
+        return keras.ops.cumsum(inputs, axis=0)
+
+
 def with_layer(layer):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((SIZE, SIZE, 3))
@@ -198,8 +206,9 @@ def with_layer(layer):
     return keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
 
 
-def test_layers_that_mix_the_images_of_a_batch_have_no_features(tmp_path, worth_it, capsys):
-    model, data = with_layer(LessBatchMean()), images()
+@pytest.mark.parametrize("layer", [LessBatchMean, PlusImagesBefore])
+def test_layers_that_mix_the_images_of_a_batch_have_no_features(tmp_path, worth_it, capsys, layer):
+    model, data = with_layer(layer()), images()
     state = state_of(model, data, tmp_path)
     train(state, data, 1, head(model))
     assert state.features.cache is None and "other images of its batch" in capsys.readouterr().out
