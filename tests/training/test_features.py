@@ -131,6 +131,16 @@ def test_a_selection_that_trains_deeper_gets_new_features_and_a_shallower_one_ke
     assert state.features.cache not in (None, cache)
 
 
+def test_features_are_made_for_the_same_tensors_once_they_are_asked_for(tmp_path, worth_it):
+    """A budget may find them worth it only later."""
+    model, data = make_small_model(), images("none")
+    state = state_of(model, data, tmp_path)
+    assert state.adopt(head(model), data.order(0), steps=0) and state.features.cache is None
+    assert not state.adopt(head(model), data.order(0), steps=0)
+    assert state.adopt(head(model), data.order(0), steps=60) and state.features.cache is not None
+    assert not state.adopt(head(model), data.order(0), steps=60)
+
+
 def test_features_of_weights_that_were_restored_are_not_used(tmp_path, worth_it):
     model, data = make_small_model(), images("none")
     state = state_of(model, data, tmp_path)
