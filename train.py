@@ -176,7 +176,7 @@ class _Training:
                 f"stopped after step {history.step} of {total_steps}; "
                 f"continue with: python main.py --resume {self._run.folder}",
             ) from None
-        return run_results(history, total_steps, self._meter)
+        return {**run_results(history, total_steps, self._meter), "feature_mb": self._state.features.megabytes}
 
     def _train_epoch(self, bar: tqdm) -> None:
         """The steps of the present epoch that are left."""

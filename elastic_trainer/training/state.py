@@ -161,7 +161,10 @@ class TrainState:
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in values.items()}:
-            raise UserError("--resume: the checkpoint is of another network or optimizer; give the same options")
+            raise UserError(
+                "--resume: the checkpoint is of another network or optimizer, or of an earlier version; give the same "
+                "options, or start again with --overwrite"
+            )
         for name, variable in variables.items():
             kind = variable.dtype.as_numpy_dtype  # NumPy forgets the name of bfloat16
             variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))

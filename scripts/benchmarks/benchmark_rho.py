@@ -80,7 +80,8 @@ def standardize(model: keras.Model, images: Any) -> None:
 def step_pairs(elastic_ms: np.ndarray, dataset: AlternatingDigits) -> tuple[np.ndarray, np.ndarray, int]:
     """Times [pairs] in ms of the run's steps and of full training's, and the number of undisturbed pairs.
 
-    Steps that were not timed, NaN in `elastic_ms` [steps], are left out. Disturbed pairs are included only if fewer than `MIN_UNDISTURBED` others remain.
+    Steps that were not timed, NaN in `elastic_ms` [steps], are left out, and disturbed pairs unless fewer than
+    `MIN_UNDISTURBED` others remain.
     """
     steps = zip(elastic_ms, dataset.full_ms, dataset.undisturbed, strict=True)
     pairs = [(elastic, full, undisturbed) for elastic, full, undisturbed in steps if not np.isnan(elastic)]
