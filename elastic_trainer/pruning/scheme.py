@@ -111,7 +111,8 @@ class PruneTrainScheme(Scheme):
             left, all_channels = self.channels()
             tqdm.write(f"step {progress.step}: {left} of {all_channels} channels left")
             state.replace(*smaller)
-        return Selection(np.ones(self._tensor_count, bool), epoch=progress.step / self._data.steps_per_epoch)
+        everything, epoch = np.ones(self._tensor_count, bool), progress.step / self._data.steps_per_epoch
+        return Selection(everything, feature_steps=0, epoch=epoch)
 
     def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
         """See `Scheme.resume`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -90,6 +90,15 @@ class FixedScheme(Scheme):
         return Selection(self._mask)
 
 
+class _Measured(NamedTuple):
+    """What a selection before step `step` is solved for; measuring it took `seconds`."""
+
+    step: int
+    importance: np.ndarray
+    allowance: Allowance
+    seconds: float
+
+
 class ElasticScheme(Scheme):
     """The most important tensors that fit into the time budget, measured again every `settings.interval` epochs.
 
@@ -113,6 +122,7 @@ class ElasticScheme(Scheme):
         self._head = head_mask(model)
         self._evaluator = importance(model, data.batch_size)
         self._has_new_table = False
+        self._measured: _Measured | None = None
         schedule = Schedule.of(settings, data.steps_per_epoch)
         selections = schedule.selection_steps(settings.interval)
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
@@ -124,19 +134,14 @@ class ElasticScheme(Scheme):
         return step in self._selection_of_step
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
-        """Measure importance and speed, correct the budget, and solve."""
-        start = time.perf_counter()
-        index = self._selection_of_step[progress.step]
-        batches = self._data.importance_batches(index, self._settings.importance_batches)
-        importance = self._evaluator(state.optimizer, batches)
-        if not self._settings.correct_budget:
-            progress = progress._replace(step_ms=())
-        elif not progress.slowdowns or self._has_new_table:
-            slowdowns = [self._measured_slowdown(*batches[0]) for _ in range(GRADIENT_PASSES[0])]
-            progress = progress._replace(slowdowns=slowdowns)
-            self._has_new_table = False
-        allowance = self._budget.allow(progress)
-        measured = time.perf_counter()
+        """Measure importance and speed, correct the budget, and solve.
+
+        Called again before the same step, since features turned out not to be possible, it only solves again: the
+        latest steps count once, and none were trained on the selection before.
+        """
+        if self._measured is None or self._measured.step != progress.step:
+            self._measured = self._measure(progress, state)
+        importance, allowance, start = self._measured.importance, self._measured.allowance, time.perf_counter()
         selection = self._solve(importance, progress, allowance)
         self._budget.adopt(selection.mask, selection.making_ms)
         return replace(
@@ -148,8 +153,22 @@ class ElasticScheme(Scheme):
             rho=allowance.rho,
             slowdown=allowance.slowdown,
             correction=allowance.correction,
-            seconds={"importance": measured - start, "solve": time.perf_counter() - measured},
+            seconds={"importance": self._measured.seconds, "solve": time.perf_counter() - start},
         )
+
+    def _measure(self, progress: Progress, state: TrainState) -> _Measured:
+        start = time.perf_counter()
+        index = self._selection_of_step[progress.step]
+        batches = self._data.importance_batches(index, self._settings.importance_batches)
+        importance = self._evaluator(state.optimizer, batches)
+        if not self._settings.correct_budget:
+            progress = progress._replace(step_ms=())
+        elif not progress.slowdowns or self._has_new_table:
+            slowdowns = [self._measured_slowdown(*batches[0]) for _ in range(GRADIENT_PASSES[0])]
+            progress = progress._replace(slowdowns=slowdowns)
+            self._has_new_table = False
+        allowance = self._budget.allow(progress)
+        return _Measured(progress.step, importance, allowance, time.perf_counter() - start)
 
     def _solve(self, importance: np.ndarray, progress: Progress, allowance: Allowance) -> Selection:
         """The selection, in the table's time. New features are of use until the next one is due."""

@@ -117,7 +117,7 @@ class FeatureCache:
 
 def _kinds(split: SplitStep, images: tf.Tensor, in_float16: bool) -> list[Kind]:
     """Shape and type of the features of one image. Raises `ValueError` if they depend on other images of the batch."""
-    others = tf.concat([images[:1], 255.0 - images[1:]], axis=0)
+    others = tf.concat([255.0 - images[1:], images[:1]], axis=0)  # the first image last, after others
     try:
         values, of_others = split.prefix(images), split.prefix(others)
     except tf.errors.InvalidArgumentError as error:
@@ -125,7 +125,7 @@ def _kinds(split: SplitStep, images: tf.Tensor, in_float16: bool) -> list[Kind]:
     kinds = []
     for value, other in zip((each.numpy() for each in values), of_others, strict=True):
         of_each = value.shape[:1] == (len(images),)
-        if not of_each or not np.allclose(other[0], value[0], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
+        if not of_each or not np.allclose(other[-1], value[0], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
             raise ValueError("the frozen layers compute an image's features from other images of its batch, too")
         halves = in_float16 and value.dtype == np.float32
         kinds.append((value.shape[1:], np.dtype(np.float16) if halves else value.dtype))

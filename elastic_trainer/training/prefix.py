@@ -154,14 +154,15 @@ def _random_operation(step: TrainStep, prefix: set[str]) -> str | None:
 def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
     """A number for each tensor of `prefix`, by name: the same in all steps of a network that compute it alike.
 
-    Weights do not count: they are frozen for as long as features are kept.
+    Values of weights do not count, as they are frozen for as long as features are kept. How weights come in does: one
+    step may read a kernel where another has a constant, the kernel with batch norm folded into it.
     """
     keys: dict[str, int] = {}
-    for op in graph.get_operations():
-        if op.name in prefix:
-            inputs = tuple(keys.get(tensor.name, 0) for tensor in op.inputs)
-            keys |= {tensor.name: hash((tensor.name, op.type, inputs)) for tensor in op.outputs}
-    return keys
+    for op in graph.get_operations():  # operations are created after their inputs
+        name = op.name if op.name in prefix else ""  # names of other operations differ from step to step
+        inputs = tuple(keys[tensor.name] for tensor in op.inputs)
+        keys |= {tensor.name: hash((name, op.type, index, inputs)) for index, tensor in enumerate(op.outputs)}
+    return {name: key for name, key in keys.items() if name.split(":")[0] in prefix}
 
 
 def _imported(

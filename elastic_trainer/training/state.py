@@ -95,10 +95,12 @@ class TrainState:
         Args:
             mask: over `model.trainable_variables`.
             coming: the images of the next steps.
-            steps: for which `mask` trains at least.
+            steps: for which new features are of use; 0: none are made.
             keep_features: use the features that are kept at present, if the new step can.
         """
-        if self._mask is not None and (mask == self._mask).all():
+        is_same = self._mask is not None and (mask == self._mask).all()
+        asks_for_features = steps > 0 and self.features.cache is None and self.features.are_possible
+        if is_same and not asks_for_features:
             return False
         self._step = self._warm_step = None  # the old graph is released before a new one is made
         gc.collect()

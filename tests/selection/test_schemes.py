@@ -103,6 +103,21 @@ def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkey
     assert not none.keeps_features and none.making_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
+def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
+    """The latest steps are compared with what they trained, not with the selection that is given up."""
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
+    scheme.select(Progress(total_steps=240), state)
+    step_ms, slowdowns = [1.1 * budget.table.predict_ms(head_mask(state.model))] * 20, [1.0] * 5
+    now = Progress(step=60, total_steps=240, features_possible=True, step_ms=step_ms, slowdowns=slowdowns)
+    given_up = scheme.select(now, state)
+    repeated = scheme.select(now._replace(features_possible=False), state)
+    assert given_up.needs_features and not repeated.needs_features
+    assert (repeated.rho, repeated.correction) == (given_up.rho, given_up.correction)
+    assert repeated.correction == budget.correction != 1.0
+    np.testing.assert_array_equal(repeated.importance, given_up.importance)
+
+
 def test_features_of_the_head_alone_are_of_use_to_the_end_of_the_run():
     """Over one interval the making of its features takes too long, over the run it does not."""
     settings = Settings(num_epochs=40, interval=2, rho=0.3, correct_budget=False)

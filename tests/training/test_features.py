@@ -131,6 +131,16 @@ def test_a_selection_that_trains_deeper_gets_new_features_and_a_shallower_one_ke
     assert state.features.cache not in (None, cache)
 
 
+def test_features_are_made_for_the_same_tensors_once_they_are_asked_for(tmp_path, worth_it):
+    """A budget may find them worth it only later."""
+    model, data = make_small_model(), images("none")
+    state = state_of(model, data, tmp_path)
+    assert state.adopt(head(model), data.order(0), steps=0) and state.features.cache is None
+    assert not state.adopt(head(model), data.order(0), steps=0)
+    assert state.adopt(head(model), data.order(0), steps=60) and state.features.cache is not None
+    assert not state.adopt(head(model), data.order(0), steps=60)
+
+
 def test_features_of_weights_that_were_restored_are_not_used(tmp_path, worth_it):
     model, data = make_small_model(), images("none")
     state = state_of(model, data, tmp_path)
@@ -191,6 +201,14 @@ class LessBatchMean(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
 
 
+@keras.saving.register_keras_serializable()
+class PlusImagesBefore(keras.layers.Layer):
+    """The sum of each image and those before it in the batch."""
+
+    def call(self, inputs):
+        return keras.ops.cumsum(inputs, axis=0)
+
+
 def with_layer(layer):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((SIZE, SIZE, 3))
@@ -198,8 +216,9 @@ def with_layer(layer):
     return keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
 
 
-def test_layers_that_mix_the_images_of_a_batch_have_no_features(tmp_path, worth_it, capsys):
-    model, data = with_layer(LessBatchMean()), images()
+@pytest.mark.parametrize("layer", [LessBatchMean, PlusImagesBefore])
+def test_layers_that_mix_the_images_of_a_batch_have_no_features(tmp_path, worth_it, capsys, layer):
+    model, data = with_layer(layer()), images()
     state = state_of(model, data, tmp_path)
     train(state, data, 1, head(model))
     assert state.features.cache is None and "other images of its batch" in capsys.readouterr().out

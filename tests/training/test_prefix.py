@@ -148,6 +148,22 @@ def test_a_cut_is_found_again_in_the_step_of_a_shallower_selection_and_in_no_dee
         np.testing.assert_array_equal(got, one)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_cut_is_not_found_again_where_batch_norm_is_folded_since(policy):
+    """While gamma trains without its kernel, the convolution's output is not scaled; later, it is."""
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.Conv2D(4, 3, name="convolution", dtype=policy)(inputs)
+    x = layers.ReLU(dtype=policy)(layers.BatchNormalization(name="norm", dtype=policy)(x))
+    x = layers.Dense(CLASSES, name="head", dtype=policy)(layers.GlobalAveragePooling2D(dtype=policy)(x))
+    model = as_if_trained(freeze_batch_norm_statistics(keras.Model(inputs, x)))
+    optimizer = built_optimizer("sgd", model)
+    in_head = np.array(["head" in variable.path for variable in model.trainable_variables])
+    with_gamma = in_head | np.array([variable.name == "gamma" for variable in model.trainable_variables])
+    cut, later = Cut(TrainStep(model, optimizer, BATCH, with_gamma)), TrainStep(model, optimizer, BATCH, in_head)
+    assert cut.tensors and Cut(later).tensors
+    assert Cut(later, cut.keys).tensors == []
+
+
 @pytest.mark.parametrize("name", ["small", "depthwise_and_grouped", "attention"])
 def test_the_prefix_takes_any_number_of_images(name):
     """Also where a layer such as Flatten keeps the number in a shape."""
