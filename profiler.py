@@ -35,7 +35,7 @@ from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import Attribution, attribute_times
 from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.forward_costs import FeatureUse, forward_sums
+from elastic_trainer.timing.forward_costs import CACHED, forward_sums
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
 from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, read_trace, trace_step
@@ -279,7 +279,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     for name in details["tensors_without_gradient"]:
         yield f"warning: {name} has no influence on the loss and will never be selected"
     smallest = table.predict_ms(head) / full
-    cached = table.predict_ms(head, FeatureUse(share=0.0)) / full
+    cached = table.predict_ms(head, CACHED) / full
     yield f"smallest feasible rho (the head alone): {smallest:.3f}; from cached features, once made: {cached:.3f}"
 
 

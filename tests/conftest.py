@@ -76,19 +76,20 @@ def full_step(model, optimizer_name="sgd"):
     return TrainStep(model, optimizer, BATCH)
 
 
+def ancestors(op, found):
+    """The set `found` with the names of `op` and of all that it depends on, by following inputs one by one."""
+    if op.name not in found:
+        found.add(op.name)
+        for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            ancestors(before, found)
+    return found
+
+
 def naive_needs(step):
     """Names of the operations that the loss, and each gradient, depends on, by following inputs one by one.
 
     What only the tensors of one folded pair share is left to the first of them.
     """
-
-    def ancestors(op, found):
-        if op.name not in found:
-            found.add(op.name)
-            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-                ancestors(before, found)
-        return found
-
     forward = ancestors(step.loss.op, set())
     gradients = step.gradients
     needs = [ancestors(gradient.op, set()) - forward if gradient is not None else set() for gradient in gradients]

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
+from elastic_trainer.timing.forward_costs import CACHED, COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
-# The prefix computed in every step; its features cached, once they are made.
-_FORMS = (COMPUTED, FeatureUse(share=0.0))
 
 
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
@@ -27,7 +25,9 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
     columns = f"{'predicted':>12}{'over full':>11}{'tensors':>11}"
     yield f" rho  {columns}  {columns}"
     for rho in PLANNED_RHOS:
-        yield f"{rho:.2f}  " + "  ".join(_planned(table, head, importance, rho, features) for features in _FORMS)
+        yield f"{rho:.2f}  " + "  ".join(
+            _planned(table, head, importance, rho, features) for features in (COMPUTED, CACHED)
+        )
 
 
 def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: float, features: FeatureUse) -> str:

@@ -37,7 +37,8 @@ class FeatureUse(NamedTuple):
     cached_share: float = 0.0
 
 
-COMPUTED = FeatureUse()
+COMPUTED = FeatureUse()  # the prefix is computed in every step
+CACHED = FeatureUse(share=0.0)  # its features exist already
 
 
 class ForwardCosts(NamedTuple):

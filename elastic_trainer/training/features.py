@@ -55,12 +55,14 @@ class Features:
         """
         if self._data is None:
             return
-        cut = Cut(step, self._keys if keep else None)
+        keys = self._keys if keep else None
+        cut = Cut(step, keys)
         if keep and self.cache is not None and cut.tensors:
             self.cache.split = SplitStep(step, cut)
             return
         self.drop()  # before new features take memory
-        cut = cut if cut.tensors else Cut(step)
+        if keys is not None and not cut.tensors:
+            cut = Cut(step)
         if cut.random is not None:
             self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
         elif cut.tensors and self._data.view_count is None:

@@ -61,7 +61,7 @@ class SplitStep:
 
     Attributes:
         dtypes: of the cut tensors.
-        graph, prefix_graph: the traced graphs of the rest and of the prefix.
+        graph: the traced graph of the rest.
     """
 
     def __init__(self, step: TrainStep, cut: Cut) -> None:
@@ -83,7 +83,7 @@ class SplitStep:
             self._prefix = _traced(prefix, tf.TensorSpec(images.shape, images.dtype))
         features = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in cut.tensors]
         self._rest = _traced(rest, features, tf.TensorSpec(labels.shape, labels.dtype))
-        self.graph, self.prefix_graph = self._rest.graph, self._prefix.graph
+        self.graph: tf.Graph = self._rest.graph
 
     def prefix(self, images: tf.Tensor) -> list[tf.Tensor]:
         """The features of `images`, any number of them: each [images, …], in the order of `cut.tensors`."""

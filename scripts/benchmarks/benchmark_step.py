@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 from step_variants import (
-    CACHED,
     VARIANTS,
     SelectionSteps,
     elastic_masks,
@@ -42,7 +41,7 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.machine import environment
-from elastic_trainer.timing.forward_costs import COMPUTED
+from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
     import keras

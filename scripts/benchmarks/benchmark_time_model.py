@@ -26,7 +26,7 @@ import numpy as np
 import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.fit import selection_sums
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
+from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
 REFERENCE_STRIDE = 2  # every second selection of the fit is measured again
-CACHED = FeatureUse(share=0.0)  # steps from features that exist already
 
 
 def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:

@@ -20,7 +20,7 @@ import numpy as np
 import utils
 from elastic_trainer.machine import text_of
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
+from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
     import keras
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from elastic_trainer.training.prefix import SplitStep
     from elastic_trainer.training.step import TrainStep
 
-CACHED = FeatureUse(share=0.0)  # steps from features that exist already
 STATUS = Path("/proc/self/status")
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import BATCH, CLASSES, SIZE, make_small_model
+from conftest import BATCH, CLASSES, SIZE, ancestors, make_small_model
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
@@ -87,14 +87,6 @@ def naive_prefix(step):
     images, labels = graph.inputs[:2]
     trained = {id(variable.value.handle) for variable in step.variables}
     changing = {labels.op.name} | {inner.op.name for outer, inner in graph.captures if id(outer) in trained}
-
-    def ancestors(op, found):
-        if op.name not in found:
-            found.add(op.name)
-            for before in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-                ancestors(before, found)
-        return found
-
     found = {op.name: ancestors(op, set()) for op in graph.get_operations()}
     return {name for name, before in found.items() if images.op.name in before and not before & changing}
 
