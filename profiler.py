@@ -169,7 +169,7 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
     from elastic_trainer.timing.foreign_trace import has_folded_batch_norm, match_operations
     from elastic_trainer.training.step import TrainStep
 
-    optimizer = idle_optimizer(model, network.optimizer)
+    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
     full = TrainStep(model, optimizer, network.batch_size)
     if not has_folded_batch_norm(trace, full):
         full = TrainStep(model, optimizer, network.batch_size, fold=False)

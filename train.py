@@ -10,6 +10,8 @@ validation exist once, in `run_training`.
     elastic_training                    what the Tensor Selector picks within the time budget, again every few epochs
     elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
     elastic_training_grad_magnitude
+    elastic_training_random             the same at random, a baseline
+    elastic_training_upper_part         the largest upper part of the network within the time budget, a baseline
     prunetrain                          every tensor, of a network that loses channels as it trains
 
 Differences from the paper and its published code: the head is always trained; importance is measured on a fresh batch
@@ -18,6 +20,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,6 +33,7 @@ from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData, ImageOrder
 from elastic_trainer.machine import quick_collections
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.pruning.scheme import PruneTrainScheme
 from elastic_trainer.runs.checkpoint import Checkpoint, CheckpointClock
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
@@ -37,15 +41,15 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.summary import run_results
-from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, Random, WeightMagnitude
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import FIXED_MASKS, ElasticScheme, FixedScheme, Scheme
-from elastic_trainer.selection.select import Selection
+from elastic_trainer.selection.schemes import FIXED_MASKS, ElasticScheme, FixedScheme, HeadFirst, Scheme
+from elastic_trainer.selection.select import Selection, select_tensors, select_upper_part
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.features import Features
-from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
 from elastic_trainer.training.state import TrainState
 from utils import Stopped, UserError
 
@@ -64,12 +68,15 @@ class Task(NamedTuple):
 
 
 def _fixed(train_type: str, task: Task) -> Scheme:
-    return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers))
+    schedule = Schedule.of(task.settings, task.data.steps_per_epoch)
+    return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers), schedule.head_steps)
 
 
-def _elastic(importance: type[ImportanceEvaluator], task: Task) -> Scheme:
+def _elastic(
+    importance: type[ImportanceEvaluator], task: Task, select: Callable[..., Selection] = select_tensors
+) -> Scheme:
     assert task.budget is not None, "elastic training needs a time budget"
-    return ElasticScheme(task.model, task.data, task.settings, task.budget, importance)
+    return ElasticScheme(task.model, task.data, task.settings, task.budget, importance, select)
 
 
 def _prunetrain(task: Task) -> Scheme:
@@ -81,6 +88,8 @@ SCHEMES: dict[str, Callable[[Task], Scheme]] = {
     "elastic_training": partial(_elastic, ImportanceEvaluator),
     "elastic_training_weight_magnitude": partial(_elastic, WeightMagnitude),
     "elastic_training_grad_magnitude": partial(_elastic, GradientMagnitude),
+    "elastic_training_random": partial(_elastic, Random),
+    "elastic_training_upper_part": partial(_elastic, ImportanceEvaluator, select=select_upper_part),
     "prunetrain": _prunetrain,
 }
 
@@ -96,6 +105,9 @@ def train(
 ) -> dict[str, Any]:
     """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. See `Task` and `run_training`."""
     scheme = SCHEMES[train_type](Task(model, data, settings, budget))
+    head_steps = Schedule.of(settings, data.steps_per_epoch).head_steps
+    if head_steps:
+        scheme = HeadFirst(scheme, head_mask(model), head_steps)
     return run_training(model, data, scheme, settings, run, stop)
 
 
@@ -106,6 +118,8 @@ last_layers_training = partial(train, "last_layers_training")
 elastic_training = partial(train, "elastic_training")
 elastic_training_weight_magnitude = partial(train, "elastic_training_weight_magnitude")
 elastic_training_grad_magnitude = partial(train, "elastic_training_grad_magnitude")
+elastic_training_random = partial(train, "elastic_training_random")
+elastic_training_upper_part = partial(train, "elastic_training_upper_part")
 prunetrain = partial(train, "prunetrain")
 
 
@@ -125,8 +139,16 @@ class _Training:
         self._data, self._scheme, self._settings, self._run, self._stop = data, scheme, settings, run, stop
         self._meter = meter
         self._schedule = Schedule.of(settings, data.steps_per_epoch)
-        total_steps = self._schedule.total_steps
-        optimizer = make_optimizer(settings.optimizer, settings.learning_rate, settings.weight_decay, total_steps)
+        head_steps = self._schedule.head_steps
+        optimizer = make_optimizer(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.weight_decay,
+            self._schedule.total_steps,
+            HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
+            settings.gradient_clipping,
+            np.flatnonzero(head_mask(model)).tolist(),
+        )
         optimizer.build(model.trainable_variables)
         features = None
         if settings.feature_cache != "off":
@@ -135,6 +157,7 @@ class _Training:
         self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty, features)
         self._history = History()
         self._step_flops = 0.0
+        self._guessed = False
         checkpoint = run.checkpoints.latest()
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -164,6 +187,8 @@ class _Training:
         history, total_steps = self._history, self._schedule.total_steps
         try:
             with tqdm(total=total_steps, initial=history.step, unit="step", dynamic_ncols=True) as bar:
+                if self._settings.save_model and history.step == 0:
+                    self._keep_start(bar)
                 # Steps of a run that was interrupted between its last step and the validation still need that one.
                 while len(history.epochs) < self._schedule.epochs and (history.results or not self._is_out_of_time()):
                     with history.clocks.running("training"):
@@ -241,20 +266,47 @@ class _Training:
         if self._state.adopt(selection.mask, coming, steps, selection.keeps_features):
             self._step_flops = sum(count_flops(self._state.step_graph).values())
 
+    def _keep_start(self, bar: tqdm) -> None:
+        """Save the model that training starts from: best.keras is never a worse one."""
+        history, start = self._history, time.perf_counter()
+        bar.set_description("validating the start")
+        _, history.start_accuracy = self._tested()
+        self._run.save_model(self._state.model, best=True)
+        history.saved_accuracy = history.start_accuracy
+        history.validation_seconds.append(time.perf_counter() - start)
+
+    def _tested(self) -> tuple[float, float]:
+        """Loss and accuracy over the test images."""
+        with self._history.clocks.running("validation"):
+            return self._state.evaluation(self._data.test(), self._stop.check)
+
     def _validate(self, bar: tqdm) -> None:
         """Validate on the test images, and record the epoch."""
         history, start = self._history, time.perf_counter()
         bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, validating")
-        with history.clocks.running("validation"):
-            loss, accuracy = self._state.evaluation(self._data.test(), self._stop.check)
+        loss, accuracy = self._tested()
         is_best = self._settings.save_model and accuracy > history.saved_accuracy
         if self._settings.save_model:
             self._run.save_model(self._state.model, is_best)
             history.saved_accuracy = max(history.saved_accuracy, accuracy)
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
+        self._report_guessing()
         history.validation_seconds.append(time.perf_counter() - start)
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that is repeated
+
+    def _report_guessing(self) -> None:
+        """Say once that the latest epoch's mean training loss was above that of equal probabilities for all classes."""
+        row, guessing = self._history.epochs[-1], math.log(self._state.model.output_shape[-1])
+        # A custom model's regularisers are part of the loss.
+        if row["train_loss"] <= guessing or self._state.model.losses or self._guessed:
+            return
+        self._guessed = True
+        advice = "" if self._settings.head_epochs else ", or train the head first (--head_epochs)"
+        tqdm.write(
+            f"epoch {row['epoch']}: the training loss is {row['train_loss']:.2f}, more than guessing has "
+            f"({guessing:.2f}); lower --learning_rate{advice}"
+        )
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:
         step = self._history.step if self._history.results else None  # steps count within an epoch alone

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -45,6 +46,7 @@ def environment() -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return {
+        "commit": _commit(),
         "python": platform.python_version(),
         "packages": versions,
         "machine": platform.machine(),
@@ -54,6 +56,14 @@ def environment() -> dict[str, Any]:
         "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "system": platform.system(),
     }
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, with "-dirty" if files have changed since; None if it is no checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return None
 
 
 def _processor_name() -> str:

@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import Any
 
 FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
-ELASTIC_TYPES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
+ELASTIC_TYPES = (
+    "elastic_training",
+    "elastic_training_weight_magnitude",
+    "elastic_training_grad_magnitude",
+    "elastic_training_random",
+    "elastic_training_upper_part",
+)
 TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
+CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
@@ -66,6 +73,7 @@ class NetworkSettings:
         alpha: width of a MobileNet; 1 for the others.
         weights: imagenet, none, or a path.
         mixed_precision: compute in half precision.
+        clips_gradients: bound each update, see `training.optimizers`.
         seed: of new weights, dropout, augmentation and the order of the images.
     """
 
@@ -77,6 +85,7 @@ class NetworkSettings:
     alpha: float = PAPER["alpha"]
     optimizer: str = "sgd"
     mixed_precision: bool = False
+    clips_gradients: bool = False
     seed: int = 0
 
     def with_classes(self, count: int) -> NetworkSettings:
@@ -112,7 +121,8 @@ class Settings:
 
     `deadline` is in seconds and replaces `rho` (elastic schemes only); `interval` is in epochs, fractions allowed; a
     checkpoint is written every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
-    `feature_cache` is one of FEATURE_CACHES, see `training.features`.
+    `feature_cache` is one of FEATURE_CACHES, see `training.features`. `head_epochs` come before `num_epochs`, and train
+    the head alone from `head_learning_rate` on. `gradient_clipping` bounds updates, see `training.optimizers`.
     """
 
     optimizer: str = "sgd"
@@ -134,6 +144,9 @@ class Settings:
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
     feature_cache: str = "float32"
+    head_epochs: int = 0
+    head_learning_rate: float = 1e-2
+    gradient_clipping: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from small_runs import rows_of, run
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.selection.schemes import FIXED_MASKS, Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
@@ -86,14 +87,66 @@ def test_fractional_interval_selects_several_times_an_epoch(interval, steps, tmp
     assert [float(row["epoch"]) for row in rows] == pytest.approx([step / 6 for step in steps], abs=1e-4)
 
 
-@pytest.mark.parametrize("scheme", ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude"])
-def test_magnitude_schemes_train_and_record_their_importance(scheme, tmp_path):
+@pytest.mark.parametrize(
+    "scheme",
+    ["elastic_training_weight_magnitude", "elastic_training_grad_magnitude", "elastic_training_random"],
+)
+def test_schemes_of_other_importances_train_and_record_it(scheme, tmp_path):
     model = make_small_model()
     settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False)
     run(tmp_path, getattr(train, scheme), settings, model, table=make_table(model))
     rows = rows_of(tmp_path / "selections.csv")
     assert all(0 <= float(row["importance"]) <= 1 for row in rows)
     assert any(row["chosen"] == "1" and not row["name"].startswith("head/") for row in rows)
+
+
+def test_random_scheme_draws_again_at_each_selection_and_repeats_with_the_seed(tmp_path):
+    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+    drawn = []
+    for name in ("first", "second"):
+        model = make_small_model()
+        run(tmp_path / name, train.elastic_training_random, settings, model, table=make_table(model))
+        rows = rows_of(tmp_path / name / "selections.csv")
+        drawn.append(np.array([float(row["importance"]) for row in rows]).reshape(3, -1))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert abs(np.corrcoef(drawn[0])[np.triu_indices(3, 1)]).max() < 0.95
+
+
+def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
+    model = make_small_model()
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False)
+    table = make_table(model)
+    run(tmp_path, train.elastic_training_upper_part, settings, model, table=table)
+    chosen = np.array([row["chosen"] == "1" for row in rows_of(tmp_path / "selections.csv")]).reshape(2, -1)
+    for mask in chosen:
+        depth = table.depth(mask)
+        assert mask.sum() == depth and 2 < depth < len(mask)
+        deeper = mask.copy()
+        deeper[table.positions[depth]] = True
+        assert table.predict_ms(mask) <= (0.6 + CARRIED) * table.full_step_ms < table.predict_ms(deeper) + 2
+
+
+def test_training_loss_above_guessing_is_reported_once_with_advice(tmp_path, capsys):
+    run(tmp_path / "bad", train.full_training, Settings(learning_rate=3.0, num_epochs=3))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "guessing" in line]
+    assert len(lines) == 1 and "(1.10); lower --learning_rate, or train the head first (--head_epochs)" in lines[0]
+    model = make_small_model()
+    model.get_layer("head").kernel.assign(np.zeros((4, CLASSES)))
+    run(tmp_path / "good", train.traditional_tl_training, Settings(learning_rate=1e-3, num_epochs=2), model)
+    assert "guessing" not in capsys.readouterr().out
+
+
+def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path):
+    from elastic_trainer.networks.saved_model import load_model
+
+    model = make_small_model()
+    start = values(model.variables)
+    settings = Settings(learning_rate=3.0, num_epochs=2, save_model=True)
+    _, summary = run(tmp_path, train.full_training, settings, model)
+    assert summary["start_accuracy"] >= summary["best_accuracy"]  # such a rate makes nothing better
+    for kept, before in zip(load_model(tmp_path / "best.keras", "--evaluate").variables, start, strict=True):
+        np.testing.assert_array_equal(kept.numpy(), before)
+    assert "best.keras is the model that training started from" in summary_line(summary, None)
 
 
 def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):

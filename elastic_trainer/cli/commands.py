@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic_trainer.cli.flags import data_parser, profiler_parser
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
-from elastic_trainer.settings import DataSettings, NetworkSettings, RunSettings, Settings, defaults_of
+from elastic_trainer.settings import CLIPPING, DataSettings, NetworkSettings, RunSettings, Settings, defaults_of
 from utils import UserError
 
 
@@ -163,6 +163,7 @@ def network_settings(args: argparse.Namespace) -> NetworkSettings:
         alpha=args.alpha,
         optimizer=args.optimizer,
         mixed_precision=args.mixed_precision,
+        clips_gradients=bool(args.gradient_clipping),
         seed=args.seed,
     )
 
@@ -204,6 +205,8 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         args.alpha = 1.0
     if args.optimizer is None:
         args.optimizer = "adam" if args.model_name == "vit" else "sgd"
+    if args.optimizer != "sgd" and args.gradient_clipping:
+        raise UserError(f"--gradient_clipping: goes with --optimizer sgd only, not {args.optimizer}; leave it out")
 
 
 def use_glyph_weights(args: argparse.Namespace) -> None:
@@ -240,6 +243,8 @@ def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -
         parts += [f"--{name}", str(getattr(network, name))]
     if network.mixed_precision:
         parts.append("--mixed_precision")
+    if network.clips_gradients:
+        parts += ["--gradient_clipping", f"{CLIPPING:g}"]  # the time does not depend on how much is clipped
     for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):
         if str(value) not in ("None", "logs"):
             parts += [f"--{name}", str(value)]

@@ -74,6 +74,13 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         help="sgd (momentum 0.9, decoupled weight decay, cosine schedule) or adam (constant rate); "
         "default: adam for vit, sgd for the others",
     )
+    group.add_argument(
+        "--gradient_clipping",
+        type=number(float, 0, 1e6, "a number of at least 0"),
+        metavar="SHARE",
+        help="with sgd: bound the norm of each gradient, but for the head's, by this share of its weights' norm; 0: "
+        "no bound (default: 0)",
+    )
     add_switch(
         group,
         "--mixed_precision",
@@ -207,6 +214,20 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
         help="batches that importance is measured on (default: %(default)s)",
     )
     group.add_argument("--num_epochs", type=whole_number(1, 1_000_000), metavar="N")
+    group.add_argument(
+        "--head_epochs",
+        type=whole_number(0, 1_000_000),
+        default=Settings.head_epochs,
+        metavar="N",
+        help="epochs before these, in which the head alone trains (default: %(default)s)",
+    )
+    group.add_argument(
+        "--head_learning_rate",
+        type=number(float, 1e-12, 100, "above 0 and at most 100"),
+        default=Settings.head_learning_rate,
+        metavar="RATE",
+        help="--learning_rate in these (default: %(default)g)",
+    )
     group.add_argument(
         "--max_steps", type=count, metavar="N", help="end after this many steps in all, schedule included"
     )

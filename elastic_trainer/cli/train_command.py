@@ -52,6 +52,7 @@ _USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]
         lambda args: args.train_type == "prunetrain",
     ),
     (("weight_decay",), "--optimizer sgd", lambda args: args.optimizer == "sgd"),
+    (("head_learning_rate",), "--head_epochs of 1 or more", lambda args: args.head_epochs > 0),
     (
         ("logdir", "run_name", "overwrite"),
         "runs that --resume DIR does not name",
@@ -132,6 +133,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: goes with --augment flip_rotate only; leave it out")
+    if args.head_epochs and args.train_type == "prunetrain":
+        raise UserError("--head_epochs: does not go with --train_type prunetrain; leave it out")
     if args.mixed_precision and args.train_type == "prunetrain":
         raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
 
@@ -189,6 +192,9 @@ def _training_settings(args: argparse.Namespace) -> Settings:
         checkpoint_steps=args.checkpoint_steps,
         checkpoint_minutes=args.checkpoint_minutes,
         feature_cache=args.feature_cache,
+        gradient_clipping=args.gradient_clipping or None,
+        head_epochs=args.head_epochs,
+        head_learning_rate=args.head_learning_rate,
     )
 
 

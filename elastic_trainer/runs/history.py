@@ -52,6 +52,7 @@ class History:
         validation_seconds: of each validation, with the records and the saving that belong to it.
         out_of_time: the deadline leaves no time for another step.
         saved_accuracy: of the best model that was saved, 0…1; -1 if there is none.
+        start_accuracy: of the model that training started from, 0…1; -1 if it was not tested.
     """
 
     step: int = 0
@@ -62,6 +63,7 @@ class History:
     out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
     saved_accuracy: float = -1.0
+    start_accuracy: float = -1.0
 
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
@@ -145,8 +147,12 @@ class History:
         ends = [*(interval.step for interval in self.intervals[1:]), self.step]
         return sum(one.step_flops * (end - one.step) for one, end in zip(self.intervals, ends, strict=True))
 
+    def budgeted(self) -> list[SelectionInterval]:
+        """The intervals with a time budget: none, or all but those of `selection.schemes.HeadFirst`."""
+        return [interval for interval in self.intervals if interval.selection.full_step_ms]
+
     def full_training_ms(self) -> float | None:
-        """What full training, as it would have run, takes for the measured steps; None without a budget.
+        """What full training, as it would have run, takes for the measured steps with a budget; None without one.
 
         An interval's slowdown is the mean of those at its start and at its end. For the first interval it is the one
         at the end, since what runs right after a start is slow.
@@ -206,6 +212,7 @@ class History:
             "clocks": self.clocks.to_record(),
             "out_of_time": self.out_of_time,
             "saved_accuracy": self.saved_accuracy,
+            "start_accuracy": self.start_accuracy,
         }
 
     @classmethod
@@ -222,6 +229,7 @@ class History:
         )
         # A checkpoint of an earlier version does not say; then `--save_model` could not change.
         history.saved_accuracy = record.get("saved_accuracy", history.best_accuracy)
+        history.start_accuracy = record.get("start_accuracy", history.start_accuracy)
         return history
 
 

@@ -76,6 +76,7 @@ class Summary(BaseModel):
     epochs: CountAboveZero
     steps: CountAboveZero
     planned_steps: CountAboveZero | None = None
+    start_accuracy: Share | None = None
     best_accuracy: Share
     final_accuracy: Share
     train_seconds: Positive

@@ -36,6 +36,7 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "epochs": len(history.epochs),
         "steps": history.step,
         "planned_steps": planned_steps,
+        "start_accuracy": history.start_accuracy if history.start_accuracy >= 0 else None,
         "best_accuracy": history.best_accuracy,
         "final_accuracy": history.epochs[-1]["test_accuracy"],
         "train_seconds": training,
@@ -46,7 +47,9 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "feature_seconds": history.making_ms / 1e3,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
-        "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
+        "rho_measured": sum(sum(one.step_ms) + one.making_ms for one in history.budgeted()) / full_ms
+        if full_ms
+        else None,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "peak_memory_mb": _peak(history, "peak_memory_mb"),
@@ -60,22 +63,25 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     """All of training time, selecting included, over that of full training as it would have run; or why there is none.
 
     Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
+    Full training trains the head no epochs by itself.
 
     Args:
         history: of the run.
         training_ms: of all steps.
         full_ms: of full training, for the measured steps; None without a budget.
     """
-    step_ms, ratio = history.step_ms, None
+    budgeted, ratio = history.budgeted(), None
+    step_ms = [ms for interval in budgeted for ms in interval.step_ms]
+    measured_share = (sum(history.step_ms) + history.making_ms) / training_ms
     if full_ms is None:
         missing = "no step was measured within a time budget"
-    elif len(step_ms) < FEWEST_STEPS or sum(step_ms) < LEAST_SHARE * training_ms:
+    elif len(step_ms) < FEWEST_STEPS or measured_share < LEAST_SHARE:
         missing = (
             f"the run is too short: {len(step_ms)} steps were measured without compiling and took "
-            f"{sum(step_ms) / training_ms:.0%} of training time; {FEWEST_STEPS} and {LEAST_SHARE:.0%} are needed"
+            f"{measured_share:.0%} of training time; {FEWEST_STEPS} and {LEAST_SHARE:.0%} are needed"
         )
     else:
-        missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)
+        missing, ratio = None, training_ms / (full_ms / len(step_ms) * (history.step - budgeted[0].step))
     return {"time_over_full": ratio, "time_over_full_missing": missing}
 
 
@@ -114,6 +120,9 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
         planned = summary.get("planned_steps") or 0
         if summary["steps"] < planned:
             step += f", stopped at the deadline after step {summary['steps']} of {planned}"
+    start = summary.get("start_accuracy")
+    if start is not None and start >= summary["best_accuracy"]:
+        step += f"; best.keras is the model that training started from ({start:.1%}): no epoch was better"
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
         f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"

@@ -3,10 +3,12 @@
 ImportanceEvaluator   how much the tensor's update lowers the loss: gradient times update
 WeightMagnitude       sum of the magnitudes of its weights
 GradientMagnitude     sum of the magnitudes of its gradient
+Random                a random number
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -116,6 +118,16 @@ class GradientMagnitude(ImportanceEvaluator):
     def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
         with _restored(self._model.non_trainable_variables):
             return [tf.reduce_sum(tf.abs(gradient)) for gradient in self._gradients(images, labels)]
+
+
+class Random(ImportanceEvaluator):
+    """I_k uniform in 0…1, drawn again for each batch: a baseline (TraDy, arXiv 2510.19675, selects at random)."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        seed = zlib.crc32(
+            np.asarray(labels).tobytes() + np.asarray(images).tobytes()
+        )  # so that a resumed run repeats it
+        return [*np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))]
 
 
 @contextmanager

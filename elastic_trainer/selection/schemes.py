@@ -1,6 +1,7 @@
 """The schemes: which tensors train, and when that changes (paper sections 3 and 4).
 
     FixedScheme     the same tensors from start to end
+    HeadFirst       the head alone for some epochs, then another scheme
     ElasticScheme   what the Tensor Selector picks within the time budget, again every few epochs
 
 PruneTrain's scheme is in pruning/. `train.SCHEMES` names them all.
@@ -76,18 +77,62 @@ class Scheme:
 
 
 class FixedScheme(Scheme):
-    """The same tensors from start to end.
+    """The same tensors from step `start` to the end.
 
     Args:
         mask: bool [N] over `model.trainable_variables`.
     """
 
-    def __init__(self, mask: np.ndarray) -> None:
-        self._mask = mask
+    def __init__(self, mask: np.ndarray, start: int = 0) -> None:
+        self._mask, self._start = mask, start
+
+    def is_due(self, step: int) -> bool:
+        """See `Scheme.is_due`."""
+        return step == self._start
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """See `Scheme.select`."""
         return Selection(self._mask)
+
+
+class HeadFirst(Scheme):
+    """The head alone for the first steps, then another scheme.
+
+    A new head has random weights. Until it is trained, what it passes back moves the pretrained layers at random, and
+    says little about how much they matter. From cached features, training it costs next to nothing.
+
+    Args:
+        scheme: selects for the first time before step `head_steps`. It adds nothing to the loss.
+        head: bool [N] over `model.trainable_variables`.
+        head_steps: which train the head.
+    """
+
+    def __init__(self, scheme: Scheme, head: np.ndarray, head_steps: int) -> None:
+        self._scheme, self._head, self._head_steps = scheme, head, head_steps
+
+    def is_due(self, step: int) -> bool:
+        """See `Scheme.is_due`."""
+        return step == 0 or (step >= self._head_steps and self._scheme.is_due(step))
+
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """See `Scheme.select`."""
+        return Selection(self._head) if progress.step < self._head_steps else self._scheme.select(progress, state)
+
+    def slowdown(self, step: int, batch: Batch) -> float | None:
+        """See `Scheme.slowdown`."""
+        return self._scheme.slowdown(step, batch)
+
+    def is_out_of_time(self, progress: Progress) -> bool:
+        """See `Scheme.is_out_of_time`."""
+        return self._scheme.is_out_of_time(progress)
+
+    def to_record(self) -> dict[str, Any]:
+        """See `Scheme.to_record`."""
+        return self._scheme.to_record()
+
+    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+        """See `Scheme.resume`."""
+        self._scheme.resume(record, selection, state)
 
 
 class _Measured(NamedTuple):
@@ -108,6 +153,7 @@ class ElasticScheme(Scheme):
         settings: of the run.
         budget: what a selection may cost, see `make_budget`.
         importance: the Tensor Importance Evaluator.
+        select: the Tensor Selector, with the arguments of `select_tensors`.
     """
 
     def __init__(
@@ -117,10 +163,11 @@ class ElasticScheme(Scheme):
         settings: Settings,
         budget: TimeBudget,
         importance: type[ImportanceEvaluator] = ImportanceEvaluator,
+        select: Callable[..., Selection] = select_tensors,
     ) -> None:
         self._data, self._settings, self._budget = data, settings, budget
         self._head = head_mask(model)
-        self._evaluator = importance(model, data.batch_size)
+        self._evaluator, self._select_tensors = importance(model, data.batch_size), select
         self._has_new_table = False
         self._measured: _Measured | None = None
         schedule = Schedule.of(settings, data.steps_per_epoch)
@@ -180,7 +227,7 @@ class ElasticScheme(Scheme):
             # Not even the head fits. Nothing else trains, so that its features are of use to the end of the run.
             share, end = 0.0, self._ends[-1]
             features = self._features(progress, end, correction)
-        selection = select_tensors(table, importance, head, share, resolution, features)
+        selection = self._select_tensors(table, importance, head, share, resolution, features)
         making_ms = selection.making_ms * correction
         steps = end - progress.step if selection.needs_features else 0
         return replace(selection, making_ms=making_ms, feature_steps=steps)
@@ -216,7 +263,8 @@ class ElasticScheme(Scheme):
         if record != self.to_record():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
-        self._budget.resume(selection)
+        if selection.rho is not None:  # else it is of `HeadFirst`, which has no budget
+            self._budget.resume(selection)
 
 
 def making_share(data: ImageData, steps: int) -> float:

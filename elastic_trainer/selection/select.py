@@ -71,9 +71,7 @@ def select_tensors(
         time_resolution: T_q, see `selection_solver_DP.solve`.
         features: the cached features that it may use or make; making them is part of the step time.
     """
-    budget_ms = rho * table.full_step_ms
-    if rho >= 1:
-        budget_ms = max(budget_ms, 1.001 * table.predict_ms(np.ones(len(head), bool), features))
+    budget_ms = _budget_ms(table, rho, features)
     order = table.positions
     t_dw_ms, t_dy_ms = table.wall_t_dw_ms.copy(), table.wall_t_dy_ms(features)
     always = head[order]
@@ -84,6 +82,40 @@ def select_tensors(
     solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gain, room_ms, time_resolution)
     mask = head.copy()
     mask[order[solution.mask == 1]] = True
+    return _selection(table, mask, importance, budget_ms, features)
+
+
+def select_upper_part(
+    table: TimingTable,
+    importance: np.ndarray,
+    head: np.ndarray,
+    rho: float,
+    time_resolution: int | None = None,
+    features: FeatureUse = COMPUTED,
+) -> Selection:
+    """All tensors from the output down to the deepest that the budget allows: the baseline without importance.
+
+    Args as for `select_tensors`; `time_resolution` has no effect.
+    """
+    budget_ms, mask = _budget_ms(table, rho, features), head.copy()
+    for position in table.positions:
+        deeper = mask.copy()
+        deeper[position] = True
+        if table.predict_ms(deeper, features) > budget_ms:
+            break
+        mask = deeper
+    return _selection(table, mask, importance, budget_ms, features)
+
+
+def _budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
+    """What a step may take in the table's time; all tensors fit into rho 1, whatever the fit's error."""
+    all_ms = 1.001 * table.predict_ms(np.ones(len(table.positions), bool), features) if rho >= 1 else 0.0
+    return max(rho * table.full_step_ms, all_ms)
+
+
+def _selection(
+    table: TimingTable, mask: np.ndarray, importance: np.ndarray, budget_ms: float, features: FeatureUse
+) -> Selection:
     step_ms, making_ms, cached_depth = table.predict(mask, features)
     keeps = cached_depth is not None and cached_depth == features.cached_depth
     return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)

@@ -66,11 +66,13 @@ def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURI
     return without_drift(np.concatenate(times))
 
 
-def idle_optimizer(model: keras.Model, name: str) -> keras.optimizers.Optimizer:
+def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:
     """An optimizer of the kind `name` at rate 0: every operation of a step runs, and no weight changes."""
+    from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.optimizers import make_optimizer
 
-    optimizer = make_optimizer(name, learning_rate=0.0, weight_decay=5e-4, total_steps=1)
+    head = np.flatnonzero(head_mask(model)).tolist()
+    optimizer = make_optimizer(name, 0.0, 5e-4, 1, clipping=1.0 if clips_gradients else None, unclipped=head)
     optimizer.build(model.trainable_variables)
     return optimizer
 
@@ -85,7 +87,7 @@ def compile_steps(
 
     images, labels = (spec.shape for spec in batch_spec(model, network.batch_size))
     batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    optimizer = idle_optimizer(model, network.optimizer)
+    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
     steps: list[tuple[TrainStep, partial[Any]]] = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
         step = TrainStep(model, optimizer, network.batch_size, mask)

@@ -45,6 +45,7 @@ TABLE_SETTINGS = (
     "batch_size",
     "optimizer",
     "mixed_precision",
+    "clips_gradients",
 )
 
 
@@ -165,6 +166,7 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
     """Where the timing table of a network is kept; one made from another board's trace is kept apart."""
     label = model_label(network.model_name, network.alpha)
     name = f"{label}_{network.input_size}_{network.num_classes}_{network.batch_size}"
+    name += "_clipped" if network.clips_gradients else ""
     board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
     return logdir / "profiles" / (name + board)
 
@@ -196,6 +198,7 @@ def load_table(
     advice = f"make it again: {remake_command}"
     try:
         record = read_profile(folder)
+        record.setdefault("clips_gradients", False)  # older tables do not say
         settings = {key: record.pop(key) for key in TABLE_SETTINGS}
         wanted = table_settings(network)
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]

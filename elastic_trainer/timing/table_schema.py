@@ -51,6 +51,7 @@ class Profile(BaseModel):
     batch_size: Size
     optimizer: str
     mixed_precision: bool
+    clips_gradients: bool = False
     forward_ms: Milliseconds
     preprocessing_ms: Milliseconds
     full_step_ms: MillisecondsAboveZero

@@ -120,7 +120,7 @@ def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, flo
         axes.axhline(milliseconds, color="0.2", linewidth=0.8, linestyle=style, label=name)
     labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
     axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
-    axes.legend(fontsize="small", ncols=2)
+    figure.legend(loc="outside lower center", fontsize="small", ncols=4)
     utils.save_figure(figure, stem)
 
 

@@ -77,6 +77,8 @@ LOOKS = {
     "prunetrain": Look("PruneTrain", "#e69f00", "D", (0, (5, 1, 1, 1, 1, 1)), "\\\\\\"),  # type: ignore[arg-type]
     "elastic_training_weight_magnitude": Look("Weight magnitude", "#56b4e9", "P", "--", "+++"),
     "elastic_training_grad_magnitude": Look("Gradient magnitude", "#999999", "X", "-.", "ooo"),
+    "elastic_training_random": Look("Random tensors", "#b2df8a", "h", ":", "\\\\"),
+    "elastic_training_upper_part": Look("Upper part", "#6a3d9a", "<", "--", "//"),
     "last_layers_training": Look("Last layers", "#000000", "*", "-", "---"),
 }
 SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer if several budgets are shown

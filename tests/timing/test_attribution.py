@@ -11,9 +11,10 @@ import zoo
 from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.timing.attribution import attribute_times, forward_reach
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import prefix_operations
 from elastic_trainer.training.step import TrainStep
 from elastic_trainer.training.traced_graph import needed_operations
@@ -79,6 +80,18 @@ def test_each_update_is_attributed_to_its_tensor(optimizer, kind):
         decay = {op.name: 1.0 for op in operations if op.type == "AssignSubVariableOp"}
         costs = attribute_times(step, model.trainable_variables, decay)
         np.testing.assert_array_equal(costs.update_ms, 1.0)
+
+
+def test_clipping_counts_in_the_update_of_its_tensor_and_not_in_the_heads():
+    model = make_small_model()
+    head = np.flatnonzero(head_mask(model)).tolist()
+    optimizer = make_optimizer("sgd", 0.1, 5e-4, 10, clipping=0.02, unclipped=head)
+    optimizer.build(model.trainable_variables)
+    step = TrainStep(model, optimizer, BATCH)
+    norms = {op.name: 1.0 for op in step.graph.get_operations() if op.type == "L2Loss"}
+    costs = attribute_times(step, model.trainable_variables, norms)
+    update_ms = dict(zip(costs.positions.tolist(), costs.update_ms, strict=True))  # of the gradient and of the weights
+    assert update_ms == {k: 0.0 if k in head else 2.0 for k in range(len(update_ms))}
 
 
 def test_tensors_are_ordered_from_the_output(attributed):

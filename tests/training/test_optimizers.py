@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic_trainer.training.optimizers import SGDW, FusedAdam, make_optimizer
+from elastic_trainer.training.optimizers import LEAST_NORM, SGDW, FusedAdam, HeadPhase, make_optimizer
 
 RECORD = json.loads((Path(__file__).parents[1] / "data" / "sgdw_trajectory.json").read_text())
 GRADIENTS = np.array(RECORD["gradients"], np.float32)
@@ -63,8 +63,33 @@ def test_a_tensor_selected_later_gets_the_same_updates(name):
     np.testing.assert_allclose(late.numpy(), early.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("gradient", "weights", "length"),
+    [
+        ([3.0, 4.0], [6.0, 8.0], 0.02 * 10),  # clipped to a share of the weights' norm
+        ([0.03, 0.04], [6.0, 8.0], 0.05),  # shorter: as it is
+        ([3.0, 4.0], [0.0, 0.0], 0.02 * LEAST_NORM),  # weights that start at 0 can train
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+    ],
+)
+def test_clipping_bounds_the_norm_of_a_gradient_but_not_of_an_unclipped_tensor(gradient, weights, length):
+    clipped, unclipped = (keras.Variable(np.array(weights, np.float32)) for _ in range(2))
+    optimizer = SGDW(0.1, momentum=0.9, decoupled_weight_decay=0.5, clipping=0.02, unclipped=[1])
+    optimizer.build([clipped, unclipped])
+    optimizer.apply([tf.constant(gradient)] * 2, [clipped, unclipped])
+    norm = np.linalg.norm(gradient) or 1.0
+    decayed = np.array(weights) * (1 - 0.1 * 0.5)
+    expected = [decayed - 0.1 * factor * np.array(gradient) for factor in (length / norm, 1.0)]
+    np.testing.assert_allclose([clipped.numpy(), unclipped.numpy()], expected, rtol=1e-5, atol=1e-9)
+    velocities = [momentum.numpy() for momentum in optimizer.momentums]
+    steps = [-0.1 * factor * np.array(gradient) for factor in (length / norm, 1.0)]
+    np.testing.assert_allclose(velocities, steps, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "head first", "clipped"])
 def test_optimizers_make_the_same_steps_after_serialisation(name):
-    optimizer = make_optimizer(name, 1e-2, 0.1, 10)
+    head = HeadPhase(2, 0.1) if name == "head first" else None
+    clipping = 1e-3 if name == "clipped" else None
+    optimizer = make_optimizer("adam" if name == "adam" else "sgd", 1e-2, 0.1, 10, head, clipping)
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))

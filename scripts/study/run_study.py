@@ -1,0 +1,218 @@
+#!/usr/bin/env python
+"""Carry out a part of the study of docs/results.md, and write what its finished runs gave to docs/results/.
+
+Each run is one call of main.py on one core, as many side by side as there are cores, so that no run disturbs another
+more than any other does. Complete runs are not repeated and interrupted ones continue: start it again after a stop.
+
+    python scripts/study/run_study.py rates --data grocery --data_root ../shared/data --weights_file FILE --seeds 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from study_data import DATA, split_folder
+from study_runs import PARTS, StudyRun
+from tqdm import tqdm
+
+import utils
+from elastic_trainer.cli.parser import OneLineParser, count, existing_file, folder, one_of
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.runs.reader import is_finished, read_run
+from utils import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+FROM_SUMMARY = (
+    "steps",
+    "epochs",
+    "final_accuracy",
+    "best_accuracy",
+    "train_seconds",
+    "selection_seconds",
+    "feature_seconds",
+    "validation_seconds",
+    "rho_measured",
+    "time_over_full",
+    "peak_memory_mb",
+)
+
+
+class Study:
+    """What all runs of a part share.
+
+    Args:
+        args: the command line, see `study_parser`.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._spec = DATA[args.data]
+
+    def shared_flags(self, split: str) -> list[str]:
+        """Flags of profiler.py and main.py."""
+        args = self._args
+        images = split_folder(args.data_root, args.data, split, args.logdir / "data")
+        flags = {
+            "model_name": "mobilenetv2",
+            "alpha": 0.35,
+            "input_size": self._spec.input_size,
+            "batch_size": args.batch_size,
+            "dataset_name": "image_folder",
+            "data_dir": images,
+            "weights": args.weights_file,
+            "logdir": args.logdir / args.data,
+        }
+        return words(flags)
+
+    def profile(self, split: str) -> None:
+        """Make the timing table if it is missing."""
+        if not any((self._args.logdir / self._args.data / "profiles").glob("*/profile.json")):
+            status = self.call("profiler.py", self.shared_flags(split), "profile", 0)
+            if status:
+                raise UserError(f"profiler.py ended with status {status}; see {self._args.logdir}/profile.log")
+
+    def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
+        """Flags of main.py for each run, by its name."""
+        import plotting
+
+        from elastic_trainer.selection.schemes import FIXED_MASKS
+
+        split = runs[0].split
+        shared = self.shared_flags(split)
+        command = parse_training(shared).with_classes(self._spec.classes)
+        model, table = plotting.network_and_table(command)
+        masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
+        images = self._args.logdir / "data" / f"{self._args.data}_{split}" / "train"
+        steps_per_epoch = sum(1 for _ in images.glob("*/*")) // self._args.batch_size
+        return {
+            run.name: [*shared, *words(run.flags(table, masks, steps_per_epoch)), "--run_name", run.name, "--resume"]
+            for run in runs
+        }
+
+    def folder(self, run: StudyRun) -> Path:
+        """Of its results."""
+        return self._args.logdir / run.data / run.name
+
+    def call(self, script: str, flags: Sequence[str], log: str, core: int) -> int:
+        """Run one of our scripts on one core; its output goes to a file. Returns its exit status."""
+        path = self._args.logdir / f"{log}.log"
+        with path.open("a") as file:
+            command = ["taskset", "-c", str(core), sys.executable, str(ROOT / script), *flags]
+            return subprocess.run(
+                command, check=False, stdout=file, stderr=file, env={**os.environ, **THREADS}
+            ).returncode
+
+    def carry_out(self, runs: Sequence[StudyRun]) -> None:
+        """Train what is missing, one run on each core. Raises `UserError` if some failed; the others are finished."""
+        missing = [run for run in runs if not is_finished(self.folder(run))]
+        commands, failed = self.commands(runs) if missing else {}, []
+        waiting: queue.SimpleQueue[StudyRun] = queue.SimpleQueue()
+        for run in missing:
+            waiting.put(run)
+
+        def work(core: int, bar: tqdm) -> None:
+            while True:
+                try:
+                    run = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                if self.call("main.py", commands[run.name], run.name, core):
+                    failed.append(run.name)
+                self.write(runs)
+                bar.update()
+
+        with tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as bar:
+            cores = sorted(os.sched_getaffinity(0))
+            threads = [threading.Thread(target=work, args=(core, bar)) for core in cores]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        if failed:
+            raise UserError(f"{len(failed)} runs failed, see {self._args.logdir}/{failed[0]}.log")
+
+    def write(self, runs: Sequence[StudyRun]) -> None:
+        """Write a row for each finished run, and the curves."""
+        rows = [self._row(run) for run in runs if is_finished(self.folder(run))]
+        if rows:
+            stem = self._args.results / f"{runs[0].part}_{self._args.data}"
+            utils.write_csv(stem.with_suffix(".csv"), [*rows[0]], [[*row.values()] for row in rows])
+
+    def _row(self, run: StudyRun) -> dict[str, Any]:
+        finished = read_run(self.folder(run))
+        summary, place = finished.summary, finished.config["environment"]
+        return {
+            "setting": run.label,
+            "data": run.data,
+            "split": run.split,
+            "budget": run.budget,
+            "learning_rate": run.rate,
+            "seed": run.seed,
+            **{name: summary.get(name) for name in FROM_SUMMARY},
+            "commit": place.get("commit"),
+            "tensorflow": place.get("tensorflow"),
+            "processor": place.get("processor"),
+            "curve": " ".join(
+                f"{seconds:.1f}:{accuracy:.4f}"
+                for seconds, accuracy in zip(
+                    finished.column("train_seconds"), finished.column("test_accuracy"), strict=True
+                )
+            ),
+        }
+
+
+def words(flags: dict[str, Any]) -> list[str]:
+    """Flags as the words of a command line."""
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def study_parser() -> OneLineParser:
+    """The flags of this script."""
+    parser = OneLineParser(
+        prog="run_study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", type=one_of([*PARTS]), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--data", type=one_of([*DATA]), default="grocery", metavar="NAME", help=", ".join(DATA))
+    parser.add_argument("--data_root", type=folder, required=True, metavar="DIR", help="holds the data sets' folders")
+    parser.add_argument(
+        "--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top"
+    )
+    parser.add_argument("--batch_size", type=count, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
+    return parser
+
+
+def main() -> None:
+    args = study_parser().parse_args()
+    args.logdir.mkdir(parents=True, exist_ok=True)
+    args.results.mkdir(parents=True, exist_ok=True)
+    runs = PARTS[args.part](args.data, args.seeds)
+    study = Study(args)
+    study.profile(runs[0].split)
+    if args.dry_run:
+        for name, command in study.commands(runs).items():
+            print(name, shlex.join(command))
+        return
+    study.carry_out(runs)
+    study.write(runs)
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

@@ -1,0 +1,71 @@
+"""The data sets of the study, as image folders made of links: to tune on `val`, to report on `test`.
+
+grocery       Grocery Store Dataset (Klasson et al., WACV 2019): 81 classes, the authors' own split
+sign_digits   Sign Language Digits Dataset (Mavi, arXiv 2011.08927): 10 classes, split by person. Photo n is of
+              person (n - 1118) // 10
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from utils import UserError
+
+SPLITS = ("val", "test")
+
+
+class StudyData(NamedTuple):
+    """A data set of the study.
+
+    Attributes:
+        classes: their number.
+        input_size: of the network in pixels.
+    """
+
+    classes: int
+    input_size: int
+
+
+DATA = {"grocery": StudyData(81, 160), "sign_digits": StudyData(10, 96)}
+
+
+def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
+    """The image folder with train/ and test/ in `place`; test/ holds the images of `split`, train/ is the same for all.
+
+    Args:
+        root: holds the data sets' folders.
+        name: of the data set, a key of `DATA`.
+        split: one of `SPLITS`.
+        place: where image folders are made; an existing one is kept.
+
+    Raises:
+        UserError: the data set is not there.
+    """
+    source, folder = root / name, place / f"{name}_{split}"
+    if folder.is_dir():
+        return folder
+    if not source.is_dir():
+        raise UserError(f"--data_root {root}: has no folder {name}; get the data sets of scripts/study/study_data.py")
+    making = folder.with_name(f"{folder.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    if name == "grocery":
+        for part, what in (("train", "train"), ("test", split)):
+            (making / part).symlink_to((source / what).absolute())
+    else:
+        _link_persons(source.absolute(), making, split)
+    making.replace(folder)
+    return folder
+
+
+def _link_persons(source: Path, folder: Path, split: str) -> None:
+    """Of every five persons, one is for `test`, one for `val`, and three are for training."""
+    for path in sorted(source.glob("[0-9]/*.JPG")):
+        person = (int(path.stem.removeprefix("IMG_")) - 1118) // 10
+        part = {0: "test", 1: "val"}.get(person % 5, "train")
+        if part in ("train", split):
+            place = folder / ("train" if part == "train" else "test") / path.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            (place / path.name).symlink_to(path)

@@ -1,0 +1,138 @@
+"""The runs of the study, part by part, and how many steps each may take.
+
+Every run gets a time budget: a share of what full training takes for `EPOCHS` epochs. It trains as many steps as fit,
+with a cosine schedule over them. What a step takes is read from the timing table, so lengths do not depend on what else
+the machine does during a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from elastic_trainer.settings import is_elastic
+from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
+from elastic_trainer.timing.table import TimingTable
+
+EPOCHS = 12  # of full training, the paper's (section 6)
+LOOP_MS = 1.0  # of a step beside its own time: images, records
+SELECTION_SECONDS = 1.5
+BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
+ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run.
+
+    Attributes:
+        part: of the study.
+        label: of the setting in tables; runs of one label differ in budget, rate and seed.
+        data, split: see `study_data`.
+        train_type, rho: of main.py.
+        rate: learning rate.
+        budget: share of full training's time for `EPOCHS` epochs.
+        selections: of an elastic run, at equal distances.
+        more: further flags of main.py.
+    """
+
+    part: str
+    label: str
+    data: str
+    split: str
+    train_type: str
+    rate: float
+    budget: float
+    seed: int = 0
+    rho: float | None = None
+    selections: int = 3
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        label = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.label)
+        return f"{self.part}_{self.data}_{self.split}_{label}_b{self.budget:.3g}_r{self.rate:g}_s{self.seed}"
+
+    def flags(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> dict[str, Any]:
+        """Flags of main.py beside those of the network and the images.
+
+        Args:
+            table: of the network.
+            masks: bool [N] over `model.trainable_variables`, by train type.
+            steps_per_epoch: of the data set.
+        """
+        steps = self._steps(table, masks, steps_per_epoch)
+        head_epochs = self.more.get("head_epochs", 0)
+        values = {
+            "train_type": self.train_type,
+            "learning_rate": self.rate,
+            "seed": self.seed,
+            "num_epochs": max(math.ceil(steps / steps_per_epoch), 1),
+            "max_steps": head_epochs * steps_per_epoch + steps,
+            **self.more,
+        }
+        if is_elastic(self.train_type):
+            values |= {"rho": self.rho, "interval": round(steps / steps_per_epoch / self.selections + 5e-4, 3)}
+        return values
+
+    def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
+        """How many steps fit into the budget after those of the head."""
+        views = 2  # with --augment flip
+        full_seconds = EPOCHS * steps_per_epoch * (table.full_step_ms + LOOP_MS) / 1e3
+        head_ms = table.predict_ms(masks["traditional_tl_training"], CACHED) + LOOP_MS
+
+        def head_seconds(epochs: float) -> float:
+            making = min(epochs, views) * steps_per_epoch * table.forward_ms / 1e3  # its images' features
+            return making + epochs * steps_per_epoch * head_ms / 1e3
+
+        left = self.budget * full_seconds - head_seconds(self.more.get("head_epochs", 0))
+        if self.train_type == "traditional_tl_training":
+            epochs = next(n for n in range(HEAD_EPOCHS_AT_MOST, 0, -1) if n == 1 or head_seconds(n) <= left)
+            return epochs * steps_per_epoch
+        if is_elastic(self.train_type):
+            assert self.rho is not None, "an elastic run has a rho"
+            step_ms = self.rho * table.full_step_ms
+            left -= self.selections * SELECTION_SECONDS
+        elif self.train_type in masks:
+            step_ms = table.predict_ms(masks[self.train_type], COMPUTED)
+        else:
+            step_ms = table.full_step_ms
+        return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)
+
+
+def _settings(part: str, data: str, split: str, more: dict[str, Any]) -> list[StudyRun]:
+    """The schemes that are compared under a budget; rate, budget and seed are still open."""
+    run = StudyRun(part, "", data, split, "full_training", 1e-3, 1.0, more=more)
+    off = {**more, "feature_cache": "off"}
+    elastic = [replace(run, label=f"elastic {rho:g}", train_type="elastic_training", rho=rho) for rho in RHOS]
+    upper = [replace(run, label=f"upper {rho:g}", train_type="elastic_training_upper_part", rho=rho) for rho in RHOS]
+    return [
+        replace(run, label="full"),
+        *elastic,
+        *upper,
+        replace(run, label="random 0.4", train_type="elastic_training_random", rho=0.4),
+        replace(run, label="elastic 0.5 computed", train_type="elastic_training", rho=0.5, more=off),
+        replace(run, label="head", train_type="traditional_tl_training", more={}),
+        replace(run, label="BN+Bias", train_type="bn_plus_bias_training"),
+    ]
+
+
+RHOS = (0.25, 0.4, 0.6)
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+def rates(data: str, seeds: int) -> list[StudyRun]:
+    """Part `rates`: the learning rate of each scheme, tuned on val at a quarter of the time."""
+    found = []
+    for setting in _settings("rates", data, "val", ROBUST):
+        found += [replace(setting, rate=rate, budget=1 / 4, seed=seed) for seed in range(seeds) for rate in RATES]
+    return found
+
+
+PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {"rates": rates}
