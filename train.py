@@ -20,7 +20,6 @@ each time, and everything it touches is restored; the budget rests on measured s
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -52,6 +51,8 @@ from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
 from elastic_trainer.training.state import TrainState
 from utils import Stopped, UserError
+
+FALLING = 0.98  # mean loss of half an epoch over that of the half before, if training makes progress
 
 
 class Task(NamedTuple):
@@ -285,27 +286,31 @@ class _Training:
         history, start = self._history, time.perf_counter()
         bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, validating")
         loss, accuracy = self._tested()
+        self._report_guessing()
         is_best = self._settings.save_model and accuracy > history.saved_accuracy
         if self._settings.save_model:
             self._run.save_model(self._state.model, is_best)
             history.saved_accuracy = max(history.saved_accuracy, accuracy)
         history.record_epoch(loss, accuracy)
         self._run.record_epoch()
-        self._report_guessing()
         history.validation_seconds.append(time.perf_counter() - start)
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that is repeated
 
     def _report_guessing(self) -> None:
-        """Say once that the latest epoch's mean training loss was above that of equal probabilities for all classes."""
-        row, guessing = self._history.epochs[-1], math.log(self._state.model.output_shape[-1])
+        """Say once that in the second half of the present epoch the training loss was no better than guessing."""
+        losses = [result.loss for result in self._history.results]
+        earlier, loss = (float(np.mean(part)) for part in np.array_split(losses, 2)) if losses[1:] else (0.0, 0.0)
         # A custom model's regularisers are part of the loss.
-        if row["train_loss"] <= guessing or self._state.model.losses or self._guessed:
+        if self._guessed or loss <= self._data.guessing_loss or self._state.model.losses:
             return
         self._guessed = True
-        advice = "" if self._settings.head_epochs else ", or train the head first (--head_epochs)"
+        advice = (
+            "lower --learning_rate" if loss > FALLING * earlier else "it falls: train longer, or raise --learning_rate"
+        )
+        head = "" if self._settings.head_epochs else ", or train the head first (--head_epochs)"
         tqdm.write(
-            f"epoch {row['epoch']}: the training loss is {row['train_loss']:.2f}, more than guessing has "
-            f"({guessing:.2f}); lower --learning_rate{advice}"
+            f"epoch {len(self._history.epochs) + 1}: the training loss is {loss:.2f}; predicting the share of each "
+            f"class has {self._data.guessing_loss:.2f}; {advice}{head}"
         )
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:

@@ -11,13 +11,14 @@ from small_networks import values
 from small_runs import rows_of, run
 
 import train
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.selection.schemes import FIXED_MASKS, Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import FIXED_TYPES, TRAIN_TYPES, Settings
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import UserError
 
 
@@ -126,27 +127,29 @@ def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
         assert table.predict_ms(mask) <= (0.6 + CARRIED) * table.full_step_ms < table.predict_ms(deeper) + 2
 
 
-def test_training_loss_above_guessing_is_reported_once_with_advice(tmp_path, capsys):
-    run(tmp_path / "bad", train.full_training, Settings(learning_rate=3.0, num_epochs=3))
-    lines = [line for line in capsys.readouterr().out.splitlines() if "guessing" in line]
-    assert len(lines) == 1 and "(1.10); lower --learning_rate, or train the head first (--head_epochs)" in lines[0]
-    model = make_small_model()
-    model.get_layer("head").kernel.assign(np.zeros((4, CLASSES)))
-    run(tmp_path / "good", train.traditional_tl_training, Settings(learning_rate=1e-3, num_epochs=2), model)
-    assert "guessing" not in capsys.readouterr().out
+@pytest.mark.parametrize(("guessing", "lines"), [(0.5, 1), (9.0, 0)])
+def test_training_loss_above_that_of_guessing_is_reported_once_with_advice(
+    guessing, lines, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(ImageData, "guessing_loss", guessing)
+    run(tmp_path, train.traditional_tl_training, Settings(learning_rate=1e-6, num_epochs=3))
+    found = [line for line in capsys.readouterr().out.splitlines() if "the share of each class" in line]
+    assert len(found) == lines
+    assert all("has 0.50; lower --learning_rate, or train the head first (--head_epochs)" in line for line in found)
 
 
-def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path):
+def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeypatch):
     from elastic_trainer.networks.saved_model import load_model
 
-    model = make_small_model()
+    model, accuracies = make_small_model(), iter([0.9, 0.5, 0.4])
     start = values(model.variables)
-    settings = Settings(learning_rate=3.0, num_epochs=2, save_model=True)
+    monkeypatch.setattr(Evaluation, "__call__", lambda *arguments: (1.0, next(accuracies)))
+    settings = Settings(learning_rate=0.05, num_epochs=2, save_model=True)
     _, summary = run(tmp_path, train.full_training, settings, model)
-    assert summary["start_accuracy"] >= summary["best_accuracy"]  # such a rate makes nothing better
+    assert (summary["start_accuracy"], summary["best_accuracy"]) == (0.9, 0.5)
     for kept, before in zip(load_model(tmp_path / "best.keras", "--evaluate").variables, start, strict=True):
         np.testing.assert_array_equal(kept.numpy(), before)
-    assert "best.keras is the model that training started from" in summary_line(summary, None)
+    assert "best.keras is the model that training started from (90.0%)" in summary_line(summary, None)
 
 
 def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):

@@ -156,6 +156,12 @@ class ImageData:
         in_memory = (part.images for part in (self._train, self._test) if not isinstance(part.images, np.memmap))
         return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)
 
+    @property
+    def guessing_loss(self) -> float:
+        """Cross-entropy of predicting each class's share of the training images, whatever the image."""
+        shares = np.bincount(self._train.labels) / self.train_count
+        return float(-np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))))
+
     def training_images(self, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
         """Training images float32 [n, size, size, 3] in 0…255.
 

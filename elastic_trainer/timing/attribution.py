@@ -203,5 +203,5 @@ def _update_owners(
                 owners |= reached.get(tensor.op.name, set())
         reached[op.name] = owners
         if len(owners) == 1:
-            owner[i] = owners.pop()
+            [owner[i]] = owners
     return owner

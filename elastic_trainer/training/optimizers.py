@@ -69,12 +69,12 @@ class SGDW(_OneDevice, keras.optimizers.SGD):
         """Apply one update to one variable in place."""
         rate = tf.cast(learning_rate, variable.dtype)
         gradient = tf.cast(tf.convert_to_tensor(gradient), variable.dtype)
-        if self.decoupled_weight_decay:
-            variable.assign_sub(variable * (rate * self.decoupled_weight_decay))
-        index = self._get_variable_index(variable)
-        slot = self.momentums[index].value
+        index, decay = self._get_variable_index(variable), rate * self.decoupled_weight_decay
         if self.clipping is not None and index not in self.unclipped:
             rate *= _clipping_factor(gradient, variable, self.clipping)  # cheaper than to scale the gradient
+        if self.decoupled_weight_decay:
+            variable.assign_sub(variable * decay)
+        slot = self.momentums[index].value
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle,
             accum=slot.handle,

@@ -33,6 +33,13 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
     np.testing.assert_array_equal(labels_of(other_seed.test()), tested)
 
 
+def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
+    digits = data.load("digits", 8, 4)
+    shares = np.bincount(labels_of(pairs(digits.train(0))), minlength=10) / (4 * digits.steps_per_epoch)
+    assert digits.guessing_loss == pytest.approx(-sum(share * np.log(share) for share in shares), abs=1e-3)
+    assert digits.guessing_loss < np.log(10)
+
+
 def test_count_limits_the_batches_after_the_skipped_ones():
     digits = data.load("digits", 8, 4)
     complete = labels_of(pairs(digits.train(1)))
