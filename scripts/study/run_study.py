@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "figures"), str(Path(__file__).resolve().parents[2])]
 
 from study_data import DATA, split_folder
 from study_runs import PARTS, StudyRun
