@@ -60,7 +60,7 @@ class Study:
         self._args = args
         self._spec = DATA[args.data]
 
-    def shared_flags(self, split: str) -> list[str]:
+    def shared_flags(self, split: str, clipping: float = 0.0) -> list[str]:
         """Flags of profiler.py and main.py."""
         args = self._args
         images = split_folder(args.data_root, args.data, split, args.logdir / "data")
@@ -72,34 +72,35 @@ class Study:
             "dataset_name": "image_folder",
             "data_dir": images,
             "weights": args.weights_file,
+            "gradient_clipping": clipping,
             "logdir": args.logdir / args.data,
         }
         return words(flags)
 
-    def profile(self, split: str) -> None:
-        """Make the timing table if it is missing."""
-        if not any((self._args.logdir / self._args.data / "profiles").glob("*/profile.json")):
-            status = self.call("profiler.py", self.shared_flags(split), "profile", 0)
-            if status:
-                raise UserError(f"profiler.py ended with status {status}; see {self._args.logdir}/profile.log")
-
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
-        """Flags of main.py for each run, by its name."""
+        """Flags of main.py for each run, by its name. Timing tables are made if they are missing."""
         import plotting
 
         from elastic_trainer.selection.schemes import FIXED_MASKS
+        from elastic_trainer.timing.table import table_folder
 
-        split = runs[0].split
-        shared = self.shared_flags(split)
-        command = parse_training(shared).with_classes(self._spec.classes)
-        model, table = plotting.network_and_table(command)
-        masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
-        images = self._args.logdir / "data" / f"{self._args.data}_{split}" / "train"
-        steps_per_epoch = sum(1 for _ in images.glob("*/*")) // self._args.batch_size
-        return {
-            run.name: [*shared, *words(run.flags(table, masks, steps_per_epoch)), "--run_name", run.name, "--resume"]
-            for run in runs
-        }
+        found = {}
+        kinds = sorted({(run.split, run.more.get("gradient_clipping", 0.0)) for run in runs})
+        for split, clipping in kinds:
+            shared = self.shared_flags(split, clipping)
+            command = parse_training(shared).with_classes(self._spec.classes)
+            if not (table_folder(command.network, command.run.logdir) / "profile.json").is_file():
+                if self.call("profiler.py", shared, "profile", 0):
+                    raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
+            model, table = plotting.network_and_table(command)
+            masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
+            images = self._args.logdir / "data" / f"{self._args.data}_{split}" / "train"
+            steps_per_epoch = sum(1 for _ in images.glob("*/*")) // self._args.batch_size
+            for run in runs:
+                if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
+                    flags = {**run.flags(table, masks, steps_per_epoch), "run_name": run.name}
+                    found[run.name] = [*shared, *words(flags), "--resume"]
+        return found
 
     def folder(self, run: StudyRun) -> Path:
         """Of its results."""
@@ -205,7 +206,6 @@ def main() -> None:
     args.results.mkdir(parents=True, exist_ok=True)
     runs = PARTS[args.part](args.data, args.seeds)
     study = Study(args)
-    study.profile(runs[0].split)
     if args.dry_run:
         for name, command in study.commands(runs).items():
             print(name, shlex.join(command))

@@ -23,6 +23,7 @@ LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
 BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
+RATES = (3e-3, 1e-2, 1e-3)
 ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
 
 
@@ -106,33 +107,28 @@ class StudyRun:
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)
 
 
-def _settings(part: str, data: str, split: str, more: dict[str, Any]) -> list[StudyRun]:
-    """The schemes that are compared under a budget; rate, budget and seed are still open."""
-    run = StudyRun(part, "", data, split, "full_training", 1e-3, 1.0, more=more)
-    off = {**more, "feature_cache": "off"}
-    elastic = [replace(run, label=f"elastic {rho:g}", train_type="elastic_training", rho=rho) for rho in RHOS]
-    upper = [replace(run, label=f"upper {rho:g}", train_type="elastic_training_upper_part", rho=rho) for rho in RHOS]
+def _settings(part: str, data: str, split: str, rhos: Sequence[float]) -> list[StudyRun]:
+    """The schemes that are compared under a budget, all with the robust recipe; rate, budget and seed are open."""
+    run = StudyRun(part, "full", data, split, "full_training", 1e-3, 1.0, more=ROBUST)
+    clipped = {"gradient_clipping": ROBUST["gradient_clipping"]}
     return [
-        replace(run, label="full"),
-        *elastic,
-        *upper,
-        replace(run, label="random 0.4", train_type="elastic_training_random", rho=0.4),
-        replace(run, label="elastic 0.5 computed", train_type="elastic_training", rho=0.5, more=off),
-        replace(run, label="head", train_type="traditional_tl_training", more={}),
+        run,
+        *(replace(run, label=f"elastic {rho:g}", train_type="elastic_training", rho=rho) for rho in rhos),
+        *(replace(run, label=f"upper {rho:g}", train_type="elastic_training_upper_part", rho=rho) for rho in rhos),
+        *(replace(run, label=f"random {rho:g}", train_type="elastic_training_random", rho=rho) for rho in rhos),
         replace(run, label="BN+Bias", train_type="bn_plus_bias_training"),
+        replace(run, label="head", train_type="traditional_tl_training", more=clipped),
     ]
 
 
-RHOS = (0.25, 0.4, 0.6)
-RATES = (1e-3, 3e-3, 1e-2)
-
-
 def rates(data: str, seeds: int) -> list[StudyRun]:
-    """Part `rates`: the learning rate of each scheme, tuned on val at a quarter of the time."""
-    found = []
-    for setting in _settings("rates", data, "val", ROBUST):
-        found += [replace(setting, rate=rate, budget=1 / 4, seed=seed) for seed in range(seeds) for rate in RATES]
-    return found
+    """The learning rate of each scheme, tuned on val at a quarter of full training's time."""
+    return [
+        replace(setting, rate=rate, budget=1 / 4, seed=seed)
+        for seed in range(seeds)
+        for rate in RATES
+        for setting in _settings("rates", data, "val", rhos=(0.4,))
+    ]
 
 
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {"rates": rates}
