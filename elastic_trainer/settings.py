@@ -1,7 +1,8 @@
 """The settings of a run as typed values, their defaults, and the names of the schemes (no TensorFlow here).
 
-Two sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `DIGITS` holds those of the
-`digits` data set, which needs no download and trains in a minute on two cores. The command line (cli/) turns its words
+Three sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `DIGITS` holds those of the
+`digits` data set, which needs no download and trains in a minute on two cores. `PHOTOS` holds those of an image folder.
+What a recipe sets replaces them. The command line (cli/) turns its words
 into these classes once; everything else takes values.
 """
 
@@ -25,6 +26,10 @@ TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
+RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
+    "paper": {"head_epochs": 0, "gradient_clipping": 0.0},
+    "robust": {"head_epochs": 4, "gradient_clipping": CLIPPING, "learning_rate": 5e-3},
+}
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
@@ -39,7 +44,9 @@ PAPER: dict[str, Any] = {
     "num_epochs": 12,
     "interval": 3,
     "rho": 0.5,
+    "recipe": "paper",
 }
+PHOTOS: dict[str, Any] = {**PAPER, "recipe": "robust"}
 DIGITS: dict[str, Any] = {
     **PAPER,
     "model_name": "mobilenetv2",
@@ -55,8 +62,8 @@ DIGITS: dict[str, Any] = {
 
 
 def defaults_of(dataset_name: str) -> dict[str, Any]:
-    """The defaults for a data set: `DIGITS` or `PAPER`."""
-    return DIGITS if dataset_name == "digits" else PAPER
+    """The defaults for a data set: `DIGITS`, `PHOTOS` or `PAPER`."""
+    return {"digits": DIGITS, "image_folder": PHOTOS}.get(dataset_name, PAPER)
 
 
 def is_elastic(train_type: str) -> bool:
@@ -144,7 +151,7 @@ class Settings:
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
     feature_cache: str = "float32"
-    head_epochs: int = 0
+    head_epochs: int = RECIPES["paper"]["head_epochs"]
     head_learning_rate: float = 1e-2
     gradient_clipping: float | None = None
 

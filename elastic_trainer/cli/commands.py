@@ -11,7 +11,15 @@ from typing import Any
 
 from elastic_trainer.cli.flags import data_parser, profiler_parser
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
-from elastic_trainer.settings import CLIPPING, DataSettings, NetworkSettings, RunSettings, Settings, defaults_of
+from elastic_trainer.settings import (
+    CLIPPING,
+    RECIPES,
+    DataSettings,
+    NetworkSettings,
+    RunSettings,
+    Settings,
+    defaults_of,
+)
 from utils import UserError
 
 
@@ -196,17 +204,27 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
             raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
     if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
         raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
-    for name, value in defaults_of(args.dataset_name).items():
+    if args.optimizer is None:
+        args.optimizer = "adam" if args.model_name == "vit" else "sgd"
+    if args.optimizer != "sgd" and args.gradient_clipping:
+        raise UserError(f"--gradient_clipping: goes with --optimizer sgd only, not {args.optimizer}; leave it out")
+    for name, value in {**defaults_of(args.dataset_name), **_recipe(args)}.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
     if args.model_name not in WIDTHS:
         if alpha_given:
             raise UserError(f"--alpha: {args.model_name} has one width only; leave it out")
         args.alpha = 1.0
-    if args.optimizer is None:
-        args.optimizer = "adam" if args.model_name == "vit" else "sgd"
-    if args.optimizer != "sgd" and args.gradient_clipping:
-        raise UserError(f"--gradient_clipping: goes with --optimizer sgd only, not {args.optimizer}; leave it out")
+
+
+def _recipe(args: argparse.Namespace) -> dict[str, Any]:
+    """What the recipe sets for this run: adam needs no clipping, and PruneTrain keeps the paper's settings."""
+    recipe = args.recipe or defaults_of(args.dataset_name)["recipe"]
+    if getattr(args, "train_type", None) == "prunetrain":
+        recipe = "paper"
+    if args.optimizer != "sgd":
+        return {**RECIPES["paper"], "head_epochs": RECIPES[recipe]["head_epochs"]}
+    return RECIPES[recipe]
 
 
 def use_glyph_weights(args: argparse.Namespace) -> None:
@@ -243,8 +261,10 @@ def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -
         parts += [f"--{name}", str(getattr(network, name))]
     if network.mixed_precision:
         parts.append("--mixed_precision")
-    if network.clips_gradients:
-        parts += ["--gradient_clipping", f"{CLIPPING:g}"]  # the time does not depend on how much is clipped
+    if (
+        network.clips_gradients or data.dataset_name == "image_folder"
+    ):  # the time does not depend on how much is clipped
+        parts += ["--gradient_clipping", f"{CLIPPING:g}" if network.clips_gradients else "0"]
     for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):
         if str(value) not in ("None", "logs"):
             parts += [f"--{name}", str(value)]

@@ -33,6 +33,7 @@ from elastic_trainer.settings import (
     EXPORTS,
     FEATURE_CACHES,
     OPTIMIZERS,
+    RECIPES,
     TIMINGS,
     TRAIN_TYPES,
     NetworkSettings,
@@ -75,11 +76,18 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "default: adam for vit, sgd for the others",
     )
     group.add_argument(
+        "--recipe",
+        type=one_of([*RECIPES]),
+        metavar="NAME",
+        help="defaults of --head_epochs, --gradient_clipping and --learning_rate: robust for photos, or the paper's; "
+        "default: robust for image_folder, paper for the others",
+    )
+    group.add_argument(
         "--gradient_clipping",
         type=number(float, 0, 1e6, "a number of at least 0"),
         metavar="SHARE",
         help="with sgd: bound the norm of each gradient, but for the head's, by this share of its weights' norm; 0: "
-        "no bound (default: 0)",
+        "no bound (default: by --recipe)",
     )
     add_switch(
         group,
@@ -217,9 +225,8 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--head_epochs",
         type=whole_number(0, 1_000_000),
-        default=Settings.head_epochs,
         metavar="N",
-        help="epochs before these, in which the head alone trains (default: %(default)s)",
+        help="epochs before these, in which the head alone trains (default: by --recipe)",
     )
     group.add_argument(
         "--head_learning_rate",

@@ -53,6 +53,7 @@ _USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]
     ),
     (("weight_decay",), "--optimizer sgd", lambda args: args.optimizer == "sgd"),
     (("head_learning_rate",), "--head_epochs of 1 or more", lambda args: args.head_epochs > 0),
+    (("recipe",), "schemes other than prunetrain", lambda args: args.train_type != "prunetrain"),
     (
         ("logdir", "run_name", "overwrite"),
         "runs that --resume DIR does not name",

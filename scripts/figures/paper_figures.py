@@ -46,7 +46,8 @@ class Run:
         """The flags of main.py that are not left to their default, by name. The paper keeps no features."""
         names = ("rho", "interval", "importance_batches", "trained_layers", "num_epochs", "max_steps")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"train_type": self.train_type, **given, "seed": self.seed, "feature_cache": "off"}
+        paper = {"recipe": "paper", "feature_cache": "off"}
+        return {"train_type": self.train_type, **given, "seed": self.seed, **paper}
 
     @property
     def is_elastic(self) -> bool:

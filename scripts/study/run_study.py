@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "figures"), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
+import plotting  # first: it sets the import path
 from study_data import DATA, split_folder
 from study_runs import PARTS, StudyRun
 from tqdm import tqdm
@@ -72,6 +73,7 @@ class Study:
             "dataset_name": "image_folder",
             "data_dir": images,
             "weights": args.weights_file,
+            "recipe": "paper",  # what it sets is given for each run
             "gradient_clipping": clipping,
             "logdir": args.logdir / args.data,
         }
@@ -79,8 +81,6 @@ class Study:
 
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
         """Flags of main.py for each run, by its name. Timing tables are made if they are missing."""
-        import plotting
-
         from elastic_trainer.selection.schemes import FIXED_MASKS
         from elastic_trainer.timing.table import table_folder
 
@@ -89,9 +89,9 @@ class Study:
         for split, clipping in kinds:
             shared = self.shared_flags(split, clipping)
             command = parse_training(shared).with_classes(self._spec.classes)
-            if not (table_folder(command.network, command.run.logdir) / "profile.json").is_file():
-                if self.call("profiler.py", shared, "profile", 0):
-                    raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
+            has_table = (table_folder(command.network, command.run.logdir) / "profile.json").is_file()
+            if not has_table and self.call("profiler.py", shared, "profile", 0):
+                raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
             images = self._args.logdir / "data" / f"{self._args.data}_{split}" / "train"

@@ -21,7 +21,10 @@ from elastic_trainer.timing.table import TimingTable
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
-BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
+RHOS = (0.25, 0.4, 0.6)
+# The learning rate by scheme, as the part `rates` found.
+TUNED = {"full": 3e-3, "elastic": 3e-3, "upper": 3e-3, "random": 3e-3, "BN+Bias": 1e-2, "head": 1e-2}
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (3e-3, 1e-2, 1e-3)
 ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
@@ -131,4 +134,16 @@ def rates(data: str, seeds: int) -> list[StudyRun]:
     ]
 
 
-PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {"rates": rates}
+def budget(data: str, seeds: int) -> list[StudyRun]:
+    """What each scheme reaches in a share of full training's time, on test, at the rate tuned on val."""
+    settings = _settings("budget", data, "test", RHOS)
+    return [
+        replace(setting, rate=TUNED[setting.label.split()[0]], budget=share, seed=seed)
+        for seed in range(seeds)
+        for share in BUDGETS
+        for setting in settings
+        if share < 1 or setting.label == "full"
+    ]
+
+
+PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {"rates": rates, "budget": budget}
