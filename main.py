@@ -35,7 +35,10 @@ def main() -> None:
     if isinstance(command, EvaluateCommand):
         utils.load_tensorflow()
         evaluate(command)
-    elif command.run.resume and _is_finished_already(command):
+        return
+    if command.chooses_epochs and command.run.resume and is_run(command.run.folder):
+        command = command.with_epochs(read_config(command.run.folder)["num_epochs"])
+    if command.run.resume and _is_finished_already(command):
         with run_folder(command.run.logdir, command.run.run_name, resume=True) as folder:
             _finish_again(command, folder)
     else:
@@ -75,6 +78,9 @@ def train_run(command: TrainCommand) -> None:
         _check_unchanged(command, dataset)
     budget = None
     if table is not None:
+        if command.chooses_epochs:
+            command = _with_chosen_epochs(command, table, dataset)
+            settings = command.training
         budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process was faster
@@ -94,6 +100,24 @@ def train_run(command: TrainCommand) -> None:
             lambda: print(summary_line(summary, settings.deadline)),
             lambda: _export_best(command, model, dataset, folder),
         )
+
+
+def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: ImageData) -> TrainCommand:
+    """The same for the number of epochs that its deadline suggests, which is printed."""
+    from elastic_trainer.selection.time_budget import deadline_epochs
+
+    settings = command.training
+    assert settings.deadline is not None
+    epochs = deadline_epochs(
+        table,
+        settings.deadline,
+        dataset.steps_per_epoch,
+        -(-dataset.test_count // dataset.batch_size),
+        settings.head_epochs,
+        settings.num_epochs,
+    )
+    print(f"--deadline {settings.deadline:g}: {epochs} epochs; --num_epochs sets another number")
+    return command.with_epochs(epochs)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:

@@ -30,6 +30,7 @@ class TrainCommand:
     Attributes:
         options: every option by name, as config.json keeps them.
         warnings: a line on each flag without effect.
+        chooses_epochs: their number is to follow from the deadline.
     """
 
     train_type: str
@@ -39,15 +40,20 @@ class TrainCommand:
     run: RunSettings
     options: dict[str, Any]
     warnings: tuple[str, ...] = ()
+    chooses_epochs: bool = False
 
     @property
     def config(self) -> dict[str, Any]:
         """What config.json keeps of the options."""
-        return {**self.options, "num_classes": self.network.num_classes}
+        return {**self.options, "num_classes": self.network.num_classes, "num_epochs": self.training.num_epochs}
 
     def with_classes(self, count: int) -> TrainCommand:
         """The same for `count` classes, if the number was left open."""
         return replace(self, network=self.network.with_classes(count))
+
+    def with_epochs(self, epochs: int) -> TrainCommand:
+        """The same for so many epochs."""
+        return replace(self, training=replace(self.training, num_epochs=epochs), chooses_epochs=False)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     check_folder_options(args)
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
+    chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
     use_glyph_weights(args)
     fill_in_defaults(args)
     args.run_name = _run_name(args)
@@ -101,6 +102,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         _run_settings(args),
         _plain_options(args),
         warnings,
+        chooses_epochs,
     )
 
 

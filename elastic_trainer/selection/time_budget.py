@@ -38,6 +38,7 @@ LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes alternate with them, and they are compared with those
 # Of an interval, at least (if it has the steps) and at most; in between one for every hundred steps.
 GRADIENT_PASSES = (5, 15)
+DEADLINE_RHO = 0.4  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
@@ -286,6 +287,27 @@ class DeadlineBudget(TimeBudget):
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)
         return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selections_left * selection
+
+
+def deadline_epochs(
+    table: TimingTable, seconds: float, steps_per_epoch: int, validation_batches: int, head_epochs: int, most: int
+) -> int:
+    """How many epochs to train before a deadline, if nothing else is asked for: as many as fit at `DEADLINE_RHO`.
+
+    At most `most` of them, unless more fit at rho 1: with more time than that, rho rises first. At least one.
+
+    Args:
+        table: timing table of the network.
+        seconds: wall time for all of training.
+        steps_per_epoch, validation_batches: of the images.
+        head_epochs: that come before, from cached features; each image passes through the network about twice.
+        most: epochs that are enough at any rho.
+    """
+    validation = FIRST_VALIDATION * validation_batches * table.forward_ms / 1e3
+    left = seconds - head_epochs * validation - min(head_epochs, 2) * steps_per_epoch * table.forward_ms / 1e3
+    full = steps_per_epoch * table.full_step_ms / 1e3
+    at_deadline_rho, at_rho_1 = (int(left / (rho * full + validation)) for rho in (DEADLINE_RHO, 1.0))
+    return max(min(at_deadline_rho, most), at_rho_1, 1)
 
 
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:

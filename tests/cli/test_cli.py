@@ -1,6 +1,7 @@
 """The command lines as a user runs them."""
 
 import json
+import re
 
 import pytest
 from command_line import NETWORK, ROOT, command, error_line
@@ -54,6 +55,14 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
         assert "accuracy" in done.stdout.splitlines()[-1]
     assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
     assert len((tmp_path / "mine" / "mine.txt").read_text().split()) == 2
+
+    hurried = [*flags, "--deadline", "6", "--run_name", "hurried"]
+    done = command("main.py", *hurried)
+    assert done.returncode == 0, done.stderr
+    [epochs] = re.findall(r"--deadline 6: (\d+) epochs; --num_epochs sets another number", done.stdout)
+    assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
+    again = command("main.py", *hurried, "--resume")
+    assert again.returncode == 0 and "hurried is finished: accuracy" in again.stdout, again.stderr
 
     full = command(
         "main.py", *flags, "--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine"

@@ -18,6 +18,7 @@ from elastic_trainer.selection.time_budget import (
     DeadlineBudget,
     Progress,
     RhoBudget,
+    deadline_epochs,
     gradient_pass_steps,
     smallest_rho,
 )
@@ -51,6 +52,21 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
         step_ms = [device(epoch, table.predict_ms(selection.mask))] * steps
         elapsed += sum(step_ms) / 1e3 + 2 * seconds_beside
     return allowances, masks, elapsed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "head_epochs", "epochs"),
+    [
+        (20, 0, 4),  # 4 epochs of 0.4 * 10 + 0.3 s
+        (20, 4, 3),  # after 4 * 0.3 s of validation and 2 * 2 s of features
+        (60, 0, 12),  # 13 would fit
+        (200, 0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
+        (1, 0, 1),
+    ],
+)
+def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, head_epochs, epochs, small_model):
+    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0)
+    assert deadline_epochs(table, seconds, 100, 10, head_epochs, most=12) == epochs
 
 
 def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):
