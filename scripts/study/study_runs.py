@@ -105,7 +105,7 @@ class StudyRun:
             assert self.rho is not None, "an elastic run has a rho"
             step_ms = self.rho * table.full_step_ms
             left -= self.selections * SELECTION_SECONDS
-        elif self.train_type in masks:
+        elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
             step_ms = table.predict_ms(masks[self.train_type], COMPUTED) * OVER_TABLE.get(self.train_type, 1.0)
         else:
             step_ms = table.full_step_ms

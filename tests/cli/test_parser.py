@@ -129,8 +129,43 @@ def test_defaults_follow_the_data_set_and_the_model():
     assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 
 
-def test_suggested_profiler_command_parses_to_the_same_settings():
-    command = parse_training(["--model_name", "vit", "--input_size", "32", "--batch_size", "2"]).with_classes(10)
+def recipe_of(*arguments):
+    """Epochs of the head, clipping and learning rate that a command line asks for."""
+    command = parse_training(arguments)
+    training = command.training
+    assert command.network.clips_gradients == (training.gradient_clipping is not None)
+    return training.head_epochs, training.gradient_clipping, training.learning_rate
+
+
+def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
+    photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
+    assert recipe_of(*photos) == (4, 0.02, 5e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos, "--recipe", "paper") == (0, None, 1e-4)
+    assert recipe_of() == (0, None, 2e-3)
+    assert recipe_of(*photos, "--gradient_clipping", "0", "--head_epochs", "1", "--learning_rate", "0.1") == (
+        1,
+        None,
+        0.1,
+    )
+    assert recipe_of(*photos, "--optimizer", "adam") == (4, None, 1e-4)
+    assert recipe_of(*photos, "--train_type", "prunetrain") == (0, None, 1e-4)
+    with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
+        parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
+    with pytest.raises(UserError, match="--head_epochs: does not go with --train_type prunetrain; leave it out"):
+        parse_training(["--train_type", "prunetrain", "--head_epochs", "1"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model_name", "vit", "--input_size", "32", "--batch_size", "2"],
+        ["--dataset_name", "image_folder", "--data_dir", "photos"],
+        ["--dataset_name", "image_folder", "--data_dir", "photos", "--recipe", "paper"],
+        ["--gradient_clipping", "0.1"],
+    ],
+)
+def test_suggested_profiler_command_parses_to_the_same_settings(arguments):
+    command = parse_training(arguments).with_classes(10)
     suggested = parse_profiler(profiler_command(command.network, command.data, command.run.logdir).split()[2:])
     assert suggested.network == command.network and suggested.logdir == command.run.logdir
     assert suggested.data.dataset_name == command.data.dataset_name
@@ -170,6 +205,8 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
             ],
         ),
         (["--model_name", "vit", "--weight_decay", "0"], ["--weight_decay: without effect here"]),
+        (["--head_learning_rate", "0.1"], ["--head_learning_rate: without effect here, only for --head_epochs of 1"]),
+        (["--head_learning_rate", "0.1", "--head_epochs", "1"], []),
         (
             ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
             ["--importance_batches: without effect here, only for schemes that measure importance on images"],

@@ -1,0 +1,85 @@
+"""The study: its runs fit their budgets, its data are split by person, and its page shows its files."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import results_page
+from conftest import make_small_model, make_table
+from study_data import split_folder
+from study_runs import EPOCHS, LOOP_MS, PARTS, StudyRun
+
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.selection.schemes import FIXED_MASKS
+from elastic_trainer.settings import is_elastic
+from utils import UserError
+
+STEPS = 100  # an epoch
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("data", ["grocery", "sign_digits"])
+def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, small_model):
+    masks = {name: mask(small_model, 1) for name, mask in FIXED_MASKS.items()}
+    runs = PARTS[part](data, 2)
+    assert len({run.name for run in runs}) == len(runs)
+    for run in runs:
+        flags = run.flags(make_table(small_model), masks, STEPS)
+        given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+        command = parse_training([*given, "--dataset_name", "image_folder", "--data_dir", "photos"])
+        assert command.warnings == () and command.train_type == run.train_type
+        training = command.training
+        assert 0 < (training.max_steps or 0) <= STEPS * (training.num_epochs + training.head_epochs)
+
+
+@pytest.mark.parametrize("train_type", ["full_training", "elastic_training", "bn_plus_bias_training"])
+def test_steps_fill_the_budget_by_the_table(train_type):
+    model = make_small_model()
+    table = replace(make_table(model), full_step_ms=50.0)
+    masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
+    run = StudyRun("budget", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=0.3 if is_elastic(train_type) else None)
+    steps = run.flags(table, masks, STEPS)["max_steps"]
+    step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
+    if step_ms is None:
+        step_ms = 1.4 * table.predict_ms(masks[train_type])
+    seconds = steps * (step_ms + LOOP_MS) / 1e3 + (4.5 if is_elastic(train_type) else 0)
+    assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
+
+
+def test_no_person_is_in_two_splits(tmp_path):
+    for digit in range(3):
+        (tmp_path / "sign_digits" / str(digit)).mkdir(parents=True)
+        for person in range(20):
+            (tmp_path / "sign_digits" / str(digit) / f"IMG_{1118 + 10 * person + digit}.JPG").touch()
+    persons = {}
+    for split in ("val", "test"):
+        folder = split_folder(tmp_path, "sign_digits", split, tmp_path / "links")
+        assert split_folder(tmp_path, "sign_digits", split, tmp_path / "links") == folder
+        for part in ("train", "test"):
+            photos = [path for path in (folder / part).glob("*/*") if path.resolve().is_file()]
+            persons[split, part] = {(int(path.stem[4:]) - 1118) // 10 for path in photos}
+            assert len(photos) == 3 * len(persons[split, part]) > 0
+    assert persons["val", "train"] == persons["test", "train"] and len(persons["val", "train"]) == 12
+    parts = [persons["val", "train"], persons["val", "test"], persons["test", "test"]]
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 20
+
+
+def test_missing_data_set_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"--data_root .*: has no folder grocery; get the data sets of"):
+        split_folder(tmp_path, "grocery", "val", tmp_path)
+
+
+def test_table_has_mean_and_spread_over_seeds(tmp_path):
+    columns = ["setting", "budget", "learning_rate", "seed", "final_accuracy", "train_seconds"]
+    rows = [("full", 0.25, 0.003, seed, accuracy, 10.0) for seed, accuracy in enumerate((0.5, 0.6, 0.7))]
+    rows.append(("head", 0.5, 0.01, 0, 0.4, 3.4))
+    with (tmp_path / "budget_x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    lines = results_page.table(results_page.read_points(tmp_path / "budget_x.csv")).splitlines()
+    assert lines[0] == "| setting | 0.25 of full training's time | 0.5 of full training's time |"
+    assert lines[2:] == ["| full | 60.0 ± 10.0 % (10 ± 0 s) |  |", "| head |  | 40.0 % (3 s) |"]
+
+
+def test_page_shows_the_present_files():
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    assert page == results_page.updated(page), "run python scripts/study/results_page.py"
