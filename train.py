@@ -158,7 +158,7 @@ class _Training:
         self._state = TrainState(model, optimizer, data.batch_size, scheme.penalty, features)
         self._history = History()
         self._step_flops = 0.0
-        self._guessed = False
+        self._is_advised = False
         checkpoint = run.checkpoints.latest()
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -286,7 +286,10 @@ class _Training:
         history, start = self._history, time.perf_counter()
         bar.set_description(f"epoch {len(history.epochs) + 1}/{self._schedule.epochs}, validating")
         loss, accuracy = self._tested()
-        self._report_guessing()
+        advice = _guessing_advice([result.loss for result in history.results], self._data, self._settings)
+        if advice and not self._state.model.losses and not self._is_advised:  # a model's regularisers count in the loss
+            self._is_advised = True
+            tqdm.write(f"epoch {len(history.epochs) + 1}: {advice}")
         is_best = self._settings.save_model and accuracy > history.saved_accuracy
         if self._settings.save_model:
             self._run.save_model(self._state.model, is_best)
@@ -295,23 +298,6 @@ class _Training:
         self._run.record_epoch()
         history.validation_seconds.append(time.perf_counter() - start)
         self._save_checkpoint_if_due(at_once=is_best)  # so that best.keras is never of an epoch that is repeated
-
-    def _report_guessing(self) -> None:
-        """Say once that in the second half of the present epoch the training loss was no better than guessing."""
-        losses = [result.loss for result in self._history.results]
-        earlier, loss = (float(np.mean(part)) for part in np.array_split(losses, 2)) if losses[1:] else (0.0, 0.0)
-        # A custom model's regularisers are part of the loss.
-        if self._guessed or loss <= self._data.guessing_loss or self._state.model.losses:
-            return
-        self._guessed = True
-        advice = (
-            "lower --learning_rate" if loss > FALLING * earlier else "it falls: train longer, or raise --learning_rate"
-        )
-        head = "" if self._settings.head_epochs else ", or train the head first (--head_epochs)"
-        tqdm.write(
-            f"epoch {len(self._history.epochs) + 1}: the training loss is {loss:.2f}; predicting the share of each "
-            f"class has {self._data.guessing_loss:.2f}; {advice}{head}"
-        )
 
     def _save_checkpoint_if_due(self, at_once: bool = False) -> None:
         step = self._history.step if self._history.results else None  # steps count within an epoch alone
@@ -365,6 +351,19 @@ def run_training(
         nullcontext() if isinstance(meter, str) else meter,
     ):
         return _Training(model, data, scheme, settings, run, signals, meter).run()
+
+
+def _guessing_advice(losses: list[float], data: ImageData, settings: Settings) -> str | None:
+    """What to change if the second half of an epoch's training losses was no better than guessing; None if it was."""
+    earlier, loss = (float(np.mean(part)) for part in np.array_split(losses, 2)) if losses[1:] else (0.0, 0.0)
+    if loss <= data.guessing_loss:
+        return None
+    advice = "lower --learning_rate" if loss > FALLING * earlier else "it falls: train longer, or raise --learning_rate"
+    head = "" if settings.head_epochs else ", or train the head first (--head_epochs)"
+    return (
+        f"the training loss is {loss:.2f}; predicting the share of each class has {data.guessing_loss:.2f}; "
+        f"{advice}{head}"
+    )
 
 
 def _progress(history: History) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from elastic_trainer.cli.parser import (
     OneLineParser,
@@ -79,8 +80,7 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         type=one_of([*RECIPES]),
         metavar="NAME",
-        help="defaults of --head_epochs, --gradient_clipping and --learning_rate: robust for photos, or the paper's; "
-        "default: robust for image_folder, paper for the others",
+        help="robust or paper: defaults of three flags (docs/flags.md); default: robust for image_folder, else paper",
     )
     group.add_argument(
         "--gradient_clipping",
@@ -228,17 +228,13 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="epochs before these, in which the head alone trains (default: by --recipe)",
     )
-    group.add_argument(
-        "--head_learning_rate",
-        type=number(float, 1e-12, 100, "above 0 and at most 100"),
-        default=Settings.head_learning_rate,
-        metavar="RATE",
-        help="--learning_rate in these (default: %(default)g)",
-    )
+    rate: dict[str, Any] = {"type": number(float, 1e-12, 100, "above 0 and at most 100"), "metavar": "RATE"}
+    default = Settings.head_learning_rate
+    group.add_argument("--head_learning_rate", **rate, default=default, help=f"in these (default: {default:g})")
     group.add_argument(
         "--max_steps", type=count, metavar="N", help="end after this many steps in all, schedule included"
     )
-    group.add_argument("--learning_rate", type=number(float, 1e-12, 100, "above 0 and at most 100"), metavar="RATE")
+    group.add_argument("--learning_rate", **rate)
     group.add_argument(
         "--weight_decay", type=number(float, 0, 100, "from 0 to 100"), metavar="RATE", help="decoupled; with sgd only"
     )
