@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +10,6 @@ import selection_solver_DP
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
-PAIR_ROUNDS = 5  # seldom more than two are of use
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
@@ -82,42 +80,14 @@ def select_tensors(
     gain = np.where(always, 0.0, importance[order])
     room_ms = budget_ms - table.predict_ms(head, features)
 
-    def solve(unfolded_ms: np.ndarray) -> np.ndarray:
-        solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms + unfolded_ms, gain, room_ms, time_resolution)
-        mask = head.copy()
-        mask[order[solution.mask == 1]] = True
-        return mask
-
-    mask = _solve_for_pairs(solve, table, gain, lambda mask: table.predict_ms(mask, features) <= budget_ms)
+    # A gamma takes longer unless its kernel trains, too; one whose kernel always trains does not.
+    kernels = np.where(always[table.kernels], -1, table.kernels)
+    solution = selection_solver_DP.solve(
+        t_dy_ms, t_dw_ms, gain, room_ms, time_resolution, partners=kernels, extra=table.unfolded_ms
+    )
+    mask = head.copy()
+    mask[order[solution.mask == 1]] = True
     return _selection(table, mask, importance, budget_ms, features)
-
-
-def _solve_for_pairs(
-    solve: Callable[[np.ndarray], np.ndarray],
-    table: TimingTable,
-    gain: np.ndarray,
-    fits: Callable[[np.ndarray], bool],
-) -> np.ndarray:
-    """The best selection, bool [N] over `model.trainable_variables`, where gammas cost more without their kernels.
-
-    What a tensor takes then depends on another, which the solver does not know. First each gamma is given the higher
-    time, so the selection surely fits. Then those whose kernels were selected are given the lower one, as long as that
-    finds better selections that fit.
-
-    Args:
-        solve: the exact selection for wall times [N] that are added to those of each tensor.
-        table: of the network.
-        gain: [N], backward order.
-        fits: whether a selection is within the budget.
-    """
-    best = solve(table.unfolded_ms)
-    for _ in range(PAIR_ROUNDS if table.unfolded_ms.any() else 0):
-        with_kernel = (table.kernels >= 0) & best[table.positions][table.kernels]
-        mask = solve(np.where(with_kernel, 0.0, table.unfolded_ms))
-        if not fits(mask) or gain[mask[table.positions]].sum() <= gain[best[table.positions]].sum():
-            break
-        best = mask
-    return best
 
 
 def select_upper_part(

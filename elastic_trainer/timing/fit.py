@@ -3,7 +3,7 @@
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
 operations) + b·(time of the selected tensors' own operations) + the forward pass, recomputed or as a prefix
 (`timing.forward_costs`) + d·(elements of batch norms that are not folded). It predicts a step within a few per cent,
-and but for the last term it is linear, which keeps the solver exact. The paper (section 4) adds operation times up.
+and the solver can keep to it exactly. The paper (section 4) adds operation times up.
 """
 
 from __future__ import annotations

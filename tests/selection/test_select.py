@@ -67,8 +67,8 @@ def test_selection_is_the_best_of_all_that_fit(small_model, features):
                 np.testing.assert_array_equal(selection.mask, head)
 
 
-def test_gammas_are_selected_as_well_as_if_the_solver_knew_of_their_kernels(small_model):
-    """Every subset is tried; without the second thought, selections reach a tenth less."""
+def test_selection_is_the_best_where_gammas_take_longer_without_their_kernels(small_model):
+    """Every subset is tried."""
     head = head_mask(small_model)
     rng = np.random.default_rng(2)
     others, count = np.flatnonzero(~head), len(head)
@@ -96,7 +96,7 @@ def test_gammas_are_selected_as_well_as_if_the_solver_knew_of_their_kernels(smal
             best = max(importance[mask].sum() for mask in masks[predicted_ms <= rho * table.full_step_ms + 1e-9])
             reached.append(importance[selection.mask].sum() / best)
         assert selection.mask.all()
-    assert min(reached) > 0.85 and np.mean(reached) > 0.98, reached
+    assert min(reached) > 0.999, reached
 
 
 def test_selection_says_whether_it_keeps_features(small_model):

@@ -192,19 +192,24 @@ def test_damaged_profile_is_one_line_that_names_the_file_and_the_field(damage, s
     assert re.match(f"{re.escape(str(path))}: {message}", said), said
 
 
+def in_t_fw_ms(text, row):
+    """A row of table.csv with `text` as its t_fw_ms."""
+    return re.sub("[^,]+(,[^,]*,[^,]*)$", rf"{text}\1", row)
+
+
 DAMAGED_TABLES = {
     "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias stands in line \d+ already"),
     "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
     "all times 0": (
-        lambda rows: [re.sub(r"([\d.]+,){2}[\d.]+$", "0,0,0", row) for row in rows],
+        lambda rows: [re.sub(r"(\d+\.\d+,){3}([^,]*,[^,]*)$", r"0,0,0,\2", row) for row in rows],
         "holds no time above 0",
     ),
     "no rows": (lambda rows: rows[:1], "holds no time above 0"),
-    "time of an age": (lambda rows: [*rows[:1], re.sub("[^,]+$", "1e30", rows[1])], "line 2: t_fw_ms: .*, not '1e30'"),
-    "time inf": (lambda rows: [*rows[:1], re.sub("[^,]+$", "inf", rows[1])], "line 2: t_fw_ms: .* finite .*'inf'"),
-    "negative time": (lambda rows: [*rows[:1], re.sub("[^,]+$", "-1", rows[1])], "line 2: t_fw_ms: .*, not '-1'"),
-    "time as text": (lambda rows: [*rows[:1], re.sub("[^,]+$", "fast", rows[1])], "line 2: t_fw_ms: .*, not 'fast'"),
+    "time of an age": (lambda rows: [*rows[:1], in_t_fw_ms("1e30", rows[1])], "line 2: t_fw_ms: .*, not '1e30'"),
+    "time inf": (lambda rows: [*rows[:1], in_t_fw_ms("inf", rows[1])], "line 2: t_fw_ms: .* finite .*'inf'"),
+    "negative time": (lambda rows: [*rows[:1], in_t_fw_ms("-1", rows[1])], "line 2: t_fw_ms: .*, not '-1'"),
+    "time as text": (lambda rows: [*rows[:1], in_t_fw_ms("fast", rows[1])], "line 2: t_fw_ms: .*, not 'fast'"),
     "shape as text": (lambda rows: [rows[0], "head/bias,big,0,1,1,1"], "line 2: shape: String should match"),
     "row cut short": (lambda rows: [*rows[:1], "head/bias"], "line 2: shape: Input should be a valid string"),
     "no header": (lambda rows: rows[1:], "line 2: name: Field required"),
