@@ -33,7 +33,7 @@ from elastic_trainer.machine import environment
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import Attribution, attribute_times
-from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
+from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums, unfolded
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.forward_costs import CACHED, forward_sums
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
@@ -103,6 +103,7 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
                 "own_ms": row.t_dw_ms,
                 "recomputed_ms": row.recomputed_ms,
                 "prefix_ms": row.prefix_ms,
+                "normalised": row.normalised,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
@@ -129,7 +130,8 @@ def _step_sums(costs: Attribution, mask: np.ndarray) -> StepSums:
     recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
     depth = depth_of(selected)
     chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
-    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth]), float(prefix_ms[depth]))
+    normalised = float(costs.normalised[unfolded(selected, costs.kernels)].sum())
+    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth]), float(prefix_ms[depth]), normalised)
 
 
 def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
@@ -213,6 +215,8 @@ def _table(
         t_dw_ms=costs.t_dw_ms,
         t_dy_ms=costs.t_dy_ms,
         t_fw_ms=costs.t_fw_ms,
+        kernels=costs.kernels,
+        normalised=costs.normalised,
         preprocessing_ms=costs.preprocessing_ms,
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,

@@ -79,7 +79,12 @@ def select_tensors(
     t_dy_ms[: table.depth(head)] = 0.0
     gain = np.where(always, 0.0, importance[order])
     room_ms = budget_ms - table.predict_ms(head, features)
-    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gain, room_ms, time_resolution)
+
+    # A gamma takes longer unless its kernel trains, too; one whose kernel always trains does not.
+    kernels = np.where(always[table.kernels], -1, table.kernels)
+    solution = selection_solver_DP.solve(
+        t_dy_ms, t_dw_ms, gain, room_ms, time_resolution, partners=kernels, extra=table.unfolded_ms
+    )
     mask = head.copy()
     mask[order[solution.mask == 1]] = True
     return _selection(table, mask, importance, budget_ms, features)
@@ -109,8 +114,10 @@ def select_upper_part(
 
 def _budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
     """What a step may take in the table's time; all tensors fit into rho 1, whatever the fit's error."""
-    all_ms = 1.001 * table.predict_ms(np.ones(len(table.positions), bool), features) if rho >= 1 else 0.0
-    return max(rho * table.full_step_ms, all_ms)
+    if rho < 1:
+        return rho * table.full_step_ms
+    all_ms = table.predict_ms(np.ones(len(table.positions), bool), features) + float(table.unfolded_ms.sum())
+    return max(table.full_step_ms, 1.001 * all_ms)
 
 
 def _selection(

@@ -14,7 +14,9 @@ computed once. What is random, or follows a variable that the step writes, is ne
 Nor does what needs no image, such as a regulariser, or a folded kernel.
 
 Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
-t_dw of one of these tensors (`Pair.tensors`): a pair whose gamma trains without its kernel is not folded.
+t_dw of one of these tensors (`Pair.tensors`). A pair whose gamma trains without its kernel is not folded: its batch
+norm runs as a layer, forward and backward. No operation of the full step tells what that takes, so it is fitted, per
+element of its output.
 
 The sum of t_dy down to the deepest selected tensor plus t_dw of the selected ones is therefore never below the time of
 the operations really needed. The paper has rules by layer type; here no rule looks at a layer.
@@ -45,6 +47,8 @@ class Attribution:
         t_dw_ms, t_dy_ms, t_fw_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
         preprocessing_ms: operations of F that depend on the images alone, such as rescaling them.
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
+        kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
+        normalised: of these gammas the elements of the batch norm's output in a step, in millions, else 0.
     """
 
     positions: np.ndarray
@@ -55,6 +59,8 @@ class Attribution:
     preprocessing_ms: float
     forward_ms: float
     other_ms: float
+    kernels: np.ndarray
+    normalised: np.ndarray
 
     def scaled(self, factor: float) -> Attribution:
         """The same with all times multiplied by `factor`."""
@@ -67,6 +73,8 @@ class Attribution:
             factor * self.preprocessing_ms,
             factor * self.forward_ms,
             factor * self.other_ms,
+            self.kernels,
+            self.normalised,
         )
 
 
@@ -120,7 +128,20 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         preprocessing_ms=float(times[from_images & ~of_tensor].sum()),
         forward_ms=float(times[in_forward].sum()),
         other_ms=float(times[other].sum()),
+        **_gammas(step, [variables[k] for k in positions]),
     )
+
+
+def _gammas(step: TrainStep, in_order: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
+    """`Attribution.kernels` and `.normalised` of N variables in backward order."""
+    place = {id(variable): k for k, variable in enumerate(in_order)}
+    kernels, normalised = np.full(len(in_order), -1), np.zeros(len(in_order))
+    batch_size = step.graph.inputs[0].shape[0]
+    for pair in step.folded_pairs:
+        kernel, *gamma = [place.get(id(variable), -1) for variable in pair.kernel_variables]
+        if kernel >= 0 and gamma and gamma[0] >= 0:
+            kernels[gamma[0]], normalised[gamma[0]] = kernel, 1e-6 * batch_size * pair.output_size
+    return {"kernels": kernels, "normalised": normalised}
 
 
 def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[np.ndarray, np.ndarray]:

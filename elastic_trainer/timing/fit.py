@@ -2,8 +2,8 @@
 
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
 operations) + b·(time of the selected tensors' own operations) + the forward pass, recomputed or as a prefix
-(`timing.forward_costs`), predicts a step within a few per cent, and being linear, it keeps the solver exact. The paper
-(section 4) adds operation times up.
+(`timing.forward_costs`) + d·(elements of batch norms that are not folded). It predicts a step within a few per cent,
+and the solver can keep to it exactly. The paper (section 4) adds operation times up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
-    + forward_factor · R + prefix_factor · share · P (`timing.forward_costs`).
+    + forward_factor · R + prefix_factor · share · P (`timing.forward_costs`) + normalisation_factor · (elements that
+    pass through batch norms which are not folded, in millions).
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -33,15 +34,25 @@ class Fit:
     p95_error_percent: float | None
     selections: int
     rounds: int
+    normalisation_factor: float = 0.0
 
 
 class StepSums(NamedTuple):
-    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R, share · P."""
+    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R, share · P.
+
+    And the elements, in millions, that pass through batch norms which are not folded.
+    """
 
     t_dy_ms: float
     t_dw_ms: float
     recomputed_ms: float
     prefix_ms: float
+    normalised: float
+
+
+def unfolded(selected: np.ndarray, kernels: np.ndarray) -> np.ndarray:
+    """Which gammas train without their kernels, bool [N]: of `selected`, bool [N]; `kernels` as in `Attribution`."""
+    return selected & (kernels >= 0) & ~selected[kernels]
 
 
 def depth_of(selected: np.ndarray) -> int:
@@ -58,16 +69,17 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
     """Non-negative least squares of relative errors.
 
     Args:
-        sums: [steps, 4], of each a `StepSums`.
+        sums: [steps, 5], of each a `StepSums`.
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
     """
     from scipy.optimize import nnls
 
-    t_dy_ms, t_dw_ms, recomputed_ms, prefix_ms = sums.T
+    t_dy_ms, t_dw_ms, recomputed_ms, prefix_ms, normalised = sums.T
     # The prefix's factor also multiplies R, so that forward_factor, the sum of the last two, is never below it.
-    features = np.stack([np.ones_like(t_dy_ms), t_dy_ms, t_dw_ms, recomputed_ms, recomputed_ms + prefix_ms], axis=1)
+    forward = [recomputed_ms, recomputed_ms + prefix_ms]
+    features = np.stack([np.ones_like(t_dy_ms), t_dy_ms, t_dw_ms, *forward, normalised], axis=1)
 
     def solve(rows: np.ndarray) -> np.ndarray:
         return nnls(features[rows] / measured_ms[rows, None], np.ones(rows.sum()))[0]
@@ -77,7 +89,9 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
         left_out = selections == selection
         predicted[left_out] = features[left_out] @ solve(~left_out)
     errors = 100 * np.abs(predicted / measured_ms - 1)
-    constant, chain, own, extra, prefix = (float(factor) for factor in solve(np.ones(len(measured_ms), bool)))
+    constant, chain, own, extra, prefix, normalisation = (
+        float(factor) for factor in solve(np.ones(len(measured_ms), bool))
+    )
     return Fit(
         constant_ms=constant,
         chain_factor=chain,
@@ -88,4 +102,5 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
         p95_error_percent=float(np.percentile(errors, 95)),
         selections=len(np.unique(selections)),
         rounds=rounds,
+        normalisation_factor=normalisation,
     )

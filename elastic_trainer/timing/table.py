@@ -19,7 +19,7 @@ import utils
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.fit import Fit, depth_of, selection_sums
+from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, unfolded
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse, ForwardCosts, forward_costs, forward_sums
 from utils import UserError
 
@@ -71,6 +71,7 @@ class TimingTable:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`; preprocessing_ms as well.
+        kernels, normalised: of gammas, see `timing.attribution`.
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
         fit: from operation times to wall time.
@@ -84,6 +85,8 @@ class TimingTable:
     t_dw_ms: np.ndarray
     t_dy_ms: np.ndarray
     t_fw_ms: np.ndarray
+    kernels: np.ndarray
+    normalised: np.ndarray
     preprocessing_ms: float
     forward_ms: float
     full_step_ms: float
@@ -103,6 +106,11 @@ class TimingTable:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.own_factor * self.t_dw_ms
 
+    @property
+    def unfolded_ms(self) -> np.ndarray:
+        """Wall time [N] that training each gamma adds if its kernel does not train: its batch norm is not folded."""
+        return self.fit.normalisation_factor * self.normalised
+
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
@@ -116,6 +124,7 @@ class TimingTable:
         """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheapest form."""
         t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
         backward_ms = self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
+        backward_ms += float(self.unfolded_ms[unfolded(mask[self.positions], self.kernels)].sum())
         step_ms, making_ms, cached = (costs[self.depth(mask)] for costs in self.forward_costs(features))
         step_ms += self.fit.constant_ms + backward_ms
         return StepPrediction(float(step_ms), float(making_ms), int(cached) if cached >= 0 else None)
@@ -128,20 +137,21 @@ class TimingTable:
     def digest(self) -> str:
         """Differs between tables with different times."""
         single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
-        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, single])
+        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.unfolded_ms, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
         """Write table.csv and profile.json into `folder`; one is never left beside the other of an older table."""
         (folder / "profile.json").unlink(missing_ok=True)
         times = np.stack([self.t_dw_ms, self.t_dy_ms, self.t_fw_ms], axis=1)
-        rows = zip(self.names, self.shapes, range(len(self.names)), times, strict=True)
+        kernels = ["" if kernel < 0 else self.names[kernel] for kernel in self.kernels]
+        rows = zip(self.names, self.shapes, range(len(self.names)), times, kernels, self.normalised, strict=True)
         utils.write_csv(
             folder / "table.csv",
-            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms"),
+            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "normalised"),
             (
-                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row))
-                for name, shape, order, row in rows
+                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{elements:.6f}")
+                for name, shape, order, row, kernel, elements in rows
             ),
         )
         record = {
@@ -236,6 +246,7 @@ def _read_rows(path: Path) -> list[Row]:
 
 def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
     """The table of these rows and of a profile.json that holds `record` and `settings`."""
+    places = {row.name: place for place, row in enumerate(rows)}
     return TimingTable(
         names=[row.name for row in rows],
         shapes=[row.dimensions for row in rows],
@@ -243,6 +254,8 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         t_dw_ms=np.array([row.t_dw_ms for row in rows]),
         t_dy_ms=np.array([row.t_dy_ms for row in rows]),
         t_fw_ms=np.array([row.t_fw_ms for row in rows]),
+        kernels=np.array([places.get(row.kernel, -1) for row in rows]),
+        normalised=np.array([row.normalised for row in rows]),
         preprocessing_ms=record.pop("preprocessing_ms"),
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),

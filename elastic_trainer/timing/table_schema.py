@@ -29,6 +29,7 @@ class FitRecord(BaseModel):
     p95_error_percent: Factor | None
     selections: Count
     rounds: Count
+    normalisation_factor: Factor = 0.0
 
 
 class Place(BaseModel):
@@ -80,6 +81,8 @@ class Row(BaseModel):
     t_dw_ms: Milliseconds
     t_dy_ms: Milliseconds
     t_fw_ms: Milliseconds
+    kernel: str = ""
+    normalised: Factor = 0.0
 
     @property
     def dimensions(self) -> tuple[int, ...]:

@@ -67,6 +67,38 @@ def test_selection_is_the_best_of_all_that_fit(small_model, features):
                 np.testing.assert_array_equal(selection.mask, head)
 
 
+def test_selection_is_the_best_where_gammas_take_longer_without_their_kernels(small_model):
+    """Every subset is tried."""
+    head = head_mask(small_model)
+    rng = np.random.default_rng(2)
+    others, count = np.flatnonzero(~head), len(head)
+    masks = np.tile(head, (2 ** len(others), 1))
+    masks[:, others] = np.array([*product([False, True], repeat=len(others))])
+    reached = []
+    for _ in range(6):
+        kernels = np.full(count, -1)
+        kernels[[2, 4, 6]] = [3, 5, 7]
+        t_dw_ms, t_dy_ms = rng.integers(1, 9, (2, count)).astype(float)
+        table = replace(
+            make_table(small_model),
+            t_dw_ms=t_dw_ms,
+            t_dy_ms=t_dy_ms,
+            kernels=kernels,
+            normalised=np.where(kernels >= 0, rng.integers(5, 15, count), 0.0),
+            fit=Fit(3.0, 1.0, 1.0, 0.0, 0.0, None, None, 0, 0, normalisation_factor=1.0),
+        )
+        table = replace(table, full_step_ms=table.predict_ms(np.ones(count, bool)))
+        importance = rng.random(count)
+        predicted_ms = np.array([table.predict_ms(mask) for mask in masks])
+        for rho in (0.4, 0.6, 0.8, 1.0):
+            selection = select_tensors(table, importance, head, rho)
+            assert rho == 1 or table.predict_ms(selection.mask) <= rho * table.full_step_ms + 1e-9
+            best = max(importance[mask].sum() for mask in masks[predicted_ms <= rho * table.full_step_ms + 1e-9])
+            reached.append(importance[selection.mask].sum() / best)
+        assert selection.mask.all()
+    assert min(reached) > 0.999, reached
+
+
 def test_selection_says_whether_it_keeps_features(small_model):
     """With features cached down to all but one tensor, a small budget keeps them if a new cache costs too much."""
     table, head = make_table(small_model, t_fw_ms=1.0), head_mask(small_model)

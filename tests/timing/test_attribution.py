@@ -82,6 +82,17 @@ def test_each_update_is_attributed_to_its_tensor(optimizer, kind):
         np.testing.assert_array_equal(costs.update_ms, 1.0)
 
 
+def test_a_folded_pairs_gamma_knows_its_kernel_and_what_its_batch_norm_puts_out():
+    model = make_small_model()
+    costs = attribute_times(full_step(model), model.trainable_variables, {})
+    names = [tensor_names(model)[k] for k in costs.positions]
+    gamma = names.index("stem_bn/gamma")
+    assert names[costs.kernels[gamma]] == "stem/kernel"
+    assert costs.normalised[gamma] == pytest.approx(1e-6 * BATCH * SIZE * SIZE * 4)
+    others = np.arange(len(names)) != gamma  # tail_bn reads a sum and is not folded
+    assert (costs.kernels[others] == -1).all() and not costs.normalised[others].any()
+
+
 def test_clipping_counts_in_the_update_of_its_tensor_and_not_in_the_heads():
     model = make_small_model()
     head = np.flatnonzero(head_mask(model)).tolist()

@@ -50,13 +50,35 @@ def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms"
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,normalised"
     loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
     for features in (FeatureUse(), FeatureUse(share=0.3), FeatureUse(share=0.3, cached_depth=len(names) - 1)):
         assert loaded.predict(mask, features) == pytest.approx(table.predict(mask, features))
+
+
+def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_them(saved):
+    logdir, names, table = saved
+    kernels, normalised = np.full(len(names), -1), np.zeros(len(names))
+    kernels[3], normalised[3] = 5, 2.0
+    table = replace(table, kernels=kernels, normalised=normalised, fit=replace(table.fit, normalisation_factor=0.25))
+    table.save(table_folder(SETTINGS, logdir))
+    loaded = load(logdir, names, table)
+    for chosen, unfolded_ms in (([3], 0.5), ([3, 5], 0.0), ([5], 0.0)):
+        mask = np.zeros(len(names), bool)
+        mask[table.positions[chosen]] = True
+        plain = replace(table, fit=replace(table.fit, normalisation_factor=0.0))
+        assert loaded.predict_ms(mask) == table.predict_ms(mask) == pytest.approx(plain.predict_ms(mask) + unfolded_ms)
+    folder = table_folder(SETTINGS, logdir)
+    lines = (folder / "table.csv").read_text().splitlines()
+    (folder / "table.csv").write_text("\n".join(line.rsplit(",", 2)[0] for line in lines))
+    record = json.loads((folder / "profile.json").read_text())
+    del record["fit"]["normalisation_factor"], record["clips_gradients"]
+    (folder / "profile.json").write_text(json.dumps(record))
+    older = load(logdir, names, table)
+    assert not older.unfolded_ms.any() and (older.kernels == -1).all()
 
 
 def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):
@@ -170,19 +192,24 @@ def test_damaged_profile_is_one_line_that_names_the_file_and_the_field(damage, s
     assert re.match(f"{re.escape(str(path))}: {message}", said), said
 
 
+def in_t_fw_ms(text, row):
+    """A row of table.csv with `text` as its t_fw_ms."""
+    return re.sub("[^,]+(,[^,]*,[^,]*)$", rf"{text}\1", row)
+
+
 DAMAGED_TABLES = {
     "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias stands in line \d+ already"),
     "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
     "all times 0": (
-        lambda rows: [re.sub(r"([\d.]+,){2}[\d.]+$", "0,0,0", row) for row in rows],
+        lambda rows: [re.sub(r"(\d+\.\d+,){3}([^,]*,[^,]*)$", r"0,0,0,\2", row) for row in rows],
         "holds no time above 0",
     ),
     "no rows": (lambda rows: rows[:1], "holds no time above 0"),
-    "time of an age": (lambda rows: [*rows[:1], re.sub("[^,]+$", "1e30", rows[1])], "line 2: t_fw_ms: .*, not '1e30'"),
-    "time inf": (lambda rows: [*rows[:1], re.sub("[^,]+$", "inf", rows[1])], "line 2: t_fw_ms: .* finite .*'inf'"),
-    "negative time": (lambda rows: [*rows[:1], re.sub("[^,]+$", "-1", rows[1])], "line 2: t_fw_ms: .*, not '-1'"),
-    "time as text": (lambda rows: [*rows[:1], re.sub("[^,]+$", "fast", rows[1])], "line 2: t_fw_ms: .*, not 'fast'"),
+    "time of an age": (lambda rows: [*rows[:1], in_t_fw_ms("1e30", rows[1])], "line 2: t_fw_ms: .*, not '1e30'"),
+    "time inf": (lambda rows: [*rows[:1], in_t_fw_ms("inf", rows[1])], "line 2: t_fw_ms: .* finite .*'inf'"),
+    "negative time": (lambda rows: [*rows[:1], in_t_fw_ms("-1", rows[1])], "line 2: t_fw_ms: .*, not '-1'"),
+    "time as text": (lambda rows: [*rows[:1], in_t_fw_ms("fast", rows[1])], "line 2: t_fw_ms: .*, not 'fast'"),
     "shape as text": (lambda rows: [rows[0], "head/bias,big,0,1,1,1"], "line 2: shape: String should match"),
     "row cut short": (lambda rows: [*rows[:1], "head/bias"], "line 2: shape: Input should be a valid string"),
     "no header": (lambda rows: rows[1:], "line 2: name: Field required"),
