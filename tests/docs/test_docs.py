@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from elastic_trainer.settings import DIGITS, PAPER
+from elastic_trainer.settings import DIGITS, PAPER, PHOTOS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -136,7 +136,8 @@ def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> Non
 def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:
     page = documented(("main.py",))
     assert len(DIGITS) >= 10
-    for name in sorted(set(DIGITS) - {"weights"}):  # the weights' default is described in words
+    assert page["--recipe"] == "robust for image_folder, else paper" and PHOTOS == {**PAPER, "recipe": "robust"}
+    for name in sorted(set(DIGITS) - {"weights", "recipe"}):  # the weights' default is described in words
         values = [DIGITS[name]] if DIGITS[name] == PAPER[name] else [DIGITS[name], PAPER[name]]
         written = page[f"--{name}"].split(" / ")
         assert [type(value)(text) for value, text in zip(values, written, strict=True)] == values, name
