@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from elastic_trainer.timing.attribution import Attribution, attribute_times
 from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums, unfolded
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.forward_costs import CACHED, forward_sums
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, idle_optimizer, measure
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, copying_ms, idle_optimizer, measure
 from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, read_trace, trace_step
 
@@ -90,6 +91,8 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         np.array([-1, *range(len(masks)), *cached]),
         len(step_ms),
     )
+    reading_factor, writing_factor = copying_ms()
+    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
     details = {
         "timing": timing,
@@ -217,6 +220,7 @@ def _table(
         t_fw_ms=costs.t_fw_ms,
         kernels=costs.kernels,
         normalised=costs.normalised,
+        features_mb=costs.features_mb,
         preprocessing_ms=costs.preprocessing_ms,
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,

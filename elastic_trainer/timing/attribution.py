@@ -49,6 +49,7 @@ class Attribution:
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
         kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
         normalised: of these gammas the elements of the batch norm's output in a step, in millions, else 0.
+        features_mb: what passes from the frozen prefix to the rest of a step that trains down to each tensor, in MB.
     """
 
     positions: np.ndarray
@@ -61,6 +62,7 @@ class Attribution:
     other_ms: float
     kernels: np.ndarray
     normalised: np.ndarray
+    features_mb: np.ndarray
 
     def scaled(self, factor: float) -> Attribution:
         """The same with all times multiplied by `factor`."""
@@ -75,6 +77,7 @@ class Attribution:
             factor * self.other_ms,
             self.kernels,
             self.normalised,
+            self.features_mb,
         )
 
 
@@ -128,8 +131,34 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         preprocessing_ms=float(times[from_images & ~of_tensor].sum()),
         forward_ms=float(times[in_forward].sum()),
         other_ms=float(times[other].sum()),
+        features_mb=_features_mb(operations, inputs, in_forward, reached, reads_images, count),
         **_gammas(step, [variables[k] for k in positions]),
     )
+
+
+def _features_mb(
+    operations: list[Any],
+    inputs: Sequence[list[int]],
+    in_forward: np.ndarray,
+    reached: np.ndarray,
+    reads_images: np.ndarray,
+    count: int,
+) -> np.ndarray:
+    """`Attribution.features_mb` [count] from what `attribute_times` knows of each operation.
+
+    A tensor passes to the rest of a step if it depends on no trained variable, and one of its readers does.
+    """
+    lowest = np.full(len(operations), count + 1)  # of the readers of each operation's outputs
+    for i in np.flatnonzero(in_forward & (reached >= 0)).tolist():
+        for before in inputs[i]:
+            lowest[before] = min(lowest[before], reached[i])
+    added = np.zeros(count + 2)  # at each depth
+    for i in np.flatnonzero(in_forward & reads_images & (reached >= 0) & (lowest < reached)).tolist():
+        shapes = [(output.dtype.size, output.shape.num_elements()) for output in operations[i].outputs[:1]]
+        megabytes = sum(1e-6 * size * (elements or 0) for size, elements in shapes)
+        added[lowest[i] + 1] += megabytes
+        added[reached[i] + 1] -= megabytes
+    return np.maximum(np.cumsum(added)[1 : count + 1], 0.0)
 
 
 def _gammas(step: TrainStep, in_order: Sequence[keras.Variable]) -> dict[str, np.ndarray]:

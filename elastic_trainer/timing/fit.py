@@ -18,7 +18,8 @@ import numpy as np
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
     + forward_factor · R + prefix_factor · share · P (`timing.forward_costs`) + normalisation_factor · (elements that
-    pass through batch norms which are not folded, in millions).
+    pass through batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of
+    features takes, in ms (`timing.forward_costs`); they are measured, not fitted.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -35,6 +36,8 @@ class Fit:
     selections: int
     rounds: int
     normalisation_factor: float = 0.0
+    reading_factor: float = 0.0
+    writing_factor: float = 0.0
 
 
 class StepSums(NamedTuple):

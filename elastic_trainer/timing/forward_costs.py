@@ -4,15 +4,19 @@
     R(depth)   forward operations that depend on one of these tensors: every step recomputes them
     P(depth)   forward operations that depend on the images and on none of these tensors: the frozen prefix
 
-    computed   the prefix runs in every step:       forward_factor * R(depth) + prefix_factor * P(depth)
-    new        its features are cached:             forward_factor * R(depth) + share * prefix_factor * P(depth)
-    kept       features that were cached for `cached_depth` serve all selections that are not deeper:
-               forward_factor * R(cached_depth) + cached_share * prefix_factor * P(cached_depth)
+    M(depth)   what passes from there to the rest, the features of a batch, in MB
+
+    computed   the prefix runs in every step:   forward_factor * R(depth) + prefix_factor * P(depth)
+    new        its features are cached:         forward_factor * R(depth) + reading_factor * M(depth)
+                                                + share * (prefix_factor * P(depth) + writing_factor * M(depth))
+    kept       features that were cached for `cached_depth` serve all selections that are not deeper: the same with
+               R, P and M of cached_depth, and cached_share
 
 The shares are the prefixes that must still be computed, over the steps that use them; from 1 on, a cache is not worth
-it. The cheapest way is taken. What it takes depends on depth alone and never decreases with it, so the solver stays
-exact: one tensor deeper moves time from P to R, and share * prefix_factor <= forward_factor; kept features cost the
-same at every depth that they serve, and at cached_depth they cost no more than new ones, as cached_share <= share.
+it. The cheapest way is taken. What it takes depends on depth alone, so the solver stays exact where it does not
+decrease with depth. Without M it never does: one tensor deeper moves time from P to R, and share * prefix_factor <=
+forward_factor; kept features cost the same at every depth that they serve, and at cached_depth they cost no more than
+new ones, as cached_share <= share. Where fewer MB pass at a deeper cut, the solver is given the largest time so far.
 """
 
 from __future__ import annotations
@@ -61,22 +65,32 @@ def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarr
     return recomputed, preprocessing_ms + recomputed[-1] - recomputed
 
 
-def forward_costs(recomputed_ms: np.ndarray, prefix_ms: np.ndarray, features: FeatureUse) -> ForwardCosts:
+def forward_costs(
+    recomputed_ms: np.ndarray,
+    prefix_ms: np.ndarray,
+    features: FeatureUse,
+    reading_ms: np.ndarray | None = None,
+    writing_ms: np.ndarray | None = None,
+) -> ForwardCosts:
     """The cheapest way to each depth.
 
     Args:
         recomputed_ms, prefix_ms: float [N+1], forward_factor * R and prefix_factor * P; the last of P is preprocessing.
         features: what may be used.
+        reading_ms, writing_ms: float [N+1], reading_factor * M and writing_factor * M; by default 0.
     """
     depths = np.arange(len(recomputed_ms))
+    on_features_ms = recomputed_ms if reading_ms is None else recomputed_ms + reading_ms
+    computing_ms = prefix_ms if writing_ms is None else prefix_ms + writing_ms
     # A prefix of nothing but preprocessing is not cached.
     is_new = (features.share < 1) & (prefix_ms > prefix_ms[-1])
-    step_ms = recomputed_ms + np.where(is_new, 0.0, prefix_ms)
-    making_ms = np.where(is_new, features.share * prefix_ms, 0.0)
+    is_new &= on_features_ms + features.share * computing_ms <= recomputed_ms + prefix_ms
+    step_ms = np.where(is_new, on_features_ms, recomputed_ms + prefix_ms)
+    making_ms = np.where(is_new, features.share * computing_ms, 0.0)
     cached_depth = np.where(is_new, depths, -1)
     if features.cached_depth is not None:
-        kept_ms = recomputed_ms[features.cached_depth]
-        missing_ms = features.cached_share * prefix_ms[features.cached_depth]
+        kept_ms = on_features_ms[features.cached_depth]
+        missing_ms = features.cached_share * computing_ms[features.cached_depth]
         is_kept = (depths <= features.cached_depth) & (kept_ms + missing_ms <= step_ms + making_ms)
         step_ms = np.where(is_kept, kept_ms, step_ms)
         making_ms = np.where(is_kept, missing_ms, making_ms)

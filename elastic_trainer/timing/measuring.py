@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
 MOST_TRIES = 3  # of a step that other virtual machines disturb
+COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 LONG_STEP_MS = 50  # steps of this length and more need no warm-up: cold caches no longer show in their times
 # Depth (share of all tensors) and density of the selections that the fit is measured on.
 _CALIBRATION = (
@@ -112,6 +113,22 @@ def compile_from_features(run: partial[Any]) -> partial[Any] | None:
     from_features = partial(parts, parts.prefix(images), labels)
     from_features()  # the first call compiles
     return from_features
+
+
+def copying_ms() -> tuple[float, float]:
+    """Wall times in ms of reading a MB of features for a step, and of keeping it, in memory that no cache holds."""
+    from elastic_trainer.training.feature_cache import as_tensors
+    from elastic_trainer.training.feature_store import MemoryStore
+
+    rng, kind = np.random.default_rng(0), ((COPIED_ROW_BYTES // 4,), np.dtype(np.float32))
+    rows = np.arange(COPIED_ROWS)
+    some = [np.ones((COPIED_BATCH, *kind[0]), np.float32)]
+    store = MemoryStore(COPIED_ROWS, [kind])
+    writes = [partial(store.write, part, some) for part in np.split(rows, COPIED_ROWS // COPIED_BATCH)]
+    reads = [partial(as_tensors, store, part, [kind[1]]) for part in np.split(rng.permutation(rows), len(writes))]
+    writing_ms, reading_ms = (float(np.mean(measure_ms(runs, 1))) for runs in (writes, reads))
+    megabytes = 1e-6 * COPIED_BATCH * COPIED_ROW_BYTES
+    return reading_ms / megabytes, writing_ms / megabytes
 
 
 @dataclass(frozen=True)

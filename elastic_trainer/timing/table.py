@@ -71,7 +71,7 @@ class TimingTable:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`; preprocessing_ms as well.
-        kernels, normalised: of gammas, see `timing.attribution`.
+        kernels, normalised: of gammas, see `timing.attribution`; features_mb as well.
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
         fit: from operation times to wall time.
@@ -87,6 +87,7 @@ class TimingTable:
     t_fw_ms: np.ndarray
     kernels: np.ndarray
     normalised: np.ndarray
+    features_mb: np.ndarray
     preprocessing_ms: float
     forward_ms: float
     full_step_ms: float
@@ -98,8 +99,7 @@ class TimingTable:
     def wall_t_dy_ms(self, features: FeatureUse = COMPUTED) -> np.ndarray:
         """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
         costs = self.forward_costs(features)
-        added = np.diff(costs.step_ms + costs.making_ms)
-        return self.fit.chain_factor * self.t_dy_ms + np.maximum(added, 0.0)  # it is never less, but for rounding
+        return self.fit.chain_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.making_ms))
 
     @property
     def wall_t_dw_ms(self) -> np.ndarray:
@@ -114,7 +114,14 @@ class TimingTable:
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
-        return forward_costs(self.fit.forward_factor * recomputed_ms, self.fit.prefix_factor * prefix_ms, features)
+        features_mb = np.concatenate([[0.0], self.features_mb])
+        return forward_costs(
+            self.fit.forward_factor * recomputed_ms,
+            self.fit.prefix_factor * prefix_ms,
+            features,
+            self.fit.reading_factor * features_mb,
+            self.fit.writing_factor * features_mb,
+        )
 
     def depth(self, mask: np.ndarray) -> int:
         """How many tensors of the backward order a step that trains `mask` (as for `predict`) reaches back to."""
@@ -137,7 +144,7 @@ class TimingTable:
     def digest(self) -> str:
         """Differs between tables with different times."""
         single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
-        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.unfolded_ms, single])
+        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.unfolded_ms, self.features_mb, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
@@ -145,13 +152,18 @@ class TimingTable:
         (folder / "profile.json").unlink(missing_ok=True)
         times = np.stack([self.t_dw_ms, self.t_dy_ms, self.t_fw_ms], axis=1)
         kernels = ["" if kernel < 0 else self.names[kernel] for kernel in self.kernels]
-        rows = zip(self.names, self.shapes, range(len(self.names)), times, kernels, self.normalised, strict=True)
+        others = zip(kernels, self.normalised, self.features_mb, strict=True)
+        rows = zip(self.names, self.shapes, range(len(self.names)), times, others, strict=True)
         utils.write_csv(
             folder / "table.csv",
-            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "normalised"),
+            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "normalised", "features_mb"),
             (
-                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{elements:.6f}")
-                for name, shape, order, row, kernel, elements in rows
+                (
+                    *(name, "x".join(map(str, shape)), order),
+                    *(f"{ms:.6f}" for ms in row),
+                    *(kernel, f"{elements:.6f}", f"{megabytes:.6f}"),
+                )
+                for name, shape, order, row, (kernel, elements, megabytes) in rows
             ),
         )
         record = {
@@ -256,6 +268,7 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         t_fw_ms=np.array([row.t_fw_ms for row in rows]),
         kernels=np.array([places.get(row.kernel, -1) for row in rows]),
         normalised=np.array([row.normalised for row in rows]),
+        features_mb=np.array([row.features_mb for row in rows]),
         preprocessing_ms=record.pop("preprocessing_ms"),
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),

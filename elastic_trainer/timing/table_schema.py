@@ -30,6 +30,8 @@ class FitRecord(BaseModel):
     selections: Count
     rounds: Count
     normalisation_factor: Factor = 0.0
+    reading_factor: Factor = 0.0
+    writing_factor: Factor = 0.0
 
 
 class Place(BaseModel):
@@ -83,6 +85,7 @@ class Row(BaseModel):
     t_fw_ms: Milliseconds
     kernel: str = ""
     normalised: Factor = 0.0
+    features_mb: Factor = 0.0
 
     @property
     def dimensions(self) -> tuple[int, ...]:

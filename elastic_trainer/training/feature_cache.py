@@ -7,7 +7,7 @@ larger blocks of small images take less time (docs/log.md).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ class FeatureCache:
 
     def read(self, keys: np.ndarray) -> list[tf.Tensor]:
         """The features of `keys`, which are prepared: [n, …] for each cut tensor."""
-        values = zip(self._store.read(keys), self.split.dtypes, strict=True)
-        return [tf.cast(tf.constant(value), dtype) for value, dtype in values]
+        return as_tensors(self._store, keys, self.split.dtypes)
 
     def check_saving(self, coming: ImageOrder, steps: int) -> None:
         """Measure whether steps take less time with features that are kept, computing those included.
@@ -113,6 +112,11 @@ class FeatureCache:
         with np.errstate(over="raise"):
             self._store.write(keys, self._computed(keys))
         self._is_made[keys] = True
+
+
+def as_tensors(store: MemoryStore | FileStore, rows: np.ndarray, dtypes: Sequence[Any]) -> list[tf.Tensor]:
+    """What `store` has as `rows`, int [n]: a tensor [n, …] for each of its arrays, cast to `dtypes`."""
+    return [tf.cast(tf.constant(value), dtype) for value, dtype in zip(store.read(rows), dtypes, strict=True)]
 
 
 def _kinds(split: SplitStep, images: tf.Tensor, in_float16: bool) -> list[Kind]:
