@@ -15,7 +15,7 @@ from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.timing.attribution import attribute_times, forward_reach
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.prefix import prefix_operations
+from elastic_trainer.training.prefix import Cut, prefix_operations
 from elastic_trainer.training.step import TrainStep
 from elastic_trainer.training.traced_graph import needed_operations
 
@@ -91,6 +91,22 @@ def test_a_folded_pairs_gamma_knows_its_kernel_and_what_its_batch_norm_puts_out(
     assert costs.normalised[gamma] == pytest.approx(1e-6 * BATCH * SIZE * SIZE * 4)
     others = np.arange(len(names)) != gamma  # tail_bn reads a sum and is not folded
     assert (costs.kernels[others] == -1).all() and not costs.normalised[others].any()
+
+
+def test_features_take_the_room_of_what_passes_the_cut():
+    model = make_small_model()
+    costs = attribute_times(full_step(model), model.trainable_variables, {})
+    optimizer, head = built_optimizer("sgd", model), int(head_mask(model).sum())
+    compared = 0
+    for depth in range(head + 1, len(costs.positions) + 1):
+        mask = np.zeros(len(costs.positions), bool)
+        mask[costs.positions[:depth]] = True
+        tensors = Cut(TrainStep(model, optimizer, BATCH, mask)).tensors
+        megabytes = sum(1e-6 * 4 * BATCH * tensor.shape[1:].num_elements() for tensor in tensors)
+        if tensors:  # else nothing but preprocessing is left
+            assert costs.features_mb[depth - 1] == pytest.approx(megabytes)
+            compared += 1
+    assert compared >= 5 and len({*costs.features_mb}) >= 3
 
 
 def test_clipping_counts_in_the_update_of_its_tensor_and_not_in_the_heads():

@@ -50,13 +50,32 @@ def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,normalised"
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,normalised,features_mb"
     loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
     for features in (FeatureUse(), FeatureUse(share=0.3), FeatureUse(share=0.3, cached_depth=len(names) - 1)):
         assert loaded.predict(mask, features) == pytest.approx(table.predict(mask, features))
+
+
+def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
+    logdir, names, table = saved
+    features_mb = np.linspace(4, 1, len(names))  # the deeper the cut, the smaller
+    table = replace(table, features_mb=features_mb, fit=replace(table.fit, reading_factor=0.5, writing_factor=0.25))
+    table.save(table_folder(SETTINGS, logdir))
+    loaded = load(logdir, names, table)
+    mask, use = np.zeros(len(names), bool), FeatureUse(share=0.2)
+    mask[table.positions[3]] = True
+    plain = replace(table, features_mb=np.zeros(len(names)))
+    added_ms = (0.5 + 0.2 * 0.25) * features_mb[3]
+    assert loaded.predict_ms(mask, use) == table.predict_ms(mask, use)
+    assert table.predict_ms(mask, use) == pytest.approx(plain.predict_ms(mask, use) + added_ms)
+    assert (table.wall_t_dy_ms(use) >= 0).all()
+    costs = table.forward_costs(use)
+    most_ms = np.maximum.accumulate(costs.step_ms + costs.making_ms)
+    chain_ms = np.cumsum(table.wall_t_dy_ms(use) - table.fit.chain_factor * table.t_dy_ms)
+    np.testing.assert_allclose(chain_ms, most_ms[1:] - most_ms[0])
 
 
 def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_them(saved):
@@ -73,9 +92,11 @@ def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_the
         assert loaded.predict_ms(mask) == table.predict_ms(mask) == pytest.approx(plain.predict_ms(mask) + unfolded_ms)
     folder = table_folder(SETTINGS, logdir)
     lines = (folder / "table.csv").read_text().splitlines()
-    (folder / "table.csv").write_text("\n".join(line.rsplit(",", 2)[0] for line in lines))
+    (folder / "table.csv").write_text("\n".join(line.rsplit(",", 3)[0] for line in lines))
     record = json.loads((folder / "profile.json").read_text())
-    del record["fit"]["normalisation_factor"], record["clips_gradients"]
+    for factor in ("normalisation_factor", "reading_factor", "writing_factor"):
+        del record["fit"][factor]
+    del record["clips_gradients"]
     (folder / "profile.json").write_text(json.dumps(record))
     older = load(logdir, names, table)
     assert not older.unfolded_ms.any() and (older.kernels == -1).all()
@@ -194,7 +215,7 @@ def test_damaged_profile_is_one_line_that_names_the_file_and_the_field(damage, s
 
 def in_t_fw_ms(text, row):
     """A row of table.csv with `text` as its t_fw_ms."""
-    return re.sub("[^,]+(,[^,]*,[^,]*)$", rf"{text}\1", row)
+    return re.sub("[^,]+((,[^,]*){3})$", rf"{text}\1", row)
 
 
 DAMAGED_TABLES = {
@@ -202,7 +223,7 @@ DAMAGED_TABLES = {
     "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
     "all times 0": (
-        lambda rows: [re.sub(r"(\d+\.\d+,){3}([^,]*,[^,]*)$", r"0,0,0,\2", row) for row in rows],
+        lambda rows: [re.sub(r"(\d+\.\d+,){3}([^,]*(,[^,]*){2})$", r"0,0,0,\2", row) for row in rows],
         "holds no time above 0",
     ),
     "no rows": (lambda rows: rows[:1], "holds no time above 0"),
