@@ -176,8 +176,8 @@ EGO = ("15", "15ad", "16", "17ac", "19")  # figures with a variant of the elasti
 
 # The quick scale takes minutes on two cores: the digits; MobileNetV2 with the settings of digits, other networks at 32
 # pixels, ResNet50 and VGG16 for a few steps only, no ViT.
-QUICK_SHARE, QUICK_SIZE, QUICK_STEPS = 2 / 3, 32, 12  # of the paper's epochs; pixels; steps
-QUICK_INTERVAL = 4 / 3  # over the paper's: a selection takes as long as an epoch of digits
+QUICK_SHARE, QUICK_SIZE, QUICK_STEPS = 2, 32, 12  # of the paper's epochs; pixels; steps
+QUICK_INTERVAL = 4  # over the paper's: a selection takes as long as an epoch of digits
 QUICK_SECONDS = 10  # for measuring steps while profiling
 
 

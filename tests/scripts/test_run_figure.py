@@ -97,7 +97,7 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
     table = dataclasses.replace(make_table(model), settings=table_settings(settings))
     table.details["environment"] = environment()
     table.save(table_folder(settings, tmp_path))
-    steps, validation_ms = 8 * (898 // 64), 8 * 15 * table.forward_ms
+    steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
     for job in jobs:
         mask = trainable_mask(job.command.train_type, model, job.command.training.trained_layers)
         rho = job.command.training.rho
