@@ -112,7 +112,7 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
         table,
         settings.deadline,
         dataset.steps_per_epoch,
-        -(-dataset.test_count // dataset.batch_size),
+        dataset.test_batches,
         settings.head_epochs,
         settings.num_epochs,
     )

@@ -69,8 +69,7 @@ class Task(NamedTuple):
 
 
 def _fixed(train_type: str, task: Task) -> Scheme:
-    schedule = Schedule.of(task.settings, task.data.steps_per_epoch)
-    return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers), schedule.head_steps)
+    return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers))
 
 
 def _elastic(

@@ -6,6 +6,7 @@ Results record the environment, because times depend on it. Importing this file 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import platform
@@ -58,6 +59,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _commit() -> str | None:
     """The commit of this checkout, with "-dirty" if files have changed since; None if it is no checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]

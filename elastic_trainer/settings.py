@@ -151,7 +151,7 @@ class Settings:
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 10.0
     feature_cache: str = "float32"
-    head_epochs: int = RECIPES["paper"]["head_epochs"]
+    head_epochs: int = 0
     head_learning_rate: float = 1e-2
     gradient_clipping: float | None = None
 

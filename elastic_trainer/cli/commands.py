@@ -267,9 +267,8 @@ def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -
         parts += [f"--{name}", str(getattr(network, name))]
     if network.mixed_precision:
         parts.append("--mixed_precision")
-    if (
-        network.clips_gradients or data.dataset_name == "image_folder"
-    ):  # the time does not depend on how much is clipped
+    if network.clips_gradients or data.dataset_name == "image_folder":
+        # Times do not depend on how much is clipped.
         parts += ["--gradient_clipping", f"{CLIPPING:g}" if network.clips_gradients else "0"]
     for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):
         if str(value) not in ("None", "logs"):

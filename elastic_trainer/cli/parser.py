@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,6 +91,11 @@ def duration(text: str) -> float:
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"must be a time above 0 such as 3600, 90m or 2.5h, not '{text}'")
     return seconds
+
+
+def as_words(flags: Mapping[str, Any]) -> list[str]:
+    """Flags, value by name, as the words of a command line."""
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

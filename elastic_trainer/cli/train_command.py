@@ -136,10 +136,9 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: goes with --augment flip_rotate only; leave it out")
-    if args.head_epochs and args.train_type == "prunetrain":
-        raise UserError("--head_epochs: does not go with --train_type prunetrain; leave it out")
-    if args.mixed_precision and args.train_type == "prunetrain":
-        raise UserError("--mixed_precision: does not go with --train_type prunetrain; leave it out")
+    for name in ("head_epochs", "mixed_precision"):
+        if getattr(args, name) and args.train_type == "prunetrain":
+            raise UserError(f"--{name}: does not go with --train_type prunetrain; leave it out")
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:

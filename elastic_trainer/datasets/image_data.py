@@ -157,6 +157,11 @@ class ImageData:
         return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)
 
     @property
+    def test_batches(self) -> int:
+        """How many batches of test images there are; the last may be smaller."""
+        return -(-self.test_count // self.batch_size)
+
+    @property
     def guessing_loss(self) -> float:
         """Cross-entropy of predicting each class's share of the training images, whatever the image."""
         shares = np.bincount(self._train.labels) / self.train_count

@@ -77,18 +77,14 @@ class Scheme:
 
 
 class FixedScheme(Scheme):
-    """The same tensors from step `start` to the end.
+    """The same tensors from start to end.
 
     Args:
         mask: bool [N] over `model.trainable_variables`.
     """
 
-    def __init__(self, mask: np.ndarray, start: int = 0) -> None:
-        self._mask, self._start = mask, start
-
-    def is_due(self, step: int) -> bool:
-        """See `Scheme.is_due`."""
-        return step == self._start
+    def __init__(self, mask: np.ndarray) -> None:
+        self._mask = mask
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """See `Scheme.select`."""
@@ -112,7 +108,7 @@ class HeadFirst(Scheme):
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
-        return step == 0 or (step >= self._head_steps and self._scheme.is_due(step))
+        return step in (0, self._head_steps) or (step > self._head_steps and self._scheme.is_due(step))
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """See `Scheme.select`."""
@@ -306,6 +302,6 @@ def make_budget(
         schedule.total_steps,
         schedule.epochs,
         selections,
-        validation_batches=-(-data.test_count // data.batch_size),
+        validation_batches=data.test_batches,
         share=share,
     )

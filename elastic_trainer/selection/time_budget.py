@@ -268,25 +268,28 @@ class DeadlineBudget(TimeBudget):
 
         A gradient pass after that step, and the slower first step of a new graph, must fit into the margin.
         """
-        first_seconds = self._first_validation_seconds(progress.slowdown or 1.0)
+        first_seconds = _first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
         needed = VALIDATION_MARGIN * max(progress.validation_seconds, default=first_seconds)
         needed += sum(progress.step_ms[-1:]) / 1e3
         if selection_is_due:
             needed += progress.selection_seconds or 0.0
         return progress.elapsed_seconds + needed > self._seconds
 
-    def _first_validation_seconds(self, slowdown: float) -> float:
-        return FIRST_VALIDATION * self._validation_batches * self.table.forward_ms / 1e3 * slowdown
-
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
         """Seconds to keep for validations and selections still to come."""
-        validation, selection = self._first_validation_seconds(slowdown), progress.selection_seconds
+        validation = _first_validation_seconds(self.table, self._validation_batches) * slowdown
+        selection = progress.selection_seconds
         if progress.validation_seconds:
             validation = statistics.median(progress.validation_seconds)
         if selection is None:
             selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)
         return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selections_left * selection
+
+
+def _first_validation_seconds(table: TimingTable, batches: int) -> float:
+    """What a validation takes at the table's speed, until one is measured."""
+    return FIRST_VALIDATION * batches * table.forward_ms / 1e3
 
 
 def deadline_epochs(
@@ -303,7 +306,7 @@ def deadline_epochs(
         head_epochs: that come before, from cached features; each image passes through the network about twice.
         most: epochs that are enough at any rho.
     """
-    validation = FIRST_VALIDATION * validation_batches * table.forward_ms / 1e3
+    validation = _first_validation_seconds(table, validation_batches)
     left = seconds - head_epochs * validation - min(head_epochs, 2) * steps_per_epoch * table.forward_ms / 1e3
     full = steps_per_epoch * table.full_step_ms / 1e3
     at_deadline_rho, at_rho_1 = (int(left / (rho * full + validation)) for rho in (DEADLINE_RHO, 1.0))

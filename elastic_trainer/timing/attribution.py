@@ -154,10 +154,10 @@ def _features_mb(
             lowest[before] = min(lowest[before], reached[i])
     added = np.zeros(count + 2)  # at each depth
     for i in np.flatnonzero(in_forward & reads_images & (reached >= 0) & (lowest < reached)).tolist():
-        shapes = [(output.dtype.size, output.shape.num_elements()) for output in operations[i].outputs[:1]]
-        megabytes = sum(1e-6 * size * (elements or 0) for size, elements in shapes)
-        added[lowest[i] + 1] += megabytes
-        added[reached[i] + 1] -= megabytes
+        for output in operations[i].outputs[:1]:  # of several, the others are small
+            megabytes = 1e-6 * output.dtype.size * (output.shape.num_elements() or 0)
+            added[lowest[i] + 1] += megabytes
+            added[reached[i] + 1] -= megabytes
     return np.maximum(np.cumsum(added)[1 : count + 1], 0.0)
 
 

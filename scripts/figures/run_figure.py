@@ -30,7 +30,16 @@ from paper_figures import EGO, FIGURES, Run
 import utils
 from elastic_trainer.cli.commands import TrainCommand, profiler_flags
 from elastic_trainer.cli.flags import add_data_flags
-from elastic_trainer.cli.parser import OneLineParser, count, network, one_of, stem_to_write, weights, whole_number
+from elastic_trainer.cli.parser import (
+    OneLineParser,
+    as_words,
+    count,
+    network,
+    one_of,
+    stem_to_write,
+    weights,
+    whole_number,
+)
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
@@ -127,7 +136,7 @@ def _job(run: Run, args: argparse.Namespace) -> Job:
         if getattr(args, name) is not None:
             shared[name] = getattr(args, name)
     train = {**shared, **run.flags(), "run_name": run_name(run)}
-    flags = [*_flags(train), *args.more]
+    flags = [*as_words(train), *args.more]
     command = parse_training(flags)
     if command.network.num_classes is None:
         command = command.with_classes(_count_classes(command.data))
@@ -147,10 +156,6 @@ def _quick(run: Run, is_replaced: bool) -> Run:
     if run.model_name != "mobilenetv2" and not is_replaced:
         run = replace(run, num_epochs=1, max_steps=paper_figures.QUICK_STEPS)
     return run
-
-
-def _flags(values: dict[str, Any]) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def _count_classes(images: DataSettings) -> int:

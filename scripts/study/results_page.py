@@ -20,15 +20,21 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
+from common import ROOT
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
 BLOCK = re.compile(r"<!-- (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
-COLOURS = {"full": "#d55e00", "elastic": "#0072b2", "upper": "#6a3d9a", "random": "#b2df8a", "head": "#009e73"}
-OTHER_COLOUR = "#cc79a7"
+SCHEMES = {  # by the first word of a setting
+    "full": "full_training",
+    "elastic": "elastic_training",
+    "upper": "elastic_training_upper_part",
+    "random": "elastic_training_random",
+    "head": "traditional_tl_training",
+    "BN+Bias": "bn_plus_bias_training",
+}
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -92,7 +98,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
             [p.seconds.mean() for p in here],
             [100 * p.accuracies.mean() for p in here],
             [100 * p.accuracies.std(ddof=1) if len(p.accuracies) > 1 else 0.0 for p in here],
-            color=COLOURS.get(scheme, OTHER_COLOUR),
+            color=plotting.LOOKS[SCHEMES[scheme]].colour,
             ls=dashes,
             marker="o",
             ms=3,

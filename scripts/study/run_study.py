@@ -23,17 +23,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
+from common import ROOT
 from study_data import DATA, split_folder
 from study_runs import PARTS, StudyRun
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, count, existing_file, folder, one_of
+from elastic_trainer.cli.parser import OneLineParser, as_words, count, existing_file, folder, one_of
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.runs.reader import is_finished, read_run
 from utils import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 FROM_SUMMARY = (
     "steps",
@@ -77,7 +77,7 @@ class Study:
             "gradient_clipping": clipping,
             "logdir": args.logdir / args.data,
         }
-        return words(flags)
+        return as_words(flags)
 
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
         """Flags of main.py for each run, by its name. Timing tables are made if they are missing."""
@@ -94,12 +94,13 @@ class Study:
                 raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
-            images = self._args.logdir / "data" / f"{self._args.data}_{split}" / "train"
-            steps_per_epoch = sum(1 for _ in images.glob("*/*")) // self._args.batch_size
+            assert command.data.data_dir is not None, "the shared flags name it"
+            photos = (command.data.data_dir / "train").glob("*/*")
+            steps_per_epoch = sum(1 for _ in photos) // self._args.batch_size
             for run in runs:
                 if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
                     flags = {**run.flags(table, masks, steps_per_epoch), "run_name": run.name}
-                    found[run.name] = [*shared, *words(flags), "--resume"]
+                    found[run.name] = [*shared, *as_words(flags), "--resume"]
         return found
 
     def folder(self, run: StudyRun) -> Path:
@@ -163,7 +164,7 @@ class Study:
             "seed": run.seed,
             **{name: summary.get(name) for name in FROM_SUMMARY},
             "commit": place.get("commit"),
-            "tensorflow": place.get("tensorflow"),
+            "tensorflow": place["packages"]["tensorflow"],
             "processor": place.get("processor"),
             "curve": " ".join(
                 f"{seconds:.1f}:{accuracy:.4f}"
@@ -172,11 +173,6 @@ class Study:
                 )
             ),
         }
-
-
-def words(flags: dict[str, Any]) -> list[str]:
-    """Flags as the words of a command line."""
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
 def study_parser() -> OneLineParser:

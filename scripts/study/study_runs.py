@@ -21,8 +21,6 @@ from elastic_trainer.timing.table import TimingTable
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
-# Measured step over the table's (part `rates`): scales that train without their kernels cannot be folded.
-OVER_TABLE = {"bn_plus_bias_training": 1.4}
 BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
 RHOS = (0.25, 0.4, 0.6)
 # The learning rate by scheme, as the part `rates` found.
@@ -106,7 +104,7 @@ class StudyRun:
             step_ms = self.rho * table.full_step_ms
             left -= self.selections * SELECTION_SECONDS
         elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
-            step_ms = table.predict_ms(masks[self.train_type], COMPUTED) * OVER_TABLE.get(self.train_type, 1.0)
+            step_ms = table.predict_ms(masks[self.train_type], COMPUTED)
         else:
             step_ms = table.full_step_ms
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)

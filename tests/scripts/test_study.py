@@ -41,7 +41,7 @@ def test_steps_fill_the_budget_by_the_table(train_type):
     steps = run.flags(table, masks, STEPS)["max_steps"]
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
     if step_ms is None:
-        step_ms = 1.4 * table.predict_ms(masks[train_type])
+        step_ms = table.predict_ms(masks[train_type])
     seconds = steps * (step_ms + LOOP_MS) / 1e3 + (4.5 if is_elastic(train_type) else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
 

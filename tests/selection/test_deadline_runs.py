@@ -11,9 +11,9 @@ import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.selection import time_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
-from elastic_trainer.selection.time_budget import DeadlineBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.step import Evaluation, TrainStep
 from utils import Stopped
@@ -101,9 +101,8 @@ def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkey
     FakeTime(monkeypatch)
     pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, images, labels: pass_ms)
-    # 3 s at the measured slowdown; 0 s before the run, so that the deadline is accepted.
-    seconds = {1.0: 0.0, 3.0: 3.0}
-    monkeypatch.setattr(DeadlineBudget, "_first_validation_seconds", lambda budget, slowdown: seconds[slowdown])
+    accepting = iter([0.0])  # so that the deadline is accepted; then 1 s by the table, 3 s at the measured slowdown
+    monkeypatch.setattr(time_budget, "_first_validation_seconds", lambda table, batches: next(accepting, 1.0))
     summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
