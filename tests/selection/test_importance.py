@@ -12,8 +12,25 @@ from elastic_trainer.training.step import TrainStep, classification_loss
 from utils import UserError
 
 
+def without_dropout(model):
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    return model
+
+
+def gradients_on(model, images, labels):
+    """Loss and gradients on one batch, in eager TensorFlow."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = classification_loss(labels, model(images, training=True))
+    return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_measuring_importance_restores_all_variables(name, small_model, small_data):
+@pytest.mark.parametrize("batches", [1, 3])
+def test_measuring_importance_restores_all_variables(batches, name, small_model, small_data):
     optimizer = built_optimizer(name, small_model)
     step = TrainStep(small_model, optimizer, BATCH)
     for images, labels in pairs(small_data.train(0)):
@@ -22,7 +39,7 @@ def test_measuring_importance_restores_all_variables(name, small_model, small_da
     assert any("seed" in v.path for v in everything)
     before = values(everything)
     evaluator = ImportanceEvaluator(small_model, BATCH)
-    evaluator(optimizer, small_data.importance_batches(0))
+    evaluator(optimizer, small_data.importance_batches(0, batches))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     [(images, labels)] = small_data.importance_batches(1)
@@ -33,28 +50,17 @@ def test_measuring_importance_restores_all_variables(name, small_model, small_da
 @pytest.mark.parametrize(("rate", "share"), [(1e-4, 1.0), (0.05, 1e-4 / 0.05)])
 def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share, small_data):
     """Compared with the definition in eager TensorFlow (there is no momentum yet, so dw = -lr·g)."""
-    import tensorflow as tf
-
-    model = make_small_model()
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
-    decay = 0.1
+    model, decay = without_dropout(make_small_model()), 0.1
     optimizer = built_optimizer("sgd", model, rate, decay)
     [(images, labels)] = small_data.importance_batches(0)
 
-    def gradients():
-        with tf.GradientTape() as tape:
-            loss = classification_loss(labels, model(images, training=True))
-        return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
-
     measured = ImportanceEvaluator(model, BATCH)(optimizer, [(images, labels)])
-    loss_before, first = gradients()
+    loss_before, first = gradients_on(model, images, labels)
     start = values(model.trainable_variables)
     updates = [-rate * (decay * weights + gradient.numpy()) for weights, gradient in zip(start, first, strict=True)]
     for variable, weights, update in zip(model.trainable_variables, start, updates, strict=True):
         variable.assign(weights + share * update)
-    loss_after, second = gradients()
+    loss_after, second = gradients_on(model, images, labels)
     expected = np.array([-np.sum(g.numpy() * update) for g, update in zip(second, updates, strict=True)])
     np.testing.assert_allclose(measured, expected / np.abs(expected).max(), rtol=1e-3, atol=1e-6)
     assert np.abs(measured).max() == pytest.approx(1.0)
@@ -63,8 +69,6 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share,
 
 @pytest.mark.parametrize(("evaluator", "of"), [(WeightMagnitude, "weights"), (GradientMagnitude, "gradients")])
 def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, small_model, small_data):
-    import tensorflow as tf
-
     optimizer = built_optimizer("sgd", small_model)
     [(images, labels)] = small_data.importance_batches(0)
     everything = [*small_model.variables, *optimizer.variables]
@@ -74,22 +78,29 @@ def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, 
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     expected = values(small_model.trainable_variables)
     if of == "gradients":
-        with tf.GradientTape() as tape:
-            loss = classification_loss(labels, small_model(images, training=True))
-        expected = [g.numpy() for g in tape.gradient(loss, [v.value for v in small_model.trainable_variables])]
+        expected = [g.numpy() for g in gradients_on(small_model, images, labels)[1]]
     sums = np.array([np.abs(array).sum() for array in expected])
     np.testing.assert_allclose(measured, sums / sums.max(), rtol=1e-4, atol=1e-7)
 
 
-def test_importance_over_several_batches_is_their_mean(small_model, small_data):
-    optimizer = built_optimizer("adam", small_model)
-    evaluator = ImportanceEvaluator(small_model, BATCH)
-    batches = small_data.importance_batches(0, 3)
-    assert len(batches) == 3 and (batches[0][0].numpy() != batches[1][0].numpy()).any()
+def test_importance_over_several_batches_judges_an_update_on_the_other_batches(small_data):
+    """Compared with all pairs of different batches in eager TensorFlow."""
+    model, rate, decay = without_dropout(make_small_model()), 0.05, 0.1
+    optimizer = built_optimizer("sgd", model, rate, decay)
+    batches = small_data.importance_batches(0, 4)
+    assert (batches[0][0].numpy() != batches[1][0].numpy()).any()
     np.testing.assert_array_equal(batches[0][0], small_data.importance_batches(0)[0][0])
-    single = [np.array([float(one) for one in evaluator._measure(optimizer, *batch)]) for batch in batches]
-    mean = np.mean(single, axis=0)
-    np.testing.assert_allclose(evaluator(optimizer, batches), mean / np.abs(mean).max(), rtol=1e-4, atol=1e-7)
+    measured = ImportanceEvaluator(model, BATCH)(optimizer, batches)
+    start, gradients = values(model.trainable_variables), [gradients_on(model, *batch)[1] for batch in batches]
+    pairs = [
+        [np.sum(g.numpy() * rate * (decay * w + dw.numpy())) for g, dw, w in zip(judged, made, start, strict=True)]
+        for judged in gradients
+        for made in gradients
+        if made is not judged
+    ]
+    assert len(pairs) == 12
+    mean = np.mean(pairs, axis=0)
+    np.testing.assert_allclose(measured, mean / np.abs(mean).max(), rtol=1e-3, atol=1e-6)
 
 
 def test_timing_a_gradient_pass_restores_the_random_state(small_model, small_data):
