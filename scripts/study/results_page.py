@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-"""Bring the tables and pictures of docs/results.md up to date with the files in docs/results/.
+"""Bring the tables of docs/results.md and README.md, and the pictures, up to date with the files in docs/results/.
 
-Each table stands between `<!-- NAME -->` and `<!-- end -->`; NAME is that of a CSV file of run_study.py.
+Each table stands between `<!-- KIND NAME -->` and `<!-- end -->`; KIND is one of `TABLES`, NAME that of a CSV file of
+run_study.py.
 
     python scripts/study/results_page.py
 """
@@ -21,12 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
+from study_runs import scheme_of
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
 
-RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
-BLOCK = re.compile(r"<!-- (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
+RESULTS, PAGES = ROOT / "docs" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
+BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
+SHARE = 1 / 4  # of full training's time, for the short table
+SAME = 0.01  # accuracy below full training's that counts as reached
 SCHEMES = {  # by the first word of a setting
     "full": "full_training",
     "elastic": "elastic_training",
@@ -34,7 +38,9 @@ SCHEMES = {  # by the first word of a setting
     "random": "elastic_training_random",
     "head": "traditional_tl_training",
     "BN+Bias": "bn_plus_bias_training",
+    "PruneTrain": "prunetrain",
 }
+MEASURED = ("final_accuracy", "train_seconds", "peak_memory_mb")
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -44,6 +50,7 @@ class Point(NamedTuple):
     Attributes:
         accuracies: after the last epoch, 0…1.
         seconds: of training.
+        memory_mb: the most that a run took.
     """
 
     setting: str
@@ -51,16 +58,22 @@ class Point(NamedTuple):
     rate: float
     accuracies: np.ndarray
     seconds: np.ndarray
+    memory_mb: np.ndarray
 
 
 def read_points(path: Path) -> list[Point]:
     """The points of a CSV file of run_study.py, in its order. Raises `UserError` if it cannot be read."""
-    found: dict[tuple[str, float, float], list[tuple[float, float]]] = {}
-    with utils.reading(path), path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            key = row["setting"], float(row["budget"]), float(row["learning_rate"])
-            found.setdefault(key, []).append((float(row["final_accuracy"]), float(row["train_seconds"])))
+    found: dict[tuple[str, float, float], list[list[float]]] = {}
+    for row in read_rows(path):
+        key = row["setting"], float(row["budget"]), float(row["learning_rate"])
+        found.setdefault(key, []).append([float(row[name]) for name in MEASURED])
     return [Point(*key, *np.array(values).T) for key, values in found.items()]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file. Raises `UserError` if it cannot be read."""
+    with utils.reading(path), path.open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def spread(values: np.ndarray, digits: int = 1) -> str:
@@ -69,19 +82,51 @@ def spread(values: np.ndarray, digits: int = 1) -> str:
     return mean if len(values) == 1 else f"{mean} ± {values.std(ddof=1):.{digits}f}"
 
 
-def table(points: Sequence[Point]) -> str:
+def table(path: Path) -> str:
     """A row a setting; columns are budgets, or learning rates if these differ at one budget."""
+    points = read_points(path)
     by_rate = len({(point.setting, point.budget) for point in points}) < len(points)
     columns = sorted({point.rate if by_rate else point.budget for point in points})
     heads = [f"rate {value:g}" if by_rate else f"{value:g} of full training's time" for value in columns]
-    lines = [" | ".join(["| setting", *heads]) + " |", "|---" * (len(columns) + 1) + "|"]
+    rows = []
     for setting in dict.fromkeys(point.setting for point in points):
         cells = []
         for column in columns:
             here = [p for p in points if p.setting == setting and (p.rate if by_rate else p.budget) == column]
             cells.append(f"{spread(100 * here[0].accuracies)} % ({spread(here[0].seconds, 0)} s)" if here else "")
-        lines.append(" | ".join([f"| {setting}", *cells]) + " |")
-    return "\n".join(lines)
+        rows.append([setting, *cells])
+    return _lines(["setting", *heads], rows)
+
+
+def short_table(path: Path) -> str:
+    """What each setting reaches in `SHARE` of full training's time, the best first, and where that was measured."""
+    points = read_points(path)
+    [full] = [point for point in points if point.setting == "full" and point.budget == 1]
+    aim = full.accuracies.mean() - SAME
+    here = [point for point in points if point.budget == SHARE]
+    rows = [["full training, 12 epochs", *_measured(full), f"{full.seconds.mean():.0f} s"]]
+    for point in sorted(here, key=lambda point: -point.accuracies.mean()):
+        same = [p for p in points if p.setting == point.setting and p.accuracies.mean() >= aim]
+        seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
+        rows.append([point.setting, *_measured(point), seconds])
+    heads = ["scheme", "test accuracy", "training time", "peak memory", "full training's accuracy less 1 point in"]
+    places = {(row["processor"], row["tensorflow"]) for row in read_rows(path)}
+    commits = sorted({row["commit"] for row in read_rows(path)})
+    where = "; ".join(f"one core of {processor}, TensorFlow {version}" for processor, version in sorted(places))
+    return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
+
+
+def _measured(point: Point) -> list[str]:
+    accuracy, memory = spread(100 * point.accuracies), point.memory_mb.max() / 1e3
+    return [f"{accuracy} %", f"{spread(point.seconds, 0)} s", f"{memory:.1f} GB"]
+
+
+def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+TABLES = {"all": table, "short": short_table}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
@@ -90,7 +135,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
     seen: dict[str, int] = {}
     for setting in dict.fromkeys(point.setting for point in points):
-        scheme = setting.split()[0]
+        scheme = scheme_of(setting)
         dashes = DASHES[seen.setdefault(scheme, 0) % len(DASHES)]
         seen[scheme] += 1
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
@@ -114,15 +159,16 @@ def updated(page: str) -> str:
     """The page with the tables of the present files."""
 
     def block(match: re.Match[str]) -> str:
-        name = match["name"]
-        return f"<!-- {name} -->\n{table(read_points(RESULTS / f'{name}.csv'))}\n<!-- end -->"
+        kind, name = match["kind"], match["name"]
+        return f"<!-- {kind} {name} -->\n{TABLES[kind](RESULTS / f'{name}.csv')}\n<!-- end -->"
 
     return BLOCK.sub(block, page)
 
 
 def main() -> None:
     OneLineParser(prog="results_page.py", description=__doc__).parse_args()
-    utils.write_text(PAGE, updated(PAGE.read_text(encoding="utf-8")))
+    for page in PAGES:
+        utils.write_text(page, updated(page.read_text(encoding="utf-8")))
     for path in sorted(RESULTS.glob("budget_*.csv")):
         draw(read_points(path), path.with_suffix(""), path.stem.partition("_")[2])
 

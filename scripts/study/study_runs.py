@@ -21,10 +21,22 @@ from elastic_trainer.timing.table import TimingTable
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
-BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
+BUDGETS = (1 / 4, 1 / 2, 1 / 8, 1.0)
+OTHER_BUDGETS = (1 / 4,)  # of the settings that are not DECIDING
 RHOS = (0.25, 0.4, 0.6)
+DECIDING = ("full", "elastic 0.4", "upper 0.4")
+TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4, 3 selections", "BN+Bias", "head")
+IMPORTANCE_BATCHES = 16
 # The learning rate by scheme, as the part `rates` found.
-TUNED = {"full": 3e-3, "elastic": 3e-3, "upper": 1e-2, "random": 3e-3, "BN+Bias": 3e-3, "head": 3e-3}
+TUNED = {
+    "full": 3e-3,
+    "elastic": 3e-3,
+    "upper": 1e-2,
+    "random": 3e-3,
+    "BN+Bias": 3e-3,
+    "head": 3e-3,
+    "PruneTrain": 3e-3,
+}
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3)
 ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
@@ -54,7 +66,7 @@ class StudyRun:
     budget: float
     seed: int = 0
     rho: float | None = None
-    selections: int = 3
+    selections: int = 1
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -89,11 +101,12 @@ class StudyRun:
         """How many steps fit into the budget after those of the head."""
         views = 2  # with --augment flip
         full_seconds = EPOCHS * steps_per_epoch * (table.full_step_ms + LOOP_MS) / 1e3
-        head_ms = table.predict_ms(masks["traditional_tl_training"], CACHED) + LOOP_MS
+        is_cached = self.more.get("feature_cache") != "off"
+        head_ms = table.predict_ms(masks["traditional_tl_training"], CACHED if is_cached else COMPUTED) + LOOP_MS
 
         def head_seconds(epochs: float) -> float:
-            making = min(epochs, views) * steps_per_epoch * table.forward_ms / 1e3  # its images' features
-            return making + epochs * steps_per_epoch * head_ms / 1e3
+            making_ms = min(epochs, views) * table.forward_ms if is_cached else 0.0  # its images' features
+            return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
 
         left = self.budget * full_seconds - head_seconds(self.more.get("head_epochs", 0))
         if self.train_type == "traditional_tl_training":
@@ -110,45 +123,58 @@ class StudyRun:
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)
 
 
-def _settings(part: str, data: str, split: str, rhos: Sequence[float]) -> list[StudyRun]:
-    """The schemes that are compared under a budget, all with the robust recipe; rate, budget and seed are open.
+def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
+    """The schemes that are compared under a budget, by label, all with the robust recipe but PruneTrain.
 
-    Selected once, tensors train from the same features to the end; importance is then the mean over 16 batches.
+    Rate, budget and seed are open. Elastic training selects once, after the head, unless its label says otherwise.
     """
-    run = StudyRun(part, "full", data, split, "full_training", 1e-3, 1.0, more=ROBUST)
-    elastic = replace(run, train_type="elastic_training", selections=1, more={**ROBUST, "importance_batches": 16})
-    upper = replace(run, train_type="elastic_training_upper_part", selections=1)
+    run = StudyRun(part, "", data, split, "full_training", 1e-3, 1.0, more=ROBUST)
+    elastic = replace(run, train_type="elastic_training", more={**ROBUST, "importance_batches": IMPORTANCE_BATCHES})
+    upper = replace(run, train_type="elastic_training_upper_part")
     clipped = {"gradient_clipping": ROBUST["gradient_clipping"]}
-    return [
-        *(replace(elastic, label=f"elastic {rho:g} once", rho=rho) for rho in rhos),
-        *(replace(upper, label=f"upper {rho:g} once", rho=rho) for rho in rhos),
-        run,
-        replace(run, label="elastic 0.4", train_type="elastic_training", rho=0.4),
-        replace(run, label="random 0.4", train_type="elastic_training_random", rho=0.4),
-        replace(run, label="BN+Bias", train_type="bn_plus_bias_training"),
-        replace(run, label="head", train_type="traditional_tl_training", more=clipped),
-    ]
+    found = {
+        "full": run,
+        **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
+        **{f"upper {rho:g}": replace(upper, rho=rho) for rho in RHOS},
+        "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
+        "elastic 0.4, no cache": replace(elastic, rho=0.4, more={**elastic.more, "feature_cache": "off"}),
+        "random 0.4, 3 selections": replace(run, train_type="elastic_training_random", rho=0.4, selections=3),
+        "BN+Bias": replace(run, train_type="bn_plus_bias_training"),
+        "head": replace(run, train_type="traditional_tl_training", more=clipped),
+        "head, no cache": replace(run, train_type="traditional_tl_training", more={**clipped, "feature_cache": "off"}),
+        "PruneTrain": replace(run, train_type="prunetrain", more=clipped),
+    }
+    return {label: replace(setting, label=label) for label, setting in found.items()}
+
+
+def scheme_of(label: str) -> str:
+    """The scheme of a setting, as in `TUNED`."""
+    return label.replace(",", " ").split()[0]
 
 
 def rates(data: str, seeds: int) -> list[StudyRun]:
     """The learning rate of each scheme, tuned on val at a quarter of full training's time."""
+    settings = _settings("rates", data, "val")
     return [
-        replace(setting, rate=rate, budget=1 / 4, seed=seed)
+        replace(settings[label], rate=rate, budget=1 / 4, seed=seed)
         for seed in range(seeds)
         for rate in RATES
-        for setting in _settings("rates", data, "val", rhos=(0.4,))
+        for label in TUNED_LABELS
     ]
 
 
 def budget(data: str, seeds: int) -> list[StudyRun]:
-    """What each scheme reaches in a share of full training's time, on test, at the rate tuned on val."""
-    settings = _settings("budget", data, "test", RHOS)
+    """What each scheme reaches in a share of full training's time, on test, at the rate tuned on val.
+
+    The settings that decide get `seeds` runs at each budget, the others one; what decides comes first.
+    """
+    settings = _settings("budget", data, "test")
+    deciding = [(label, share) for share in BUDGETS for label in DECIDING if share < 1 or label == "full"]
+    others = [(label, share) for share in OTHER_BUDGETS for label in settings if label not in DECIDING]
+    runs = [(label, share, 0) for label, share in (*deciding, *others)]
+    runs += [(label, share, seed) for seed in range(1, seeds) for label, share in deciding]
     return [
-        replace(setting, rate=TUNED[setting.label.split()[0]], budget=share, seed=seed)
-        for seed in range(seeds)
-        for share in BUDGETS
-        for setting in settings
-        if share < 1 or setting.label == "full"
+        replace(settings[label], rate=TUNED[scheme_of(label)], budget=share, seed=seed) for label, share, seed in runs
     ]
 
 

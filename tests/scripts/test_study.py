@@ -7,7 +7,7 @@ import pytest
 import results_page
 from conftest import make_small_model, make_table
 from study_data import split_folder
-from study_runs import EPOCHS, LOOP_MS, PARTS, StudyRun
+from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
 
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.selection.schemes import FIXED_MASKS
@@ -42,7 +42,7 @@ def test_steps_fill_the_budget_by_the_table(train_type):
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
     if step_ms is None:
         step_ms = table.predict_ms(masks[train_type])
-    seconds = steps * (step_ms + LOOP_MS) / 1e3 + (4.5 if is_elastic(train_type) else 0)
+    seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if is_elastic(train_type) else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
 
 
@@ -69,17 +69,52 @@ def test_missing_data_set_is_one_clear_line(tmp_path):
         split_folder(tmp_path, "grocery", "val", tmp_path)
 
 
+def write_results(folder, rows):
+    """A file of runs: (setting, budget, learning rate, seed, accuracy, seconds, MB)."""
+    columns = [
+        "setting",
+        "budget",
+        "learning_rate",
+        "seed",
+        *results_page.MEASURED,
+        "commit",
+        "tensorflow",
+        "processor",
+    ]
+    path = folder / "budget_x.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *([*row, "c0ffee", "2.21.0", "EPYC"] for row in rows)])
+    return path
+
+
+FULL = [("full", 0.25, 0.003, seed, accuracy, 10.0, 900.0) for seed, accuracy in enumerate((0.5, 0.6, 0.7))]
+HEAD = ("head", 0.5, 0.01, 0, 0.4, 3.4, 800.0)
+
+
 def test_table_has_mean_and_spread_over_seeds(tmp_path):
-    columns = ["setting", "budget", "learning_rate", "seed", "final_accuracy", "train_seconds"]
-    rows = [("full", 0.25, 0.003, seed, accuracy, 10.0) for seed, accuracy in enumerate((0.5, 0.6, 0.7))]
-    rows.append(("head", 0.5, 0.01, 0, 0.4, 3.4))
-    with (tmp_path / "budget_x.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
-    lines = results_page.table(results_page.read_points(tmp_path / "budget_x.csv")).splitlines()
+    lines = results_page.table(write_results(tmp_path, [*FULL, HEAD])).splitlines()
     assert lines[0] == "| setting | 0.25 of full training's time | 0.5 of full training's time |"
     assert lines[2:] == ["| full | 60.0 ± 10.0 % (10 ± 0 s) |  |", "| head |  | 40.0 % (3 s) |"]
 
 
-def test_page_shows_the_present_files():
-    page = results_page.PAGE.read_text(encoding="utf-8")
+def test_short_table_says_when_full_training_is_reached(tmp_path):
+    rows = [
+        *FULL,
+        HEAD,
+        ("full", 1.0, 0.003, 0, 0.8, 40.0, 950.0),
+        ("elastic 0.4", 0.25, 0.003, 0, 0.75, 11.0, 1000.0),
+        ("elastic 0.4", 0.5, 0.003, 0, 0.791, 21.0, 1100.0),
+    ]
+    lines = results_page.short_table(write_results(tmp_path, rows)).splitlines()
+    assert lines[2:5] == [
+        "| full training, 12 epochs | 80.0 % | 40 s | 0.9 GB | 40 s |",
+        "| elastic 0.4 | 75.0 % | 11 s | 1.0 GB | 21 s |",
+        "| full | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
+    ]
+    assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
+
+
+@pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
+def test_page_shows_the_present_files(path):
+    page = path.read_text(encoding="utf-8")
     assert page == results_page.updated(page), "run python scripts/study/results_page.py"
