@@ -11,7 +11,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import keras
 import numpy as np
@@ -38,15 +37,15 @@ class ImportanceEvaluator:
     updates of all tensors together pass the minimum of a batch, and hardly any tensor is left with a positive
     importance. So s is such that the trial is never larger than at `TRIAL_RATE`.
 
-    On several batches, I_k is the mean of -sum(g_b(w) * dw_a) over all pairs of different batches a and b. On its own
-    batch every update lowers the loss, noise too, and in a pretrained network most of a small batch's gradient is noise
-    (docs/results.md). Between batches noise cancels on average.
+    On several batches, I_k = -sum(g(w) * dw): dw is made from the mean gradient of one half of them, g is the mean
+    gradient of the other half, and the mean is taken of both ways. On the images that it is made from, every update
+    lowers the loss, that of noise too, and in a pretrained network most of a small batch's gradient is noise
+    (docs/results.md). On other images noise cancels on average.
     """
 
     def __init__(self, model: keras.Model, batch_size: int) -> None:
-        self._model, self._spec = model, batch_spec(model, batch_size)
+        self._model = model
         self._is_warm = False
-        self._optimizer: keras.optimizers.Optimizer | None = None  # that the traced functions are of
         variables = [variable.value for variable in model.trainable_variables]
         scale = FLOAT16_SCALE if in_float16() else 1.0
 
@@ -64,7 +63,7 @@ class ImportanceEvaluator:
             ]
             return [gradient / scale for gradient in filled] if scale != 1 else filled
 
-        self._gradients = tf.function(gradients, autograph=False).get_concrete_function(*self._spec)
+        self._gradients = tf.function(gradients, autograph=False).get_concrete_function(*batch_spec(model, batch_size))
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -75,7 +74,7 @@ class ImportanceEvaluator:
             UserError: it is not finite.
         """
         batches = [*batches]
-        importance = np.array(self._measure(optimizer, batches), np.float64)
+        importance = self._measure(optimizer, batches)
         if not np.isfinite(importance).all():
             step = int(optimizer.iterations)
             is_trial_the_cause = all(self._has_finite_gradients(*batch) for batch in batches)
@@ -84,62 +83,44 @@ class ImportanceEvaluator:
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         """Importance [N] before it is normalised."""
-        if self._optimizer is not optimizer:  # tracing takes as long as some hundred steps of a small network
-            self._trial = tf.function(partial(self._trial_importance, optimizer), autograph=False)
-            self._sums = tf.function(partial(self._summed, optimizer), autograph=False)
-            self._optimizer = optimizer
         if len(batches) == 1:
-            return np.array(self._trial(*batches[0]))
-        zeros = [tf.zeros_like(variable.value) for variable in self._model.trainable_variables]
-        sums = zeros, zeros, tf.zeros(len(zeros))
-        for batch in batches:
-            sums = self._sums(*batch, *sums)
-        gradients, updates, own = sums
-        every = [float(tf.reduce_sum(gradient * update)) for gradient, update in zip(gradients, updates, strict=True)]
-        return (own.numpy() - every) / (len(batches) * (len(batches) - 1))
+            return -_products(*self._after_trial(optimizer, *batches[0]))
+        halves = [self._mean_gradients(batches[half::2]) for half in (0, 1)]
+        updates = [self._updates(optimizer, gradients) for gradients in halves]
+        return -(_products(halves[0], updates[1]) + _products(halves[1], updates[0])) / 2
 
-    def _trial_importance(
-        self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor
-    ) -> tf.Tensor:
-        """Importance [N] on one batch. Traced, as an operation by itself takes as long as a step's share of it."""
-        share = tf.minimum(1.0, TRIAL_RATE / tf.maximum(_unscaled(optimizer).learning_rate, 1e-30))
-        with self._updated(optimizer, images, labels) as (before, _, updates):
-            for variable, value, update in zip(self._model.trainable_variables, before, updates, strict=True):
-                variable.value.assign(tf.where(share < 1, value + tf.cast(share, value.dtype) * update, variable.value))
-            gradients = self._gradients(images, labels)
-            return -tf.stack([tf.reduce_sum(g * update) for g, update in zip(gradients, updates, strict=True)])
+    def _mean_gradients(self, batches: Sequence[Batch]) -> list[tf.Tensor]:
+        sums = self._gradients_on(*batches[0])
+        for batch in batches[1:]:
+            sums = [total + gradient for total, gradient in zip(sums, self._gradients_on(*batch), strict=True)]
+        return [total / len(batches) for total in sums]
 
-    def _summed(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        images: tf.Tensor,
-        labels: tf.Tensor,
-        gradients: list[tf.Tensor],
-        updates: list[tf.Tensor],
-        own: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-        """The sums of gradients, of updates, and of their products [N] with this batch added."""
-        with self._updated(optimizer, images, labels) as (_, gradient, update):
-            products = [tf.reduce_sum(g * dw) for g, dw in zip(gradient, update, strict=True)]
-        added = ([a + b for a, b in zip(*pair, strict=True)] for pair in ((gradients, gradient), (updates, update)))
-        return *added, own + tf.stack(products)
+    def _gradients_on(self, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients on one batch; the random state and whatever else changes in a forward pass is restored."""
+        with _restored(self._model.non_trainable_variables):
+            return self._gradients(images, labels)
 
-    @contextmanager
-    def _updated(
-        self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor
-    ) -> Iterator[tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]]:
-        """Weights after the update on one batch; yields them before it, gradients and updates. Restored afterwards."""
+    def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
         variables = self._model.trainable_variables
-        with _restored([*self._model.variables, *optimizer.variables]) as values:
-            before = [values[id(variable)] for variable in variables]
-            with _restored(self._model.non_trainable_variables):
-                gradients = self._gradients(images, labels)
-                _unscaled(optimizer).apply(gradients, variables)
-            yield before, gradients, [v.value - old for v, old in zip(variables, before, strict=True)]
+        with _restored([*variables, *optimizer.variables]) as before:
+            _unscaled(optimizer).apply(gradients, variables)
+            return [variable.value - before[id(variable)] for variable in variables]
+
+    def _after_trial(
+        self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The gradients on a batch after (a share of) the update on it, and that update."""
+        variables, gradients = self._model.trainable_variables, self._gradients_on(images, labels)
+        share = min(1.0, TRIAL_RATE / max(float(_unscaled(optimizer).learning_rate), 1e-30))
+        updates = self._updates(optimizer, gradients)
+        with _restored(variables):
+            for variable, update in zip(variables, updates, strict=True):
+                variable.value.assign_add(share * update)
+            return self._gradients_on(images, labels), updates
 
     def _has_finite_gradients(self, images: tf.Tensor, labels: tf.Tensor) -> bool:
-        with _restored(self._model.non_trainable_variables):
-            return all(np.isfinite(gradient).all() for gradient in self._gradients(images, labels))
+        return all(np.isfinite(gradient).all() for gradient in self._gradients_on(images, labels))
 
     def pass_ms(self, images: tf.Tensor, labels: tf.Tensor) -> float:
         """Wall time in ms of a gradient pass, which does not change the random state.
@@ -171,8 +152,7 @@ class GradientMagnitude(ImportanceEvaluator):
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         sums = []
         for batch in batches:
-            with _restored(self._model.non_trainable_variables):
-                sums.append([float(tf.reduce_sum(tf.abs(gradient))) for gradient in self._gradients(*batch)])
+            sums.append([float(tf.reduce_sum(tf.abs(gradient))) for gradient in self._gradients_on(*batch)])
         return np.mean(sums, axis=0)
 
 
@@ -188,6 +168,11 @@ class Random(ImportanceEvaluator):
 def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer itself, without the scaling of the loss that float16 needs."""
     return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _products(gradients: list[tf.Tensor], updates: list[tf.Tensor]) -> np.ndarray:
+    """Of each tensor, float64 [N]."""
+    return np.array([float(tf.reduce_sum(g * dw)) for g, dw in zip(gradients, updates, strict=True)])
 
 
 @contextmanager

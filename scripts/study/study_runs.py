@@ -30,12 +30,12 @@ IMPORTANCE_BATCHES = 16
 # The learning rate by scheme, as the part `rates` found.
 TUNED = {
     "full": 3e-3,
-    "elastic": 3e-3,
-    "upper": 1e-2,
-    "random": 3e-3,
     "BN+Bias": 3e-3,
     "head": 3e-3,
     "PruneTrain": 3e-3,
+    "elastic": 1e-2,
+    "upper": 1e-2,
+    "random": 1e-2,
 }
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3)
