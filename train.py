@@ -72,9 +72,12 @@ def _fixed(train_type: str, task: Task) -> Scheme:
     return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers))
 
 
-def _elastic(
-    importance: type[ImportanceEvaluator], task: Task, select: Callable[..., Selection] = select_tensors
+def elastic_scheme(
+    task: Task,
+    importance: type[ImportanceEvaluator] = ImportanceEvaluator,
+    select: Callable[..., Selection] = select_tensors,
 ) -> Scheme:
+    """Elastic training with another importance or another Tensor Selector, see `ElasticScheme`."""
     assert task.budget is not None, "elastic training needs a time budget"
     return ElasticScheme(task.model, task.data, task.settings, task.budget, importance, select)
 
@@ -85,11 +88,11 @@ def _prunetrain(task: Task) -> Scheme:
 
 SCHEMES: dict[str, Callable[[Task], Scheme]] = {
     **{train_type: partial(_fixed, train_type) for train_type in FIXED_MASKS},
-    "elastic_training": partial(_elastic, ImportanceEvaluator),
-    "elastic_training_weight_magnitude": partial(_elastic, WeightMagnitude),
-    "elastic_training_grad_magnitude": partial(_elastic, GradientMagnitude),
-    "elastic_training_random": partial(_elastic, Random),
-    "elastic_training_upper_part": partial(_elastic, ImportanceEvaluator, select=select_upper_part),
+    "elastic_training": elastic_scheme,
+    "elastic_training_weight_magnitude": partial(elastic_scheme, importance=WeightMagnitude),
+    "elastic_training_grad_magnitude": partial(elastic_scheme, importance=GradientMagnitude),
+    "elastic_training_random": partial(elastic_scheme, importance=Random),
+    "elastic_training_upper_part": partial(elastic_scheme, select=select_upper_part),
     "prunetrain": _prunetrain,
 }
 

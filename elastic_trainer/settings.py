@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
-ELASTIC_TYPES = (
+ELASTIC_TYPES: tuple[str, ...] = (
     "elastic_training",
     "elastic_training_weight_magnitude",
     "elastic_training_grad_magnitude",
     "elastic_training_random",
     "elastic_training_upper_part",
 )
-TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
+TRAIN_TYPES: tuple[str, ...] = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
-    "paper": {"head_epochs": 0, "gradient_clipping": 0.0},
-    "robust": {"head_epochs": 4, "gradient_clipping": CLIPPING, "learning_rate": 5e-3},
+    "paper": {"head_epochs": 0, "gradient_clipping": 0.0, "importance_batches": 1},
+    "robust": {"head_epochs": 4, "gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 5e-3},
 }
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 

@@ -224,12 +224,12 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
-    """What the recipe sets for this run: adam needs no clipping, and PruneTrain keeps the paper's settings."""
+    """What the recipe sets for this run: adam needs no clipping and keeps its rate, PruneTrain the paper's settings."""
     recipe = args.recipe or defaults_of(args.dataset_name)["recipe"]
     if getattr(args, "train_type", None) == "prunetrain":
         recipe = "paper"
     if args.optimizer != "sgd":
-        return {**RECIPES["paper"], "head_epochs": RECIPES[recipe]["head_epochs"]}
+        return {name: RECIPES[recipe][name] for name in RECIPES["paper"]} | {"gradient_clipping": 0.0}
     return RECIPES[recipe]
 
 

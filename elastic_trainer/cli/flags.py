@@ -217,9 +217,8 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--importance_batches",
         type=count,
-        default=Settings.importance_batches,
         metavar="N",
-        help="batches that importance is measured on (default: %(default)s)",
+        help="batches that importance is measured on (default: by --recipe)",
     )
     group.add_argument("--num_epochs", type=whole_number(1, 1_000_000), metavar="N")
     group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,23 +72,15 @@ def select_tensors(
         time_resolution: T_q, see `selection_solver_DP.solve`.
         features: the cached features that it may use or make; making them is part of the step time.
     """
-    budget_ms = _budget_ms(table, rho, features)
-    order = table.positions
-    t_dw_ms, t_dy_ms = table.wall_t_dw_ms.copy(), table.wall_t_dy_ms(features)
-    always = head[order]
-    t_dw_ms[always] = 0.0
-    t_dy_ms[: table.depth(head)] = 0.0
-    gain = np.where(always, 0.0, importance[order])
+    budget_ms, costs = step_budget_ms(table, rho, features), costs_beside(table, head, features)
+    gain = np.where(head, 0.0, importance)[table.positions]
     room_ms = budget_ms - table.predict_ms(head, features)
-
-    # A gamma takes longer unless its kernel trains, too; one whose kernel always trains does not.
-    kernels = np.where(always[table.kernels], -1, table.kernels)
     solution = selection_solver_DP.solve(
-        t_dy_ms, t_dw_ms, gain, room_ms, time_resolution, partners=kernels, extra=table.unfolded_ms
+        costs.t_dy_ms, costs.t_dw_ms, gain, room_ms, time_resolution, costs.kernels, costs.unfolded_ms
     )
     mask = head.copy()
-    mask[order[solution.mask == 1]] = True
-    return _selection(table, mask, importance, budget_ms, features)
+    mask[table.positions[solution.mask == 1]] = True
+    return selection_of(table, mask, importance, budget_ms, features)
 
 
 def select_upper_part(
@@ -102,17 +95,41 @@ def select_upper_part(
 
     Args as for `select_tensors`; `time_resolution` has no effect.
     """
-    budget_ms, mask = _budget_ms(table, rho, features), head.copy()
+    budget_ms, mask = step_budget_ms(table, rho, features), head.copy()
     for position in table.positions:
         deeper = mask.copy()
         deeper[position] = True
         if table.predict_ms(deeper, features) > budget_ms:
             break
         mask = deeper
-    return _selection(table, mask, importance, budget_ms, features)
+    return selection_of(table, mask, importance, budget_ms, features)
 
 
-def _budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
+class Costs(NamedTuple):
+    """What the solver is given of each tensor, in backward order: see `selection_solver_DP.solve`.
+
+    Attributes:
+        t_dy_ms, t_dw_ms: float [N].
+        kernels: int [N], the partner of a gamma, which takes longer unless its kernel trains, too; else -1.
+        unfolded_ms: float [N], what it then takes in addition.
+    """
+
+    t_dy_ms: np.ndarray
+    t_dw_ms: np.ndarray
+    kernels: np.ndarray
+    unfolded_ms: np.ndarray
+
+
+def costs_beside(table: TimingTable, head: np.ndarray, features: FeatureUse = COMPUTED) -> Costs:
+    """What tensors cost beside bool [N] `head`, which always trains: it and the way to it cost nothing more."""
+    always = head[table.positions]
+    t_dy_ms = table.wall_t_dy_ms(features)
+    t_dy_ms[: table.depth(head)] = 0.0
+    kernels = np.where(always[table.kernels], -1, table.kernels)  # a kernel that always trains is folded
+    return Costs(t_dy_ms, np.where(always, 0.0, table.wall_t_dw_ms), kernels, table.unfolded_ms)
+
+
+def step_budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
     """What a step may take in the table's time; all tensors fit into rho 1, whatever the fit's error."""
     if rho < 1:
         return rho * table.full_step_ms
@@ -120,9 +137,10 @@ def _budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
     return max(table.full_step_ms, 1.001 * all_ms)
 
 
-def _selection(
+def selection_of(
     table: TimingTable, mask: np.ndarray, importance: np.ndarray, budget_ms: float, features: FeatureUse
 ) -> Selection:
+    """Bool [N] `mask` with what its steps take."""
     step_ms, making_ms, cached_depth = table.predict(mask, features)
     keeps = cached_depth is not None and cached_depth == features.cached_depth
     return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)

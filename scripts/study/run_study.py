@@ -80,7 +80,7 @@ class Study:
         return as_words(flags)
 
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
-        """Flags of main.py for each run, by its name. Timing tables are made if they are missing."""
+        """The script and its flags for each run, by its name. Timing tables are made if they are missing."""
         from elastic_trainer.selection.schemes import FIXED_MASKS
         from elastic_trainer.timing.table import table_folder
 
@@ -90,7 +90,7 @@ class Study:
             shared = self.shared_flags(split, clipping)
             command = parse_training(shared).with_classes(self._spec.classes)
             has_table = (table_folder(command.network, command.run.logdir) / "profile.json").is_file()
-            if not has_table and self.call("profiler.py", shared, "profile", 0):
+            if not has_table and self.call(["profiler.py", *shared], "profile", 0):
                 raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
@@ -100,18 +100,19 @@ class Study:
             for run in runs:
                 if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
                     flags = {**run.flags(table, masks, steps_per_epoch), "run_name": run.name}
-                    found[run.name] = [*shared, *as_words(flags), "--resume"]
+                    script = ["scripts/study/train_variant.py", run.variant] if run.variant else ["main.py"]
+                    found[run.name] = [*script, *shared, *as_words(flags), "--resume"]
         return found
 
     def folder(self, run: StudyRun) -> Path:
         """Of its results."""
         return self._args.logdir / run.data / run.name
 
-    def call(self, script: str, flags: Sequence[str], log: str, core: int) -> int:
-        """Run one of our scripts on one core; its output goes to a file. Returns its exit status."""
+    def call(self, words: Sequence[str], log: str, core: int) -> int:
+        """Run one of our scripts, with its flags, on one core; its output goes to a file. Returns its exit status."""
         path = self._args.logdir / f"{log}.log"
         with path.open("a") as file:
-            command = ["taskset", "-c", str(core), sys.executable, str(ROOT / script), *flags]
+            command = ["taskset", "-c", str(core), sys.executable, str(ROOT / words[0]), *words[1:]]
             return subprocess.run(
                 command, check=False, stdout=file, stderr=file, env={**os.environ, **THREADS}
             ).returncode
@@ -130,7 +131,7 @@ class Study:
                     run = waiting.get_nowait()
                 except queue.Empty:
                     return
-                if self.call("main.py", commands[run.name], run.name, core):
+                if self.call(commands[run.name], run.name, core):
                     failed.append(run.name)
                 self.write(runs)
                 bar.update()

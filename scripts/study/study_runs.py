@@ -20,7 +20,7 @@ from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
-SELECTION_SECONDS = 1.5
+SELECTION_SECONDS = 3.0  # one core, with tracing the new step
 BUDGETS = (1 / 4, 1 / 2, 1 / 8, 1.0)
 OTHER_BUDGETS = (1 / 4,)  # of the settings that are not DECIDING
 RHOS = (0.25, 0.4, 0.6)
@@ -37,6 +37,19 @@ TUNED = {
     "upper": 1e-2,
     "random": 1e-2,
 }
+SELECTED_BY = {
+    "upper part": "elastic_training_upper_part",
+    "random": "elastic_training_random",
+    "weight magnitude": "elastic_training_weight_magnitude",
+    "gradient magnitude": "elastic_training_grad_magnitude",
+}
+VARIANTS = {  # of `study_schemes`
+    "greedy, by importance per ms": "greedy",
+    "whole layers": "layers",
+    "the paper's problem": "published",
+    "Betti numbers": "betti",
+}
+INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3)
 ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
@@ -53,7 +66,8 @@ class StudyRun:
         train_type, rho: of main.py.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
-        selections: of an elastic run, at equal distances.
+        selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
+        variant: of elastic training, a key of `study_schemes.VARIANTS`; by default the program's own.
         more: further flags of main.py.
     """
 
@@ -67,6 +81,8 @@ class StudyRun:
     seed: int = 0
     rho: float | None = None
     selections: int = 1
+    interval: float | None = None
+    variant: str | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,7 +110,8 @@ class StudyRun:
             **self.more,
         }
         if is_elastic(self.train_type):
-            values |= {"rho": self.rho, "interval": round(steps / steps_per_epoch / self.selections + 5e-4, 3)}
+            interval = self.interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
+            values |= {"rho": self.rho, "interval": interval}
         return values
 
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
@@ -115,7 +132,10 @@ class StudyRun:
         if is_elastic(self.train_type):
             assert self.rho is not None, "an elastic run has a rho"
             step_ms = self.rho * table.full_step_ms
-            left -= self.selections * SELECTION_SECONDS
+            if self.interval:
+                step_ms += 1e3 * SELECTION_SECONDS / (self.interval * steps_per_epoch)
+            else:
+                left -= self.selections * SELECTION_SECONDS
         elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
             step_ms = table.predict_ms(masks[self.train_type], COMPUTED)
         else:
@@ -178,4 +198,28 @@ def budget(data: str, seeds: int) -> list[StudyRun]:
     ]
 
 
-PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {"rates": rates, "budget": budget}
+def importance(data: str, seeds: int) -> list[StudyRun]:
+    """What is selected by: importance and its batches, tensors or layers, the exact solver or others."""
+    elastic = replace(_settings("importance", data, "test")["elastic 0.4"], rate=TUNED["elastic"], budget=1 / 4)
+    found = {f"importance, {n} batches": replace(elastic, more={**ROBUST, "importance_batches": n}) for n in (16, 4, 1)}
+    for label, train_type in SELECTED_BY.items():
+        reads_batches = train_type == "elastic_training_grad_magnitude"
+        found[label] = replace(elastic, train_type=train_type, more=elastic.more if reads_batches else ROBUST)
+    found |= {label: replace(elastic, variant=variant) for label, variant in VARIANTS.items()}
+    return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
+
+
+def interval(data: str, seeds: int) -> list[StudyRun]:
+    """How often to select, in half of full training's time."""
+    elastic = replace(_settings("interval", data, "test")["elastic 0.4"], rate=TUNED["elastic"], budget=1 / 2)
+    found = [replace(elastic, label="never again")]
+    found += [replace(elastic, label=f"every {epochs:g} epochs", interval=epochs) for epochs in INTERVALS]
+    return [replace(run, seed=seed) for seed in range(seeds) for run in found]
+
+
+PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
+    "rates": rates,
+    "budget": budget,
+    "importance": importance,
+    "interval": interval,
+}

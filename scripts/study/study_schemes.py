@@ -1,0 +1,140 @@
+"""Variants of elastic training that only the study compares: another Tensor Selector, or another importance.
+
+greedy      selects by importance per millisecond, one tensor after the other
+layers      selects whole layers, as Accelerated ElasticTrainer does (IEEE Access 2025)
+published   selects as the paper does: operation times, T_q = 1000, and the 2:1 rule for the forward pass
+betti       importance from the topology of activations, as AdaBet (arXiv 2510.03101) has it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+import selection_solver_DP
+from elastic_trainer.selection.importance import Batch, ImportanceEvaluator
+from elastic_trainer.selection.select import Selection, costs_beside, selection_of, step_budget_ms
+from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
+from elastic_trainer.timing.table import TimingTable
+
+PAPERS_T_Q = 1000
+MOST_POINTS = 64  # images whose activations are compared; the time of persistent homology grows with their cube
+
+
+def select_greedy(
+    table: TimingTable,
+    importance: np.ndarray,
+    head: np.ndarray,
+    rho: float,
+    time_resolution: int | None = None,
+    features: FeatureUse = COMPUTED,
+) -> Selection:
+    """Again and again, of the tensors that still fit, the one with the most importance per added millisecond."""
+    budget_ms, mask = step_budget_ms(table, rho, features), head.copy()
+    now_ms = table.predict_ms(mask, features)
+    while True:
+        best_ratio, best, best_ms = 0.0, -1, now_ms
+        for position in np.flatnonzero(~mask & (importance > 0)).tolist():
+            mask[position] = True
+            with_it_ms = table.predict_ms(mask, features)
+            mask[position] = False
+            ratio = importance[position] / max(with_it_ms - now_ms, 1e-9)
+            if with_it_ms <= budget_ms and ratio > best_ratio:
+                best_ratio, best, best_ms = ratio, position, with_it_ms
+        if best < 0:
+            return selection_of(table, mask, importance, budget_ms, features)
+        mask[best], now_ms = True, best_ms
+
+
+def select_layers(
+    table: TimingTable,
+    importance: np.ndarray,
+    head: np.ndarray,
+    rho: float,
+    time_resolution: int | None = None,
+    features: FeatureUse = COMPUTED,
+) -> Selection:
+    """The most important layers: all tensors of a layer train, or none."""
+    budget_ms, costs = step_budget_ms(table, rho, features), costs_beside(table, head, features)
+    layers: dict[str, int] = {}
+    layer_of = np.array([layers.setdefault(name.rpartition("/")[0], len(layers)) for name in table.names])
+
+    def of_layers(values: np.ndarray) -> np.ndarray:
+        return np.bincount(layer_of, values, len(layers))
+
+    kernels = np.full(len(layers), -1)
+    has_kernel = costs.kernels >= 0
+    kernels[layer_of[has_kernel]] = layer_of[costs.kernels[has_kernel]]
+    gain = np.where(head, 0.0, importance)[table.positions]
+    solution = selection_solver_DP.solve(
+        of_layers(costs.t_dy_ms),
+        of_layers(costs.t_dw_ms),
+        of_layers(gain),
+        budget_ms - table.predict_ms(head, features),
+        time_resolution,
+        kernels,
+        of_layers(costs.unfolded_ms),
+    )
+    mask = head.copy()
+    mask[table.positions[solution.mask[layer_of] == 1]] = True
+    return selection_of(table, mask, importance, budget_ms, features)
+
+
+def select_as_published(
+    table: TimingTable,
+    importance: np.ndarray,
+    head: np.ndarray,
+    rho: float,
+    time_resolution: int | None = None,
+    features: FeatureUse = COMPUTED,
+) -> Selection:
+    """The paper's problem: operation times as they are, a forward pass of half the backward pass, nothing cached."""
+    budget_ms = step_budget_ms(table, rho, features)
+    share = max((rho - 1 / 3) * 3 / 2, 0.0)
+    total_ms = float((table.t_dy_ms + table.t_dw_ms).sum())
+    solution = selection_solver_DP.solve(
+        table.t_dy_ms, table.t_dw_ms, importance[table.positions], share * total_ms, PAPERS_T_Q
+    )
+    mask = head.copy()
+    mask[table.positions[solution.mask == 1]] = True
+    return selection_of(table, mask, importance, budget_ms, features)
+
+
+class Betti(ImportanceEvaluator):
+    """I_k = b_1 / |a| of the layer of tensor k (AdaBet, section 3).
+
+    The outputs |a| of a layer for some images are points; b_1 is how many one-dimensional holes their Vietoris-Rips
+    complexes have over all scales. No labels and no gradients.
+    """
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
+        from ripser import ripser
+        from scipy.spatial.distance import pdist, squareform
+
+        variables = self._model.trainable_variables
+        owners = {
+            id(variable): layer
+            for layer in self._model.layers
+            for variable in getattr(layer, "trainable_variables", ())
+            if not isinstance(layer, keras.Model)
+        }
+        layers = list(dict.fromkeys(owners[id(variable)] for variable in variables))
+        outputs = keras.Model(self._model.inputs, [layer.output for layer in layers])
+        images = np.concatenate([np.asarray(images) for images, _ in batches])[:MOST_POINTS]
+        betti = {}
+        for layer, values in zip(layers, outputs.predict_on_batch(images), strict=True):
+            points = np.asarray(values, np.float32).reshape(len(images), -1)
+            holes = ripser(squareform(pdist(points)), maxdim=1, distance_matrix=True)["dgms"][1]
+            betti[layer] = len(holes) / points.shape[1]
+        return np.array([betti[owners[id(variable)]] for variable in variables])
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "greedy": {"select": select_greedy},
+    "layers": {"select": select_layers},
+    "published": {"select": select_as_published},
+    "betti": {"importance": Betti},
+}
