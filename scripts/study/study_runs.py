@@ -20,9 +20,8 @@ from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
-SELECTION_SECONDS = 3.0  # one core, with tracing the new step
-BUDGETS = (1 / 4, 1 / 2, 1 / 8, 1.0)
-OTHER_BUDGETS = (1 / 4,)  # of the settings that are not DECIDING
+SELECTION_SECONDS = 1.5
+BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
 RHOS = (0.25, 0.4, 0.6)
 DECIDING = ("full", "elastic 0.4", "upper 0.4")
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4, 3 selections", "BN+Bias", "head")
@@ -157,12 +156,12 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
         **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
         **{f"upper {rho:g}": replace(upper, rho=rho) for rho in RHOS},
         "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
-        "elastic 0.4, no cache": replace(elastic, rho=0.4, more={**elastic.more, "feature_cache": "off"}),
         "random 0.4, 3 selections": replace(run, train_type="elastic_training_random", rho=0.4, selections=3),
         "BN+Bias": replace(run, train_type="bn_plus_bias_training"),
         "head": replace(run, train_type="traditional_tl_training", more=clipped),
         "head, no cache": replace(run, train_type="traditional_tl_training", more={**clipped, "feature_cache": "off"}),
         "PruneTrain": replace(run, train_type="prunetrain", more=clipped),
+        "elastic 0.4, no cache": replace(elastic, rho=0.4, more={**elastic.more, "feature_cache": "off"}),
     }
     return {label: replace(setting, label=label) for label, setting in found.items()}
 
@@ -186,13 +185,13 @@ def rates(data: str, seeds: int) -> list[StudyRun]:
 def budget(data: str, seeds: int) -> list[StudyRun]:
     """What each scheme reaches in a share of full training's time, on test, at the rate tuned on val.
 
-    The settings that decide get `seeds` runs at each budget, the others one; what decides comes first.
+    The settings that decide get `seeds` runs at each budget, the others one, at one budget; it comes first.
     """
     settings = _settings("budget", data, "test")
-    deciding = [(label, share) for share in BUDGETS for label in DECIDING if share < 1 or label == "full"]
-    others = [(label, share) for share in OTHER_BUDGETS for label in settings if label not in DECIDING]
-    runs = [(label, share, 0) for label, share in (*deciding, *others)]
-    runs += [(label, share, seed) for seed in range(1, seeds) for label, share in deciding]
+    runs = [(label, share, seed) for share in BUDGETS for seed in range(seeds) for label in DECIDING]
+    others = [(label, BUDGETS[0], 0) for label in settings if label not in DECIDING]
+    first = len(DECIDING) * seeds
+    runs = [*runs[:first], *others, *(run for run in runs[first:] if run[1] < 1 or run[0] == "full")]
     return [
         replace(settings[label], rate=TUNED[scheme_of(label)], budget=share, seed=seed) for label, share, seed in runs
     ]
