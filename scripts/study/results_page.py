@@ -41,6 +41,14 @@ SCHEMES = {  # by the first word of a setting
     "PruneTrain": "prunetrain",
 }
 MEASURED = ("final_accuracy", "train_seconds", "peak_memory_mb")
+WORDS = {
+    "full": "full training, fewer epochs",
+    "elastic": "ElasticTrainer",
+    "upper": "upper part of the network",
+    "random": "random tensors",
+    "head": "new head alone",
+    "BN+Bias": "scales, shifts and biases",
+}
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -108,12 +116,21 @@ def short_table(path: Path) -> str:
     for point in sorted(here, key=lambda point: -point.accuracies.mean()):
         same = [p for p in points if p.setting == point.setting and p.accuracies.mean() >= aim]
         seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
-        rows.append([point.setting, *_measured(point), seconds])
+        rows.append([_in_words(point.setting), *_measured(point), seconds])
     heads = ["scheme", "test accuracy", "training time", "peak memory", "full training's accuracy less 1 point in"]
     places = {(row["processor"], row["tensorflow"]) for row in read_rows(path)}
     commits = sorted({row["commit"] for row in read_rows(path)})
     where = "; ".join(f"one core of {processor}, TensorFlow {version}" for processor, version in sorted(places))
     return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
+
+
+def _in_words(setting: str) -> str:
+    """A setting for readers who do not know its name: "elastic 0.4, no cache" has a rho and a remark."""
+    scheme = scheme_of(setting)
+    rho, _, remark = setting.removeprefix(scheme).strip(", ").partition(", ")
+    is_rho = rho[:1].isdigit()
+    parts = [WORDS.get(scheme, scheme), f"ρ = {rho}" if is_rho else rho, remark]
+    return ", ".join(part for part in parts if part)
 
 
 def _measured(point: Point) -> list[str]:

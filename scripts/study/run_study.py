@@ -44,6 +44,7 @@ FROM_SUMMARY = (
     "selection_seconds",
     "feature_seconds",
     "validation_seconds",
+    "elapsed_seconds",
     "rho_measured",
     "time_over_full",
     "peak_memory_mb",
@@ -95,11 +96,11 @@ class Study:
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
             assert command.data.data_dir is not None, "the shared flags name it"
-            photos = (command.data.data_dir / "train").glob("*/*")
-            steps_per_epoch = sum(1 for _ in photos) // self._args.batch_size
+            photos = [sum(1 for _ in command.data.data_dir.glob(f"{part}/*/*")) for part in ("train", "test")]
+            batches = photos[0] // self._args.batch_size, -(-photos[1] // self._args.batch_size)
             for run in runs:
                 if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
-                    flags = {**run.flags(table, masks, steps_per_epoch), "run_name": run.name}
+                    flags = {**run.flags(table, masks, *batches), "run_name": run.name}
                     script = ["scripts/study/train_variant.py", run.variant] if run.variant else ["main.py"]
                     found[run.name] = [*script, *shared, *as_words(flags), "--resume"]
         return found

@@ -62,7 +62,7 @@ class StudyRun:
         part: of the study.
         label: of the setting in tables; runs of one label differ in budget, rate and seed.
         data, split: see `study_data`.
-        train_type, rho: of main.py.
+        train_type, rho: of main.py. An elastic run without rho gets a deadline instead, and chooses its epochs.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
@@ -90,24 +90,23 @@ class StudyRun:
         label = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.label)
         return f"{self.part}_{self.data}_{self.split}_{label}_b{self.budget:.3g}_r{self.rate:g}_s{self.seed}"
 
-    def flags(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> dict[str, Any]:
+    def flags(
+        self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, validation_batches: int
+    ) -> dict[str, Any]:
         """Flags of main.py beside those of the network and the images.
 
         Args:
             table: of the network.
             masks: bool [N] over `model.trainable_variables`, by train type.
-            steps_per_epoch: of the data set.
+            steps_per_epoch, validation_batches: of the data set.
         """
+        values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
+        if is_elastic(self.train_type) and self.rho is None:  # what it is given has room for its validations
+            validating = EPOCHS * validation_batches * table.forward_ms / 1e3
+            return {**values, "deadline": round(self.budget * (full_seconds(table, steps_per_epoch) + validating), 1)}
         steps = self._steps(table, masks, steps_per_epoch)
-        head_epochs = self.more.get("head_epochs", 0)
-        values = {
-            "train_type": self.train_type,
-            "learning_rate": self.rate,
-            "seed": self.seed,
-            "num_epochs": max(math.ceil(steps / steps_per_epoch), 1),
-            "max_steps": head_epochs * steps_per_epoch + steps,
-            **self.more,
-        }
+        values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
+        values["max_steps"] = self.more.get("head_epochs", 0) * steps_per_epoch + steps
         if is_elastic(self.train_type):
             interval = self.interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
             values |= {"rho": self.rho, "interval": interval}
@@ -116,7 +115,6 @@ class StudyRun:
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
         """How many steps fit into the budget after those of the head."""
         views = 2  # with --augment flip
-        full_seconds = EPOCHS * steps_per_epoch * (table.full_step_ms + LOOP_MS) / 1e3
         is_cached = self.more.get("feature_cache") != "off"
         head_ms = table.predict_ms(masks["traditional_tl_training"], CACHED if is_cached else COMPUTED) + LOOP_MS
 
@@ -124,7 +122,7 @@ class StudyRun:
             making_ms = min(epochs, views) * table.forward_ms if is_cached else 0.0  # its images' features
             return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
 
-        left = self.budget * full_seconds - head_seconds(self.more.get("head_epochs", 0))
+        left = self.budget * full_seconds(table, steps_per_epoch) - head_seconds(self.more.get("head_epochs", 0))
         if self.train_type == "traditional_tl_training":
             epochs = next(n for n in range(HEAD_EPOCHS_AT_MOST, 0, -1) if n == 1 or head_seconds(n) <= left)
             return epochs * steps_per_epoch
@@ -140,6 +138,11 @@ class StudyRun:
         else:
             step_ms = table.full_step_ms
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)
+
+
+def full_seconds(table: TimingTable, steps_per_epoch: int) -> float:
+    """What full training takes for `EPOCHS` epochs, without its validations."""
+    return EPOCHS * steps_per_epoch * (table.full_step_ms + LOOP_MS) / 1e3
 
 
 def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
@@ -161,6 +164,7 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
         "head": replace(run, train_type="traditional_tl_training", more=clipped),
         "head, no cache": replace(run, train_type="traditional_tl_training", more={**clipped, "feature_cache": "off"}),
         "PruneTrain": replace(run, train_type="prunetrain", more=clipped),
+        "full, no head first": replace(run, more=clipped),
         "elastic 0.4, no cache": replace(elastic, rho=0.4, more={**elastic.more, "feature_cache": "off"}),
     }
     return {label: replace(setting, label=label) for label, setting in found.items()}
@@ -208,6 +212,13 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
 
 
+def deadline(data: str, seeds: int) -> list[StudyRun]:
+    """What `--deadline` chooses: a share of full training's time for 12 epochs and their validations."""
+    elastic = _settings("deadline", data, "test")["elastic 0.4"]
+    run = replace(elastic, label="deadline", rho=None, rate=TUNED["elastic"])
+    return [replace(run, budget=share, seed=seed) for seed in range(seeds) for share in BUDGETS if share < 1]
+
+
 def interval(data: str, seeds: int) -> list[StudyRun]:
     """How often to select, in half of full training's time."""
     elastic = replace(_settings("interval", data, "test")["elastic 0.4"], rate=TUNED["elastic"], budget=1 / 2)
@@ -220,5 +231,6 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "rates": rates,
     "budget": budget,
     "importance": importance,
+    "deadline": deadline,
     "interval": interval,
 }

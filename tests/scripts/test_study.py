@@ -24,11 +24,14 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
     runs = PARTS[part](data, 2)
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
-        flags = run.flags(make_table(small_model), masks, STEPS)
+        flags = run.flags(make_table(small_model), masks, STEPS, 7)
         given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         command = parse_training([*given, "--dataset_name", "image_folder", "--data_dir", "photos"])
         assert command.warnings == () and command.train_type == run.train_type
         training = command.training
+        if training.deadline:
+            assert command.chooses_epochs and training.max_steps is None
+            continue
         assert 0 < (training.max_steps or 0) <= STEPS * (training.num_epochs + training.head_epochs)
 
 
@@ -38,12 +41,21 @@ def test_steps_fill_the_budget_by_the_table(train_type):
     table = replace(make_table(model), full_step_ms=50.0)
     masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
     run = StudyRun("budget", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=0.3 if is_elastic(train_type) else None)
-    steps = run.flags(table, masks, STEPS)["max_steps"]
+    steps = run.flags(table, masks, STEPS, 7)["max_steps"]
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
     if step_ms is None:
         step_ms = table.predict_ms(masks[train_type])
     seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if is_elastic(train_type) else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
+
+
+def test_a_run_with_a_deadline_gets_a_share_of_training_and_validating():
+    model = make_small_model()
+    table = replace(make_table(model), full_step_ms=50.0, forward_ms=20.0)
+    run = StudyRun("deadline", "x", "grocery", "test", "elastic_training", 1e-3, 0.5)
+    flags = run.flags(table, {}, STEPS, 7)
+    assert flags["deadline"] == pytest.approx(0.5 * EPOCHS * (STEPS * (50.0 + LOOP_MS) + 7 * 20.0) / 1e3, abs=0.1)
+    assert not {"rho", "num_epochs", "max_steps", "interval"} & set(flags)
 
 
 def test_no_person_is_in_two_splits(tmp_path):
@@ -108,10 +120,23 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
     lines = results_page.short_table(write_results(tmp_path, rows)).splitlines()
     assert lines[2:5] == [
         "| full training, 12 epochs | 80.0 % | 40 s | 0.9 GB | 40 s |",
-        "| elastic 0.4 | 75.0 % | 11 s | 1.0 GB | 21 s |",
-        "| full | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
+        "| ElasticTrainer, ρ = 0.4 | 75.0 % | 11 s | 1.0 GB | 21 s |",
+        "| full training, fewer epochs | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
     ]
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("elastic 0.4, no cache", "ElasticTrainer, ρ = 0.4, no cache"),
+        ("head, no cache", "new head alone, no cache"),
+        ("upper 0.25", "upper part of the network, ρ = 0.25"),
+        ("PruneTrain", "PruneTrain"),
+    ],
+)
+def test_settings_in_words(setting, words):
+    assert results_page._in_words(setting) == words
 
 
 @pytest.mark.parametrize("path", results_page.PAGES, ids=lambda path: path.name)
