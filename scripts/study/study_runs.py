@@ -51,6 +51,7 @@ VARIANTS = {  # of `study_schemes`
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3)
+HEAD_EPOCHS = (0, 1, 4)
 ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
 
 
@@ -212,6 +213,26 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
 
 
+def head_first(data: str, seeds: int) -> list[StudyRun]:
+    """Whether to train the head first, and for how long, on val at a quarter of full training's time."""
+    settings = _settings("head_first", data, "val")
+    return [
+        replace(
+            run,
+            label=f"{label}, {epochs} epochs of the head first",
+            rate=rate,
+            budget=1 / 4,
+            seed=seed,
+            more={**run.more, "head_epochs": epochs},
+        )
+        for seed in range(seeds)
+        for rate in RATES
+        for label, run in settings.items()
+        for epochs in HEAD_EPOCHS
+        if label in DECIDING and (label, rate) != ("full", max(RATES))  # full training collapses at the highest rate
+    ]
+
+
 def deadline(data: str, seeds: int) -> list[StudyRun]:
     """What `--deadline` chooses: a share of full training's time for 12 epochs and their validations."""
     elastic = _settings("deadline", data, "test")["elastic 0.4"]
@@ -231,6 +252,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "rates": rates,
     "budget": budget,
     "importance": importance,
+    "head_first": head_first,
     "deadline": deadline,
     "interval": interval,
 }
