@@ -229,7 +229,7 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "train_type", None) == "prunetrain":
         recipe = "paper"
     if args.optimizer != "sgd":
-        return {name: RECIPES[recipe][name] for name in RECIPES["paper"]} | {"gradient_clipping": 0.0}
+        return {**RECIPES["paper"], "importance_batches": RECIPES[recipe]["importance_batches"]}
     return RECIPES[recipe]
 
 

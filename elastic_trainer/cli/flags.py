@@ -224,8 +224,9 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--head_epochs",
         type=whole_number(0, 1_000_000),
+        default=Settings.head_epochs,
         metavar="N",
-        help="epochs before these, in which the head alone trains (default: by --recipe)",
+        help="epochs before these, in which the head alone trains (default: %(default)s)",
     )
     rate: dict[str, Any] = {"type": number(float, 1e-12, 100, "above 0 and at most 100"), "metavar": "RATE"}
     default = Settings.head_learning_rate

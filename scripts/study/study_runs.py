@@ -52,7 +52,7 @@ INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3)
 HEAD_EPOCHS = (0, 1, 4)
-ROBUST: dict[str, Any] = {"head_epochs": 4, "gradient_clipping": 0.02}
+ROBUST: dict[str, Any] = {"gradient_clipping": 0.02}
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,13 @@ def full_seconds(table: TimingTable, steps_per_epoch: int) -> float:
 
 
 def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
-    """The schemes that are compared under a budget, by label, all with the robust recipe but PruneTrain.
+    """The schemes that are compared under a budget, by label, all with the robust recipe.
 
-    Rate, budget and seed are open. Elastic training selects once, after the head, unless its label says otherwise.
+    Rate, budget and seed are open. Elastic training selects once, unless its label says otherwise.
     """
     run = StudyRun(part, "", data, split, "full_training", 1e-3, 1.0, more=ROBUST)
     elastic = replace(run, train_type="elastic_training", more={**ROBUST, "importance_batches": IMPORTANCE_BATCHES})
     upper = replace(run, train_type="elastic_training_upper_part")
-    clipped = {"gradient_clipping": ROBUST["gradient_clipping"]}
     found = {
         "full": run,
         **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
@@ -162,10 +161,9 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
         "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
         "random 0.4, 3 selections": replace(run, train_type="elastic_training_random", rho=0.4, selections=3),
         "BN+Bias": replace(run, train_type="bn_plus_bias_training"),
-        "head": replace(run, train_type="traditional_tl_training", more=clipped),
-        "head, no cache": replace(run, train_type="traditional_tl_training", more={**clipped, "feature_cache": "off"}),
-        "PruneTrain": replace(run, train_type="prunetrain", more=clipped),
-        "full, no head first": replace(run, more=clipped),
+        "head": replace(run, train_type="traditional_tl_training"),
+        "head, no cache": replace(run, train_type="traditional_tl_training", more={**ROBUST, "feature_cache": "off"}),
+        "PruneTrain": replace(run, train_type="prunetrain"),
         "elastic 0.4, no cache": replace(elastic, rho=0.4, more={**elastic.more, "feature_cache": "off"}),
     }
     return {label: replace(setting, label=label) for label, setting in found.items()}
