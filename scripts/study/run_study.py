@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ class Study:
 
     def carry_out(self, runs: Sequence[StudyRun]) -> None:
         """Train what is missing, one run on each core. Raises `UserError` if some failed; the others are finished."""
-        missing = [run for run in runs if not is_finished(self.folder(run))]
+        wanted = [run for run in runs if fnmatch(run.name, self._args.only)]
+        missing = [run for run in wanted if not is_finished(self.folder(run))]
         commands, failed = self.commands(runs) if missing else {}, []
         waiting: queue.SimpleQueue[StudyRun] = queue.SimpleQueue()
         for run in missing:
@@ -137,7 +139,7 @@ class Study:
                 self.write(runs)
                 bar.update()
 
-        with tqdm(total=len(runs), initial=len(runs) - len(missing), unit="run") as bar:
+        with tqdm(total=len(wanted), initial=len(wanted) - len(missing), unit="run") as bar:
             cores = sorted(os.sched_getaffinity(0))
             threads = [threading.Thread(target=work, args=(core, bar)) for core in cores]
             for thread in threads:
@@ -194,6 +196,7 @@ def study_parser() -> OneLineParser:
     parser.add_argument(
         "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
     )
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
     parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
     return parser
 
