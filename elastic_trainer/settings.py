@@ -28,7 +28,7 @@ FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
     "paper": {"gradient_clipping": 0.0, "importance_batches": 1},
-    "robust": {"gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 5e-3},
+    "robust": {"gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 3e-3},
 }
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 

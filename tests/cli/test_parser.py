@@ -139,7 +139,7 @@ def recipe_of(*arguments):
 
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == (0, 0.02, 16, 5e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos) == (0, 0.02, 16, 3e-3) == recipe_of("--recipe", "robust")
     assert recipe_of(*photos, "--recipe", "paper") == (0, None, 1, 1e-4)
     assert recipe_of() == (0, None, 1, 2e-3)
     given = ["--gradient_clipping", "0", "--head_epochs", "1", "--importance_batches", "2", "--learning_rate", "0.1"]
