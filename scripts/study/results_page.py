@@ -147,7 +147,7 @@ TABLES = {"all": table, "short": short_table}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
-    """Accuracy over measured training time, a line a setting."""
+    """Accuracy over measured training time: a dot a run, a line a setting through the medians."""
     figure = plotting.new_figure(7, 4, title)
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
     seen: dict[str, int] = {}
@@ -156,18 +156,14 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
         dashes = DASHES[seen.setdefault(scheme, 0) % len(DASHES)]
         seen[scheme] += 1
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
-        axes.errorbar(
-            [p.seconds.mean() for p in here],
-            [100 * p.accuracies.mean() for p in here],
-            [100 * p.accuracies.std(ddof=1) if len(p.accuracies) > 1 else 0.0 for p in here],
-            color=plotting.LOOKS[SCHEMES[scheme]].colour,
-            ls=dashes,
-            marker="o",
-            ms=3,
-            capsize=2,
-            label=setting,
-        )
+        colour = plotting.LOOKS[SCHEMES[scheme]].colour
+        seconds = [np.median(p.seconds) for p in here]
+        axes.plot(seconds, [100 * np.median(p.accuracies) for p in here], color=colour, ls=dashes, label=setting)
+        for point in here:
+            axes.plot(point.seconds, 100 * point.accuracies, "o", color=colour, ms=4, alpha=0.7)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.xaxis.set_minor_formatter("{x:.0f}")
     figure.legend(loc="outside right center", fontsize="small")
     utils.save_figure(figure, stem)
 
