@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
-ELASTIC_TYPES: tuple[str, ...] = (
+ELASTIC_TYPES = (
     "elastic_training",
     "elastic_training_weight_magnitude",
     "elastic_training_grad_magnitude",
     "elastic_training_random",
     "elastic_training_upper_part",
 )
-TRAIN_TYPES: tuple[str, ...] = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
+TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
 OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
 TIMINGS = ("trace", "flops")
 EXPORTS = ("tflite",)

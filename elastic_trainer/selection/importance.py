@@ -150,9 +150,7 @@ class GradientMagnitude(ImportanceEvaluator):
     """I_k = sum(|g|) over the weights of tensor k."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        sums = []
-        for batch in batches:
-            sums.append([float(tf.reduce_sum(tf.abs(gradient))) for gradient in self._gradients_on(*batch)])
+        sums = [[float(tf.reduce_sum(tf.abs(g))) for g in self._gradients_on(*batch)] for batch in batches]
         return np.mean(sums, axis=0)
 
 

@@ -72,15 +72,18 @@ def select_tensors(
         time_resolution: T_q, see `selection_solver_DP.solve`.
         features: the cached features that it may use or make; making them is part of the step time.
     """
-    budget_ms, costs = step_budget_ms(table, rho, features), costs_beside(table, head, features)
-    gain = np.where(head, 0.0, importance)[table.positions]
-    room_ms = budget_ms - table.predict_ms(head, features)
+    budget_ms = step_budget_ms(table, rho, features)
+    problem = problem_beside(table, importance, head, budget_ms, features)
     solution = selection_solver_DP.solve(
-        costs.t_dy_ms, costs.t_dw_ms, gain, room_ms, time_resolution, costs.kernels, costs.unfolded_ms
+        problem.t_dy_ms,
+        problem.t_dw_ms,
+        problem.importance,
+        problem.room_ms,
+        time_resolution,
+        problem.kernels,
+        problem.unfolded_ms,
     )
-    mask = head.copy()
-    mask[table.positions[solution.mask == 1]] = True
-    return selection_of(table, mask, importance, budget_ms, features)
+    return selection_of(table, with_solution(table, head, solution.mask), importance, budget_ms, features)
 
 
 def select_upper_part(
@@ -105,28 +108,47 @@ def select_upper_part(
     return selection_of(table, mask, importance, budget_ms, features)
 
 
-class Costs(NamedTuple):
-    """What the solver is given of each tensor, in backward order: see `selection_solver_DP.solve`.
+class Problem(NamedTuple):
+    """What the solver is given, tensors in backward order: see `selection_solver_DP.solve`.
 
     Attributes:
-        t_dy_ms, t_dw_ms: float [N].
+        t_dy_ms, t_dw_ms, importance: float [N].
+        room_ms: time that may be spent.
         kernels: int [N], the partner of a gamma, which takes longer unless its kernel trains, too; else -1.
         unfolded_ms: float [N], what it then takes in addition.
     """
 
     t_dy_ms: np.ndarray
     t_dw_ms: np.ndarray
+    importance: np.ndarray
+    room_ms: float
     kernels: np.ndarray
     unfolded_ms: np.ndarray
 
 
-def costs_beside(table: TimingTable, head: np.ndarray, features: FeatureUse = COMPUTED) -> Costs:
-    """What tensors cost beside bool [N] `head`, which always trains: it and the way to it cost nothing more."""
+def problem_beside(
+    table: TimingTable, importance: np.ndarray, head: np.ndarray, budget_ms: float, features: FeatureUse = COMPUTED
+) -> Problem:
+    """The problem beside bool [N] `head`, which always trains: it gains nothing, it and the way to it cost no more."""
     always = head[table.positions]
     t_dy_ms = table.wall_t_dy_ms(features)
     t_dy_ms[: table.depth(head)] = 0.0
     kernels = np.where(always[table.kernels], -1, table.kernels)  # a kernel that always trains is folded
-    return Costs(t_dy_ms, np.where(always, 0.0, table.wall_t_dw_ms), kernels, table.unfolded_ms)
+    return Problem(
+        t_dy_ms,
+        np.where(always, 0.0, table.wall_t_dw_ms),
+        np.where(always, 0.0, importance[table.positions]),
+        budget_ms - table.predict_ms(head, features),
+        kernels,
+        table.unfolded_ms,
+    )
+
+
+def with_solution(table: TimingTable, head: np.ndarray, solution: np.ndarray) -> np.ndarray:
+    """Bool [N] `head` and what the solver selected, int [N] in backward order."""
+    mask = head.copy()
+    mask[table.positions[solution == 1]] = True
+    return mask
 
 
 def step_budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:

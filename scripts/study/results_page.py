@@ -69,10 +69,10 @@ class Point(NamedTuple):
     memory_mb: np.ndarray
 
 
-def read_points(path: Path) -> list[Point]:
-    """The points of a CSV file of run_study.py, in its order. Raises `UserError` if it cannot be read."""
+def points_of(rows: Sequence[dict[str, str]]) -> list[Point]:
+    """The points of the rows of a CSV file of run_study.py, in their order."""
     found: dict[tuple[str, float, float], list[list[float]]] = {}
-    for row in read_rows(path):
+    for row in rows:
         key = row["setting"], float(row["budget"]), float(row["learning_rate"])
         found.setdefault(key, []).append([float(row[name]) for name in MEASURED])
     return [Point(*key, *np.array(values).T) for key, values in found.items()]
@@ -92,7 +92,7 @@ def spread(values: np.ndarray, digits: int = 1) -> str:
 
 def table(path: Path) -> str:
     """A row a setting; columns are budgets, or learning rates if these differ at one budget."""
-    points = read_points(path)
+    points = points_of(read_rows(path))
     by_rate = len({(point.setting, point.budget) for point in points}) < len(points)
     columns = sorted({point.rate if by_rate else point.budget for point in points})
     heads = [f"rate {value:g}" if by_rate else f"{value:g} of full training's time" for value in columns]
@@ -108,7 +108,8 @@ def table(path: Path) -> str:
 
 def short_table(path: Path) -> str:
     """What each setting reaches in `SHARE` of full training's time, the best first, and where that was measured."""
-    points = read_points(path)
+    runs = read_rows(path)
+    points = points_of(runs)
     [full] = [point for point in points if point.setting == "full" and point.budget == 1]
     aim = full.accuracies.mean() - SAME
     here = [point for point in points if point.budget == SHARE]
@@ -118,8 +119,8 @@ def short_table(path: Path) -> str:
         seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
         rows.append([_in_words(point.setting), *_measured(point), seconds])
     heads = ["scheme", "test accuracy", "training time", "peak memory", "full training's accuracy less 1 point in"]
-    places = {(row["processor"], row["tensorflow"]) for row in read_rows(path)}
-    commits = sorted({row["commit"] for row in read_rows(path)})
+    places = {(row["processor"], row["tensorflow"]) for row in runs}
+    commits = sorted({row["commit"] for row in runs})
     where = "; ".join(f"one core of {processor}, TensorFlow {version}" for processor, version in sorted(places))
     return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
 
@@ -183,7 +184,7 @@ def main() -> None:
     for page in PAGES:
         utils.write_text(page, updated(page.read_text(encoding="utf-8")))
     for path in sorted(RESULTS.glob("budget_*.csv")):
-        draw(read_points(path), path.with_suffix(""), path.stem.partition("_")[2])
+        draw(points_of(read_rows(path)), path.with_suffix(""), path.stem.partition("_")[2])
 
 
 if __name__ == "__main__":

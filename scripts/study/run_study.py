@@ -106,6 +106,10 @@ class Study:
                     found[run.name] = [*script, *shared, *as_words(flags), "--resume"]
         return found
 
+    def wanted(self, runs: Sequence[StudyRun]) -> list[StudyRun]:
+        """Those that `--only` asks for."""
+        return [run for run in runs if fnmatch(run.name, self._args.only)]
+
     def folder(self, run: StudyRun) -> Path:
         """Of its results."""
         return self._args.logdir / run.data / run.name
@@ -121,9 +125,9 @@ class Study:
 
     def carry_out(self, runs: Sequence[StudyRun]) -> None:
         """Train what is missing, one run on each core. Raises `UserError` if some failed; the others are finished."""
-        wanted = [run for run in runs if fnmatch(run.name, self._args.only)]
+        wanted = self.wanted(runs)
         missing = [run for run in wanted if not is_finished(self.folder(run))]
-        commands, failed = self.commands(runs) if missing else {}, []
+        commands, failed = self.commands(missing), []
         waiting: queue.SimpleQueue[StudyRun] = queue.SimpleQueue()
         for run in missing:
             waiting.put(run)
@@ -208,7 +212,7 @@ def main() -> None:
     runs = PARTS[args.part](args.data, args.seeds)
     study = Study(args)
     if args.dry_run:
-        for name, command in study.commands(runs).items():
+        for name, command in study.commands(study.wanted(runs)).items():
             print(name, shlex.join(command))
         return
     study.carry_out(runs)

@@ -16,7 +16,7 @@ import numpy as np
 
 import selection_solver_DP
 from elastic_trainer.selection.importance import Batch, ImportanceEvaluator
-from elastic_trainer.selection.select import Selection, costs_beside, selection_of, step_budget_ms
+from elastic_trainer.selection.select import Selection, problem_beside, selection_of, step_budget_ms, with_solution
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
@@ -58,7 +58,8 @@ def select_layers(
     features: FeatureUse = COMPUTED,
 ) -> Selection:
     """The most important layers: all tensors of a layer train, or none."""
-    budget_ms, costs = step_budget_ms(table, rho, features), costs_beside(table, head, features)
+    budget_ms = step_budget_ms(table, rho, features)
+    problem = problem_beside(table, importance, head, budget_ms, features)
     layers: dict[str, int] = {}
     layer_of = np.array([layers.setdefault(name.rpartition("/")[0], len(layers)) for name in table.names])
 
@@ -66,21 +67,18 @@ def select_layers(
         return np.bincount(layer_of, values, len(layers))
 
     kernels = np.full(len(layers), -1)
-    has_kernel = costs.kernels >= 0
-    kernels[layer_of[has_kernel]] = layer_of[costs.kernels[has_kernel]]
-    gain = np.where(head, 0.0, importance)[table.positions]
+    has_kernel = problem.kernels >= 0
+    kernels[layer_of[has_kernel]] = layer_of[problem.kernels[has_kernel]]
     solution = selection_solver_DP.solve(
-        of_layers(costs.t_dy_ms),
-        of_layers(costs.t_dw_ms),
-        of_layers(gain),
-        budget_ms - table.predict_ms(head, features),
+        of_layers(problem.t_dy_ms),
+        of_layers(problem.t_dw_ms),
+        of_layers(problem.importance),
+        problem.room_ms,
         time_resolution,
         kernels,
-        of_layers(costs.unfolded_ms),
+        of_layers(problem.unfolded_ms),
     )
-    mask = head.copy()
-    mask[table.positions[solution.mask[layer_of] == 1]] = True
-    return selection_of(table, mask, importance, budget_ms, features)
+    return selection_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, features)
 
 
 def select_as_published(
@@ -98,9 +96,7 @@ def select_as_published(
     solution = selection_solver_DP.solve(
         table.t_dy_ms, table.t_dw_ms, importance[table.positions], share * total_ms, PAPERS_T_Q
     )
-    mask = head.copy()
-    mask[table.positions[solution.mask == 1]] = True
-    return selection_of(table, mask, importance, budget_ms, features)
+    return selection_of(table, with_solution(table, head, solution.mask), importance, budget_ms, features)
 
 
 class Betti(ImportanceEvaluator):

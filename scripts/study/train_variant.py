@@ -14,12 +14,15 @@ from study_schemes import VARIANTS
 import main
 import train
 import utils
-from elastic_trainer.cli.parser import one_of
+from elastic_trainer.cli.parser import OneLineParser, one_of
 
 
 def run() -> None:
-    variant = VARIANTS[one_of([*VARIANTS])(sys.argv.pop(1))]
-    train.SCHEMES["elastic_training"] = partial(train.elastic_scheme, **variant)
+    parser = OneLineParser(prog="train_variant.py", description=__doc__)
+    parser.add_argument("variant", type=one_of([*VARIANTS]), metavar="VARIANT", help=", ".join(VARIANTS))
+    variant = parser.parse_args(sys.argv[1:2]).variant
+    del sys.argv[1]
+    train.SCHEMES["elastic_training"] = partial(train.elastic_scheme, **VARIANTS[variant])
     main.main()
 
 

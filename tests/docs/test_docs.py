@@ -200,7 +200,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "flags" / "index.html").is_file()
-    assert (tmp_path / "site" / "demo.png").is_file()
+    assert (tmp_path / "site" / "demo.png").is_file() and (tmp_path / "site/results/budget_grocery.png").is_file()
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
