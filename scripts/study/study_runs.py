@@ -24,7 +24,7 @@ SELECTION_SECONDS = 1.5
 BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
 RHOS = (0.25, 0.4, 0.6)
 DECIDING = ("full", "elastic 0.4", "upper 0.4")
-TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4, 3 selections", "BN+Bias", "head")
+TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
 IMPORTANCE_BATCHES = 16
 # The learning rate by scheme, as the part `rates` found.
 TUNED = {
@@ -50,7 +50,8 @@ VARIANTS = {  # of `study_schemes`
 }
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
-RATES = (1e-2, 3e-3)
+RATES = (1e-2, 3e-3, 1e-3)
+HEAD_FIRST_RATES = (1e-2, 3e-3)
 HEAD_EPOCHS = (0, 1, 4)
 ROBUST: dict[str, Any] = {"gradient_clipping": 0.02}
 
@@ -159,6 +160,7 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
         **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
         **{f"upper {rho:g}": replace(upper, rho=rho) for rho in RHOS},
         "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
+        "random 0.4": replace(run, train_type="elastic_training_random", rho=0.4),
         "random 0.4, 3 selections": replace(run, train_type="elastic_training_random", rho=0.4, selections=3),
         "BN+Bias": replace(run, train_type="bn_plus_bias_training"),
         "head": replace(run, train_type="traditional_tl_training"),
@@ -224,10 +226,10 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
             more={**run.more, "head_epochs": epochs},
         )
         for seed in range(seeds)
-        for rate in RATES
+        for rate in HEAD_FIRST_RATES
         for label, run in settings.items()
         for epochs in HEAD_EPOCHS
-        if label in DECIDING and (label, rate) != ("full", max(RATES))  # full training collapses at the highest rate
+        if label in DECIDING and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses at the highest rate
     ]
 
 
