@@ -9,7 +9,6 @@ run_study.py.
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from study_runs import scheme_of
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.runs.reader import read_rows
 
 RESULTS, PAGES = ROOT / "docs" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -76,12 +76,6 @@ def points_of(rows: Sequence[dict[str, str]]) -> list[Point]:
         key = row["setting"], float(row["budget"]), float(row["learning_rate"])
         found.setdefault(key, []).append([float(row[name]) for name in MEASURED])
     return [Point(*key, *np.array(values).T) for key, values in found.items()]
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file. Raises `UserError` if it cannot be read."""
-    with utils.reading(path), path.open(newline="", encoding="utf-8") as file:
-        return [*csv.DictReader(file)]
 
 
 def spread(values: np.ndarray, digits: int = 1) -> str:

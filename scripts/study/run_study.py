@@ -2,7 +2,8 @@
 """Carry out a part of the study of docs/results.md, and write what its finished runs gave to docs/results/.
 
 Each run is one call of main.py on one core, as many side by side as there are cores, so that no run disturbs another
-more than any other does. Complete runs are not repeated and interrupted ones continue: start it again after a stop.
+more than any other does. Start it again after a stop: interrupted runs continue, and those with a row in docs/results/
+are not repeated. To repeat one, delete its row and its folder.
 
     python scripts/study/run_study.py rates --data grocery --data_root ../shared/data --weights_file FILE --seeds 2
 """
@@ -32,10 +33,11 @@ from tqdm import tqdm
 import utils
 from elastic_trainer.cli.parser import OneLineParser, as_words, count, existing_file, folder, one_of
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.runs.reader import is_finished, read_run
+from elastic_trainer.runs.reader import is_finished, read_rows, read_run
 from utils import UserError
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -62,6 +64,12 @@ class Study:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._spec = DATA[args.data]
+        path = self._results
+        self._written = {_identity(row): row for row in read_rows(path)} if path.exists() else {}
+
+    @property
+    def _results(self) -> Path:
+        return self._args.results / f"{self._args.part}_{self._args.data}.csv"
 
     def shared_flags(self, split: str, clipping: float = 0.0) -> list[str]:
         """Flags of profiler.py and main.py."""
@@ -114,6 +122,10 @@ class Study:
         """Of its results."""
         return self._args.logdir / run.data / run.name
 
+    def is_done(self, run: StudyRun) -> bool:
+        """Whether it is finished, here or in an earlier session whose folders are gone."""
+        return is_finished(self.folder(run)) or _identity(_settings_of(run)) in self._written
+
     def call(self, words: Sequence[str], log: str, core: int) -> int:
         """Run one of our scripts, with its flags, on one core; its output goes to a file. Returns its exit status."""
         path = self._args.logdir / f"{log}.log"
@@ -126,7 +138,7 @@ class Study:
     def carry_out(self, runs: Sequence[StudyRun]) -> None:
         """Train what is missing, one run on each core. Raises `UserError` if some failed; the others are finished."""
         wanted = self.wanted(runs)
-        missing = [run for run in wanted if not is_finished(self.folder(run))]
+        missing = [run for run in wanted if not self.is_done(run)]
         commands, failed = self.commands(missing), []
         waiting: queue.SimpleQueue[StudyRun] = queue.SimpleQueue()
         for run in missing:
@@ -154,33 +166,36 @@ class Study:
             raise UserError(f"{len(failed)} runs failed, see {self._args.logdir}/{failed[0]}.log")
 
     def write(self, runs: Sequence[StudyRun]) -> None:
-        """Write a row for each finished run, and the curves."""
-        rows = [self._row(run) for run in runs if is_finished(self.folder(run))]
-        if rows:
-            stem = self._args.results / f"{runs[0].part}_{self._args.data}"
-            utils.write_csv(stem.with_suffix(".csv"), [*rows[0]], [[*row.values()] for row in rows])
+        """Write a row for each finished run. Rows of runs that are not in `runs` stay, at the end."""
+        finished = [self._row(run) for run in runs if is_finished(self.folder(run))]
+        rows = {_identity(_settings_of(run)): None for run in runs} | self._written
+        rows |= {_identity(row): row for row in finished}
+        found = [row for row in rows.values() if row]
+        if found:
+            utils.write_csv(self._results, [*found[0]], [[*row.values()] for row in found])
 
     def _row(self, run: StudyRun) -> dict[str, Any]:
         finished = read_run(self.folder(run))
         summary, place = finished.summary, finished.config["environment"]
+        curve = zip(finished.column("train_seconds"), finished.column("test_accuracy"), strict=True)
         return {
-            "setting": run.label,
-            "data": run.data,
-            "split": run.split,
-            "budget": run.budget,
-            "learning_rate": run.rate,
-            "seed": run.seed,
+            **_settings_of(run),
             **{name: summary.get(name) for name in FROM_SUMMARY},
             "commit": place.get("commit"),
             "tensorflow": place["packages"]["tensorflow"],
             "processor": place.get("processor"),
-            "curve": " ".join(
-                f"{seconds:.1f}:{accuracy:.4f}"
-                for seconds, accuracy in zip(
-                    finished.column("train_seconds"), finished.column("test_accuracy"), strict=True
-                )
-            ),
+            "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve),
         }
+
+
+def _settings_of(run: StudyRun) -> dict[str, Any]:
+    """The columns of `IDENTITY`."""
+    values = (run.label, run.data, run.split, run.budget, run.rate, run.seed)
+    return dict(zip(IDENTITY, values, strict=True))
+
+
+def _identity(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in IDENTITY)
 
 
 def study_parser() -> OneLineParser:

@@ -229,7 +229,7 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
         for rate in HEAD_FIRST_RATES
         for label, run in settings.items()
         for epochs in HEAD_EPOCHS
-        if label in DECIDING and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses at the highest rate
+        if label in DECIDING and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses there
     ]
 
 

@@ -2,10 +2,13 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import results_page
 from conftest import make_small_model, make_table
+from made_up_runs import made_up_run
+from run_study import Study, study_parser
 from study_data import split_folder
 from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
 
@@ -79,6 +82,29 @@ def test_no_person_is_in_two_splits(tmp_path):
 def test_missing_data_set_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"--data_root .*: has no folder grocery; get the data sets of"):
         split_folder(tmp_path, "grocery", "val", tmp_path)
+
+
+def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path):
+    weights = tmp_path / "weights.h5"
+    weights.touch()
+    words = ["rates", "--data_root", str(tmp_path), "--weights_file", str(weights)]
+    arguments = study_parser().parse_args([*words, "--logdir", str(tmp_path / "now"), "--results", str(tmp_path)])
+    first, second, third = PARTS["rates"]("grocery", 1)[:3]
+    study = Study(arguments)
+    for run in (second, third):
+        made_up_run(study.folder(run))
+    study.write([first, second, third])
+
+    arguments.logdir = tmp_path / "later"
+    study = Study(arguments)
+    made_up_run(study.folder(first))
+    made_up_run(study.folder(third), scale=2.0)
+    assert [study.is_done(run) for run in (first, second, third, replace(first, seed=7))] == [True, True, True, False]
+    study.write([first, third])  # the second is no longer asked for
+    with Path(tmp_path / "rates_grocery.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["setting"] for row in rows] == [first.label, third.label, second.label]
+    assert [float(row["train_seconds"]) for row in rows] == [40.0, 80.0, 40.0]
 
 
 def write_results(folder, rows):
