@@ -119,6 +119,19 @@ def short_table(path: Path) -> str:
     return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
 
 
+def forgetting_table(path: Path) -> str:
+    """Accuracy on the first half of the classes before and after training on the second, and on the second."""
+    measured = ("first_before", "first_after", "second", "train_seconds")
+    found: dict[str, list[list[float]]] = {}
+    for row in read_rows(path):
+        found.setdefault(row["setting"], []).append([float(row[name]) for name in measured])
+    rows = []
+    for setting, values in found.items():
+        *accuracies, seconds = np.array(values).T
+        rows.append([setting, *(f"{spread(100 * one)} %" for one in accuracies), f"{spread(seconds, 0)} s"])
+    return _lines(["setting", "first half, before", "first half, after", "second half", "training time"], rows)
+
+
 def _in_words(setting: str) -> str:
     """A setting for readers who do not know its name: "elastic 0.4, no cache" has a rho and a remark."""
     scheme = scheme_of(setting)
@@ -138,7 +151,7 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
-TABLES = {"all": table, "short": short_table}
+TABLES = {"all": table, "short": short_table, "forgetting": forgetting_table}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:

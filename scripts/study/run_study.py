@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
-from study_data import DATA, split_folder
+from study_data import INPUT_SIZES, split_folder
 from study_runs import PARTS, StudyRun
 from tqdm import tqdm
 
@@ -63,7 +63,6 @@ class Study:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._spec = DATA[args.data]
         path = self._results
         self._written = {_identity(row): row for row in read_rows(path)} if path.exists() else {}
 
@@ -78,7 +77,7 @@ class Study:
         flags = {
             "model_name": "mobilenetv2",
             "alpha": 0.35,
-            "input_size": self._spec.input_size,
+            "input_size": INPUT_SIZES[args.data],
             "batch_size": args.batch_size,
             "dataset_name": "image_folder",
             "data_dir": images,
@@ -91,6 +90,7 @@ class Study:
 
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
         """The script and its flags for each run, by its name. Timing tables are made if they are missing."""
+        from elastic_trainer.datasets.sources import count_classes
         from elastic_trainer.selection.schemes import FIXED_MASKS
         from elastic_trainer.timing.table import table_folder
 
@@ -98,18 +98,22 @@ class Study:
         kinds = sorted({(run.split, run.more.get("gradient_clipping", 0.0)) for run in runs})
         for split, clipping in kinds:
             shared = self.shared_flags(split, clipping)
-            command = parse_training(shared).with_classes(self._spec.classes)
+            command = parse_training(shared)
+            images = command.data.data_dir
+            assert images is not None, "the shared flags name it"
+            command = command.with_classes(count_classes("image_folder", images))
             has_table = (table_folder(command.network, command.run.logdir) / "profile.json").is_file()
             if not has_table and self.call(["profiler.py", *shared], "profile", 0):
                 raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
-            assert command.data.data_dir is not None, "the shared flags name it"
-            photos = [sum(1 for _ in command.data.data_dir.glob(f"{part}/*/*")) for part in ("train", "test")]
+            photos = [sum(1 for _ in images.glob(f"{part}/*/*")) for part in ("train", "test")]
             batches = photos[0] // self._args.batch_size, -(-photos[1] // self._args.batch_size)
             for run in runs:
                 if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
                     flags = {**run.flags(table, masks, *batches), "run_name": run.name}
+                    if run.after:
+                        flags["weights"] = self._args.logdir / run.data / run.after
                     script = ["scripts/study/train_variant.py", run.variant] if run.variant else ["main.py"]
                     found[run.name] = [*script, *shared, *as_words(flags), "--resume"]
         return found
@@ -118,13 +122,9 @@ class Study:
         """Those that `--only` asks for."""
         return [run for run in runs if fnmatch(run.name, self._args.only)]
 
-    def folder(self, run: StudyRun) -> Path:
-        """Of its results."""
-        return self._args.logdir / run.data / run.name
-
     def is_done(self, run: StudyRun) -> bool:
         """Whether it is finished, here or in an earlier session whose folders are gone."""
-        return is_finished(self.folder(run)) or _identity(_settings_of(run)) in self._written
+        return is_finished(run.folder(self._args.logdir)) or _identity(_settings_of(run)) in self._written
 
     def call(self, words: Sequence[str], log: str, core: int) -> int:
         """Run one of our scripts, with its flags, on one core; its output goes to a file. Returns its exit status."""
@@ -167,7 +167,7 @@ class Study:
 
     def write(self, runs: Sequence[StudyRun]) -> None:
         """Write a row for each finished run. Rows of runs that are not in `runs` stay, at the end."""
-        finished = [self._row(run) for run in runs if is_finished(self.folder(run))]
+        finished = [self._row(run) for run in runs if is_finished(run.folder(self._args.logdir))]
         rows = {_identity(_settings_of(run)): None for run in runs} | self._written
         rows |= {_identity(row): row for row in finished}
         found = [row for row in rows.values() if row]
@@ -175,7 +175,7 @@ class Study:
             utils.write_csv(self._results, [*found[0]], [[*row.values()] for row in found])
 
     def _row(self, run: StudyRun) -> dict[str, Any]:
-        finished = read_run(self.folder(run))
+        finished = read_run(run.folder(self._args.logdir))
         summary, place = finished.summary, finished.config["environment"]
         curve = zip(finished.column("train_seconds"), finished.column("test_accuracy"), strict=True)
         return {
@@ -203,21 +203,28 @@ def study_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="run_study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_shared_flags(parser)
     parser.add_argument("part", type=one_of([*PARTS]), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--data", type=one_of([*DATA]), default="grocery", metavar="NAME", help=", ".join(DATA))
     parser.add_argument("--data_root", type=folder, required=True, metavar="DIR", help="holds the data sets' folders")
     parser.add_argument(
         "--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top"
     )
     parser.add_argument("--batch_size", type=count, default=4, metavar="N", help="default: %(default)s")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
+    return parser
+
+
+def add_shared_flags(parser: OneLineParser) -> None:
+    """Those of each script that reads the folders of runs."""
+    parser.add_argument(
+        "--data", type=one_of([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
+    )
     parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
     parser.add_argument(
         "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
     )
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
-    parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
-    return parser
 
 
 def main() -> None:

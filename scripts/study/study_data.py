@@ -1,5 +1,7 @@
 """The data sets of the study, as image folders made of links: to tune on `val`, to report on `test`.
 
+A split of `HALVES` has the images to train on and those of `test`, of a part of the classes alone.
+
 grocery       Grocery Store Dataset (Klasson et al., WACV 2019): 81 classes, the authors' own split
 sign_digits   Sign Language Digits Dataset (Mavi, arXiv 2011.08927): 10 classes, split by person. Photo n is of
               person (n - 1118) // 10
@@ -9,26 +11,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 from utils import UserError
 
-SPLITS = ("val", "test")
-
-
-class StudyData(NamedTuple):
-    """A data set of the study.
-
-    Attributes:
-        classes: their number.
-        input_size: of the network in pixels.
-    """
-
-    classes: int
-    input_size: int
-
-
-DATA = {"grocery": StudyData(81, 160), "sign_digits": StudyData(10, 96)}
+FIRST, SECOND = HALVES = ("first_half", "second_half")
+SPLITS = ("val", "test", *HALVES)
+INPUT_SIZES = {"grocery": 160, "sign_digits": 96}  # in pixels, of the network
 
 
 def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
@@ -36,7 +24,7 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
 
     Args:
         root: holds the data sets' folders.
-        name: of the data set, a key of `DATA`.
+        name: of the data set, a key of `INPUT_SIZES`.
         split: one of `SPLITS`.
         place: where image folders are made; an existing one is kept.
 
@@ -46,18 +34,32 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     source, folder = root / name, place / f"{name}_{split}"
     if folder.is_dir():
         return folder
-    if not source.is_dir():
+    if split in HALVES:
+        complete = split_folder(root, name, "test", place)
+    elif not source.is_dir():
         raise UserError(f"--data_root {root}: has no folder {name}; get the data sets of scripts/study/study_data.py")
     making = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    if name == "grocery":
+    if split in HALVES:
+        _link_half(complete, making, split)
+    elif name == "grocery":
         for part, what in (("train", "train"), ("test", split)):
             (making / part).symlink_to((source / what).absolute())
     else:
         _link_persons(source.absolute(), making, split)
     making.replace(folder)
     return folder
+
+
+def _link_half(source: Path, folder: Path, split: str) -> None:
+    """One class less in the first half than in the second, since main.py keeps a head that fits the classes."""
+    for part in ("train", "test"):
+        classes = sorted(path.resolve() for path in (source / part).iterdir() if path.is_dir())
+        middle = (len(classes) - 1) // 2
+        (folder / part).mkdir()
+        for path in classes[:middle] if split == FIRST else classes[middle:]:
+            (folder / part / path.name).symlink_to(path)
 
 
 def _link_persons(source: Path, folder: Path, split: str) -> None:

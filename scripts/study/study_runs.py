@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study_data import FIRST, SECOND
 
 from elastic_trainer.settings import is_elastic
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
@@ -69,6 +71,7 @@ class StudyRun:
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
         variant: of elastic training, a key of `study_schemes.VARIANTS`; by default the program's own.
+        after: the name of the run of the same data set that it continues from, with a new head.
         more: further flags of main.py.
     """
 
@@ -84,6 +87,7 @@ class StudyRun:
     selections: int = 1
     interval: float | None = None
     variant: str | None = None
+    after: str | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,6 +95,10 @@ class StudyRun:
         """Of its folder."""
         label = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.label)
         return f"{self.part}_{self.data}_{self.split}_{label}_b{self.budget:.3g}_r{self.rate:g}_s{self.seed}"
+
+    def folder(self, logdir: Path) -> Path:
+        """Of its results."""
+        return logdir / self.data / self.name
 
     def flags(
         self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, validation_batches: int
@@ -248,6 +256,29 @@ def interval(data: str, seeds: int) -> list[StudyRun]:
     return [replace(run, seed=seed) for seed in range(seeds) for run in found]
 
 
+def first_half(data: str, seeds: int) -> list[StudyRun]:
+    """Full training on the first half of the classes, before `second_half`."""
+    full = replace(_settings("forgetting", data, FIRST)["full"], rate=TUNED["full"], budget=1 / 2)
+    return [replace(full, seed=seed, more={**full.more, "save_model": True}) for seed in range(seeds)]
+
+
+def second_half(data: str, seeds: int) -> list[StudyRun]:
+    """The other half of the classes after the first: what is left of the first is measured by forgetting.py."""
+    settings = _settings("forgetting", data, SECOND)
+    return [
+        replace(
+            settings[label],
+            rate=TUNED[scheme_of(label)],
+            budget=1 / 4,
+            seed=first.seed,
+            after=first.name,
+            more={**settings[label].more, "save_model": True},
+        )
+        for first in first_half(data, seeds)
+        for label in (*DECIDING, "BN+Bias", "head")
+    ]
+
+
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "rates": rates,
     "budget": budget,
@@ -255,4 +286,6 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "head_first": head_first,
     "deadline": deadline,
     "interval": interval,
+    "first_half": first_half,
+    "second_half": second_half,
 }

@@ -9,7 +9,7 @@ import results_page
 from conftest import make_small_model, make_table
 from made_up_runs import made_up_run
 from run_study import Study, study_parser
-from study_data import split_folder
+from study_data import HALVES, split_folder
 from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
 
 from elastic_trainer.cli.train_command import parse_training
@@ -79,6 +79,17 @@ def test_no_person_is_in_two_splits(tmp_path):
     assert len(set().union(*parts)) == sum(map(len, parts)) == 20
 
 
+def test_halves_share_no_class_and_need_a_new_head(tmp_path):
+    for part in ("train", "test"):
+        for name in "abcdef":
+            (tmp_path / "grocery" / part / name).mkdir(parents=True)
+            (tmp_path / "grocery" / part / name / "photo.jpg").touch()
+    halves = [split_folder(tmp_path, "grocery", split, tmp_path / "links") for split in HALVES]
+    for part in ("train", "test"):
+        classes = [{path.parent.name for path in folder.glob(f"{part}/*/photo.jpg")} for folder in halves]
+        assert classes == [{"a", "b"}, {"c", "d", "e", "f"}]
+
+
 def test_missing_data_set_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"--data_root .*: has no folder grocery; get the data sets of"):
         split_folder(tmp_path, "grocery", "val", tmp_path)
@@ -92,13 +103,13 @@ def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path):
     first, second, third = PARTS["rates"]("grocery", 1)[:3]
     study = Study(arguments)
     for run in (second, third):
-        made_up_run(study.folder(run))
+        made_up_run(run.folder(tmp_path / "now"))
     study.write([first, second, third])
 
     arguments.logdir = tmp_path / "later"
     study = Study(arguments)
-    made_up_run(study.folder(first))
-    made_up_run(study.folder(third), scale=2.0)
+    made_up_run(first.folder(arguments.logdir))
+    made_up_run(third.folder(arguments.logdir), scale=2.0)
     assert [study.is_done(run) for run in (first, second, third, replace(first, seed=7))] == [True, True, True, False]
     study.write([first, third])  # the second is no longer asked for
     with Path(tmp_path / "rates_grocery.csv").open(newline="") as file:
