@@ -1,6 +1,8 @@
 #!/usr/bin/env python
 """One self-contained page of all figures that were made: pictures, numbers, settings, machine, the paper's claims.
 
+The figures of the study (docs/results.md) follow them.
+
 The claims are checked with the runs under the log folder, at any scale; the page shows which runs these are.
 
     python scripts/figures/report.py --scale quick
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paper_figures
 import plotting
+from common import ROOT
 from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
@@ -28,6 +31,7 @@ from elastic_trainer.cli.parser import OneLineParser, file_to_write
 from elastic_trainer.runs.reader import SUMMARY
 from utils import UserError
 
+CURVE = "curve"  # a column of docs/results/ too wide for a page
 VARIANTS = {"ego": "elastic runs alone", "subproblems": "a, subproblems"}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; color: #222 }
@@ -185,8 +189,13 @@ def _number(figure: str) -> str:
     return f"Fig {figure}" if figure[0].isdigit() else f"Table {figure.removeprefix('table')}"
 
 
-def section(name: str, stem: Path) -> str:
+def section(name: str, title: str, stem: Path) -> str:
     """A figure: its picture, and its numbers in a section that opens on a click.
+
+    Args:
+        name: of the figure, in the page's links.
+        title: above it.
+        stem: of its .csv and .png file.
 
     Raises:
         UserError: one of its files is missing, empty or damaged.
@@ -199,8 +208,9 @@ def section(name: str, stem: Path) -> str:
     for path, content in ((table, rows), (png, picture)):
         if not content:
             raise UserError(f"{path}: is missing, empty or damaged; remove {table.name} and draw the figure again")
-    title = html.escape(heading(name))
-    numbers = _table(_row(rows[0], "th"), [_row(map(_short, row)) for row in rows[1:]])
+    title = html.escape(title)
+    head, *rest = [[cell for cell, column in zip(row, rows[0], strict=False) if column != CURVE] for row in rows]
+    numbers = _table(_row(head, "th"), [_row(map(_short, row)) for row in rest])
     return (
         f'<h2 id="{name}">{title}</h2><img alt="{title}" src="data:image/png;base64,{picture}">'
         f"<details><summary>numbers</summary>{numbers}</details>"
@@ -252,7 +262,14 @@ def settings(groups: Sequence[Group]) -> str:
     return f"<ul>{machine_list}</ul><details><summary>all {len(runs)} runs</summary>{table}</details>"
 
 
-def page(scale: str, logdir: Path, figures: Path) -> str:
+def study(results: Path) -> str:
+    """What each scheme reaches in the same time, on photos: the figures of docs/results.md."""
+    stems = [path.with_suffix("") for path in sorted(results.glob("budget_*.csv"))]
+    titles = [f"Accuracy for a time budget: {stem.name.removeprefix('budget_').replace('_', ' ')}" for stem in stems]
+    return "".join(section(stem.name, title, stem) for stem, title in zip(stems, titles, strict=True))
+
+
+def page(scale: str, logdir: Path, figures: Path, results: Path) -> str:
     """The page, figures in the order of their numbers. Raises `UserError` if none was made, or one is damaged."""
     stems: dict[str, Path] = {}
     for name in FIGURES:
@@ -277,7 +294,8 @@ def page(scale: str, logdir: Path, figures: Path) -> str:
         f"<h1>ElasticTrainer: the paper's figures, {scale}</h1>"
         f"<p>{note}{f' Not made: {missing}.' if missing else ''}</p>"
         f"<h2>Claims</h2>{claims(groups)}<h2>Settings</h2>{settings(groups)}"
-        f"{''.join(section(name, stem) for name, stem in made.items())}</html>\n"
+        f"{''.join(section(name, heading(name), stem) for name, stem in made.items())}"
+        f"{study(results)}</html>\n"
     )
 
 
@@ -286,10 +304,12 @@ def main() -> None:
     parser.add_argument("--scale", choices=("full", "quick"), default="full")
     parser.add_argument("--logdir", type=Path, help="default: logs/figures_<scale>")
     parser.add_argument("--figures", type=Path, default=Path("figures"), help="default: %(default)s")
+    parser.add_argument("--results", type=Path, default=ROOT / "docs/results", help="default: docs/results")
     parser.add_argument("--output", type=file_to_write, help="default: figures/report_<scale>.html")
     args = parser.parse_args()
     output = args.output or args.figures / f"report_{args.scale}.html"
-    utils.write_text(output, page(args.scale, args.logdir or Path("logs") / f"figures_{args.scale}", args.figures))
+    logdir = args.logdir or Path("logs") / f"figures_{args.scale}"
+    utils.write_text(output, page(args.scale, logdir, args.figures, args.results))
     print(f"report: {output}")
 
 
