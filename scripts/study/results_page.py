@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
-from study_runs import scheme_of
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
@@ -67,6 +66,11 @@ class Point(NamedTuple):
     accuracies: np.ndarray
     seconds: np.ndarray
     memory_mb: np.ndarray
+
+
+def scheme_of(setting: str) -> str:
+    """The scheme of a setting: its first word."""
+    return setting.replace(",", " ").split()[0]
 
 
 def points_of(rows: Sequence[dict[str, str]]) -> list[Point]:
