@@ -24,7 +24,7 @@ from common import ROOT
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.runs.reader import read_rows
+from elastic_trainer.runs import reader
 
 RESULTS, PAGES = ROOT / "docs" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -71,6 +71,12 @@ class Point(NamedTuple):
 def scheme_of(setting: str) -> str:
     """The scheme of a setting: its first word."""
     return setting.replace(",", " ").split()[0]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file. Raises `UserError` if it cannot be read."""
+    with utils.reading(path):
+        return reader.read_rows(path)
 
 
 def points_of(rows: Sequence[dict[str, str]]) -> list[Point]:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
+from results_page import read_rows
 from study_data import INPUT_SIZES, split_folder
 from study_runs import PARTS, StudyRun
 from tqdm import tqdm
@@ -33,7 +34,7 @@ from tqdm import tqdm
 import utils
 from elastic_trainer.cli.parser import OneLineParser, as_words, count, existing_file, folder, one_of
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.runs.reader import is_finished, read_rows, read_run
+from elastic_trainer.runs.reader import is_finished, read_run
 from utils import UserError
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -34,15 +34,13 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     source, folder = root / name, place / f"{name}_{split}"
     if folder.is_dir():
         return folder
-    if split in HALVES:
-        complete = split_folder(root, name, "test", place)
-    elif not source.is_dir():
+    if not source.is_dir():
         raise UserError(f"--data_root {root}: has no folder {name}; get the data sets of scripts/study/study_data.py")
     making = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
     if split in HALVES:
-        _link_half(complete, making, split)
+        _link_half(split_folder(root, name, "test", place), making, split)
     elif name == "grocery":
         for part, what in (("train", "train"), ("test", split)):
             (making / part).symlink_to((source / what).absolute())
