@@ -151,6 +151,7 @@ class _Training:
             HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
             settings.gradient_clipping,
             np.flatnonzero(head_mask(model)).tolist(),
+            settings.warmup,
         )
         optimizer.build(model.trainable_variables)
         features = None

@@ -27,8 +27,8 @@ EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
-    "paper": {"gradient_clipping": 0.0, "importance_batches": 1},
-    "robust": {"gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 3e-3},
+    "paper": {"gradient_clipping": 0.0, "importance_batches": 1, "warmup": 0.0},
+    "robust": {"gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 3e-3, "warmup": 0.1},
 }
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
@@ -129,7 +129,8 @@ class Settings:
     `deadline` is in seconds and replaces `rho` (elastic schemes only); `interval` is in epochs, fractions allowed; a
     checkpoint is written every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
     `feature_cache` is one of FEATURE_CACHES, see `training.features`. `head_epochs` come before `num_epochs`, and train
-    the head alone from `head_learning_rate` on. `gradient_clipping` bounds updates, see `training.optimizers`.
+    the head alone from `head_learning_rate` on. `gradient_clipping` bounds updates, and the rate rises
+    over the share `warmup` of the steps, see `training.optimizers`.
     """
 
     optimizer: str = "sgd"
@@ -154,6 +155,7 @@ class Settings:
     head_epochs: int = 0
     head_learning_rate: float = 1e-2
     gradient_clipping: float | None = None
+    warmup: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -236,6 +236,12 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--learning_rate", **rate)
     group.add_argument(
+        "--warmup",
+        type=number(float, 0, 0.9, "from 0 to 0.9"),
+        metavar="SHARE",
+        help="with sgd: share of the steps in which the learning rate rises to its highest (default: by --recipe)",
+    )
+    group.add_argument(
         "--weight_decay", type=number(float, 0, 100, "from 0 to 100"), metavar="RATE", help="decoupled; with sgd only"
     )
 

@@ -51,7 +51,7 @@ _USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]
         "--train_type prunetrain",
         lambda args: args.train_type == "prunetrain",
     ),
-    (("weight_decay",), "--optimizer sgd", lambda args: args.optimizer == "sgd"),
+    (("weight_decay", "warmup"), "--optimizer sgd", lambda args: args.optimizer == "sgd"),
     (("head_learning_rate",), "--head_epochs of 1 or more", lambda args: args.head_epochs > 0),
     (("recipe",), "schemes other than prunetrain", lambda args: args.train_type != "prunetrain"),
     (
@@ -195,6 +195,7 @@ def _training_settings(args: argparse.Namespace) -> Settings:
         checkpoint_minutes=args.checkpoint_minutes,
         feature_cache=args.feature_cache,
         gradient_clipping=args.gradient_clipping or None,
+        warmup=args.warmup,
         head_epochs=args.head_epochs,
         head_learning_rate=args.head_learning_rate,
     )

@@ -94,18 +94,18 @@ def select_upper_part(
     time_resolution: int | None = None,
     features: FeatureUse = COMPUTED,
 ) -> Selection:
-    """All tensors from the output down to the deepest that the budget allows: the baseline without importance.
+    """All tensors from the output down to the deepest with which the budget is kept: no importance is needed.
 
-    Args as for `select_tensors`; `time_resolution` has no effect.
+    Further down may cost less: where the cut passes smaller features on. So every depth is tried.
+
+    Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
-    budget_ms, mask = step_budget_ms(table, rho, features), head.copy()
+    budget_ms, mask, best = step_budget_ms(table, rho, features), head.copy(), head
     for position in table.positions:
-        deeper = mask.copy()
-        deeper[position] = True
-        if table.predict_ms(deeper, features) > budget_ms:
-            break
-        mask = deeper
-    return selection_of(table, mask, importance, budget_ms, features)
+        mask[position] = True
+        if table.predict_ms(mask, features) <= budget_ms:
+            best = mask.copy()
+    return selection_of(table, best, importance, budget_ms, features)
 
 
 class Problem(NamedTuple):

@@ -142,21 +142,37 @@ class HeadPhase(NamedTuple):
     learning_rate: float
 
 
+def cosine_decay(learning_rate: float, steps: int, warmup: float = 0.0) -> keras.optimizers.schedules.CosineDecay:
+    """Cosine decay to 0 in `steps`, after a linear rise to `learning_rate` over the share `warmup` of them.
+
+    The rise starts at one part of it, not at 0, since importance is measured by updates at the present rate.
+    """
+    warmup_steps = min(round(warmup * steps), steps - 1)
+    if warmup_steps <= 0:
+        return keras.optimizers.schedules.CosineDecay(learning_rate, max(steps, 1))
+    return keras.optimizers.schedules.CosineDecay(
+        learning_rate / warmup_steps, steps - warmup_steps, warmup_target=learning_rate, warmup_steps=warmup_steps
+    )
+
+
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class CosineAfterHead(keras.optimizers.schedules.LearningRateSchedule):
-    """Cosine decay to 0 from `head_learning_rate` in `head_steps`, then from `learning_rate` in the `steps` after."""
+    """`cosine_decay` from `head_learning_rate` in `head_steps`, then from `learning_rate` in the `steps` after."""
 
-    def __init__(self, head_learning_rate: float, head_steps: int, learning_rate: float, steps: int) -> None:
-        self._arguments = (head_learning_rate, head_steps, learning_rate, steps)
-        self._head = keras.optimizers.schedules.CosineDecay(head_learning_rate, head_steps)
-        self._rest = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps, 1))
+    def __init__(
+        self, head_learning_rate: float, head_steps: int, learning_rate: float, steps: int, warmup: float = 0.0
+    ) -> None:
+        self._arguments = (head_learning_rate, head_steps, learning_rate, steps, warmup)
+        self._head = cosine_decay(head_learning_rate, head_steps)
+        self._rest = cosine_decay(learning_rate, steps, warmup)
 
     def __call__(self, step: Any) -> tf.Tensor:
         head_steps = self._arguments[1]
         return tf.where(step < head_steps, self._head(step), self._rest(tf.maximum(step - head_steps, 0)))
 
     def get_config(self) -> dict[str, Any]:
-        return dict(zip(("head_learning_rate", "head_steps", "learning_rate", "steps"), self._arguments, strict=True))
+        names = ("head_learning_rate", "head_steps", "learning_rate", "steps", "warmup")
+        return dict(zip(names, self._arguments, strict=True))
 
 
 def make_optimizer(
@@ -167,6 +183,7 @@ def make_optimizer(
     head: HeadPhase | None = None,
     clipping: float | None = None,
     unclipped: Sequence[int] = (),
+    warmup: float = 0.0,
 ) -> keras.optimizers.Optimizer:
     """The paper's optimizers (section 6): `sgd`, or `adam` for ViT.
 
@@ -179,15 +196,16 @@ def make_optimizer(
         total_steps: after which cosine decay reaches 0, those of `head` included.
         head: the first steps, with a cosine decay to 0 or a constant rate of their own; None if there are none.
         clipping, unclipped: of SGDW.
+        warmup: share of the steps after those of `head` in which the rate of "sgd" rises, see `cosine_decay`.
     """
     schedules = keras.optimizers.schedules
     if name == "adam":
         rates = [head.learning_rate, learning_rate] if head else []
         optimizer = FusedAdam(schedules.PiecewiseConstantDecay([head.steps - 1], rates) if head else learning_rate)
     else:
-        decay = schedules.CosineDecay(learning_rate, total_steps)
+        decay = cosine_decay(learning_rate, total_steps, warmup)
         if head:
-            decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps)
+            decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps, warmup)
         optimizer = SGDW(decay, 0.9, weight_decay, clipping, unclipped)
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
 

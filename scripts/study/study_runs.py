@@ -44,6 +44,7 @@ VARIANTS = {  # of `study_schemes`
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3, 1e-3)
+WARM_UP_RATES = (5e-3, 1e-2, 3e-3)
 HEAD_FIRST_RATES = (1e-2, 3e-3)
 HEAD_EPOCHS = (0, 1, 4)
 ROBUST: dict[str, Any] = {"gradient_clipping": 0.02}
@@ -181,6 +182,24 @@ def rates(data: str, seeds: int) -> list[StudyRun]:
     ]
 
 
+def warm_up(data: str, seeds: int) -> list[StudyRun]:
+    """Whether the learning rate should rise over the first steps, on val at a quarter of full training's time."""
+    settings = _settings("warm_up", data, "val")
+    return [
+        replace(
+            settings[label],
+            label=f"{label}, warm-up over a tenth of the steps",
+            rate=rate,
+            budget=1 / 4,
+            seed=seed,
+            more={**settings[label].more, "warmup": 0.1},
+        )
+        for seed in range(seeds)
+        for rate in WARM_UP_RATES
+        for label in DECIDING
+    ]
+
+
 def budget(data: str, seeds: int) -> list[StudyRun]:
     """What each scheme reaches in a share of full training's time, on test, at `RATE`.
 
@@ -271,6 +290,7 @@ def second_half(data: str, seeds: int) -> list[StudyRun]:
 
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "rates": rates,
+    "warm_up": warm_up,
     "budget": budget,
     "importance": importance,
     "head_first": head_first,
