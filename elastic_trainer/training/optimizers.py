@@ -142,29 +142,39 @@ class HeadPhase(NamedTuple):
     learning_rate: float
 
 
-def cosine_decay(learning_rate: float, steps: int, warmup: float = 0.0) -> keras.optimizers.schedules.CosineDecay:
-    """Cosine decay to 0 in `steps`, after a linear rise to `learning_rate` over the share `warmup` of them.
+@keras.saving.register_keras_serializable(package="elastic_trainer")
+class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
+    """A linear rise to `learning_rate` over the share `warmup` of `steps`, then cosine decay to 0.
 
-    The rise starts at one part of it, not at 0, since importance is measured by updates at the present rate.
+    It starts at one part of the rise, not at 0, since importance is measured by updates at the present rate.
+    Keras' CosineDecay with a warm-up computes the same, but its branch is part of every compiled step.
     """
-    warmup_steps = min(round(warmup * steps), steps - 1)
-    if warmup_steps <= 0:
-        return keras.optimizers.schedules.CosineDecay(learning_rate, max(steps, 1))
-    return keras.optimizers.schedules.CosineDecay(
-        learning_rate / warmup_steps, steps - warmup_steps, warmup_target=learning_rate, warmup_steps=warmup_steps
-    )
+
+    def __init__(self, learning_rate: float, steps: int, warmup: float = 0.0) -> None:
+        self._arguments = (learning_rate, steps, warmup)
+        self._rate, self._warmup_steps = learning_rate, min(round(warmup * steps), steps - 1)
+        self._decay = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps - self._warmup_steps, 1))
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        rise, step = self._warmup_steps, tf.cast(step, tf.float32)
+        if rise <= 0:
+            return self._decay(step)
+        return tf.where(step < rise, self._rate * (step + 1) / rise, self._decay(tf.maximum(step - rise, 0)))
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
 
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class CosineAfterHead(keras.optimizers.schedules.LearningRateSchedule):
-    """`cosine_decay` from `head_learning_rate` in `head_steps`, then from `learning_rate` in the `steps` after."""
+    """`WarmupCosine` from `head_learning_rate` in `head_steps`, then from `learning_rate` in the `steps` after."""
 
     def __init__(
         self, head_learning_rate: float, head_steps: int, learning_rate: float, steps: int, warmup: float = 0.0
     ) -> None:
         self._arguments = (head_learning_rate, head_steps, learning_rate, steps, warmup)
-        self._head = cosine_decay(head_learning_rate, head_steps)
-        self._rest = cosine_decay(learning_rate, steps, warmup)
+        self._head = WarmupCosine(head_learning_rate, head_steps)
+        self._rest = WarmupCosine(learning_rate, steps, warmup)
 
     def __call__(self, step: Any) -> tf.Tensor:
         head_steps = self._arguments[1]
@@ -196,14 +206,14 @@ def make_optimizer(
         total_steps: after which cosine decay reaches 0, those of `head` included.
         head: the first steps, with a cosine decay to 0 or a constant rate of their own; None if there are none.
         clipping, unclipped: of SGDW.
-        warmup: share of the steps after those of `head` in which the rate of "sgd" rises, see `cosine_decay`.
+        warmup: share of the steps after those of `head` in which the rate of "sgd" rises, see `WarmupCosine`.
     """
     schedules = keras.optimizers.schedules
     if name == "adam":
         rates = [head.learning_rate, learning_rate] if head else []
         optimizer = FusedAdam(schedules.PiecewiseConstantDecay([head.steps - 1], rates) if head else learning_rate)
     else:
-        decay = cosine_decay(learning_rate, total_steps, warmup)
+        decay = WarmupCosine(learning_rate, total_steps, warmup)
         if head:
             decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps, warmup)
         optimizer = SGDW(decay, 0.9, weight_decay, clipping, unclipped)

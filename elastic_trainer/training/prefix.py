@@ -193,6 +193,9 @@ def _imported(
     part.library.CopyFrom(complete.library)
     here = tf.compat.v1.get_default_graph()
     values = {inner.name: here.capture(outer) for outer, inner in captured}
-    return tf.graph_util.import_graph_def(
+    imported = tf.graph_util.import_graph_def(
         part, input_map={**feeds, **values}, return_elements=[tensor.name for tensor in results], name=""
     )
+    for function in complete.library.function:  # traced loops and branches, since imported ones have no shapes
+        here._add_function_recursive(graph._get_function(function.signature.name), overwrite=True)
+    return imported
