@@ -40,7 +40,13 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.summary import run_results
-from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, Random, WeightMagnitude
+from elastic_trainer.selection.importance import (
+    GradientMagnitude,
+    ImportanceEvaluator,
+    Random,
+    Uniform,
+    WeightMagnitude,
+)
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import FIXED_MASKS, ElasticScheme, FixedScheme, HeadFirst, Scheme
 from elastic_trainer.selection.select import Selection, select_tensors, select_upper_part
@@ -92,7 +98,7 @@ SCHEMES: dict[str, Callable[[Task], Scheme]] = {
     "elastic_training_weight_magnitude": partial(elastic_scheme, importance=WeightMagnitude),
     "elastic_training_grad_magnitude": partial(elastic_scheme, importance=GradientMagnitude),
     "elastic_training_random": partial(elastic_scheme, importance=Random),
-    "elastic_training_upper_part": partial(elastic_scheme, select=select_upper_part),
+    "elastic_training_upper_part": partial(elastic_scheme, importance=Uniform, select=select_upper_part),
     "prunetrain": _prunetrain,
 }
 

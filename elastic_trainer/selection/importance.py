@@ -4,6 +4,7 @@ ImportanceEvaluator   how much the tensor's update lowers the loss: gradient tim
 WeightMagnitude       sum of the magnitudes of its weights
 GradientMagnitude     sum of the magnitudes of its gradient
 Random                a random number
+Uniform               1
 """
 
 from __future__ import annotations
@@ -161,6 +162,13 @@ class Random(ImportanceEvaluator):
         images, labels = batches[0]
         seed = zlib.crc32(np.asarray(labels).tobytes() + np.asarray(images).tobytes())  # a resumed run repeats it
         return np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))
+
+
+class Uniform(ImportanceEvaluator):
+    """I_k = 1: for a Tensor Selector that needs no importance."""
+
+    def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
+        return np.ones(len(self._model.trainable_variables))
 
 
 def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
