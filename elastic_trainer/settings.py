@@ -27,8 +27,19 @@ EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
-    "paper": {"gradient_clipping": 0.0, "importance_batches": 1, "warmup": 0.0},
-    "robust": {"gradient_clipping": CLIPPING, "importance_batches": 16, "learning_rate": 3e-3, "warmup": 0.1},
+    "paper": {
+        "train_type": "elastic_training",
+        "gradient_clipping": 0.0,
+        "importance_batches": 1,
+        "warmup": 0.0,
+    },
+    "robust": {
+        "train_type": "elastic_training_upper_part",
+        "gradient_clipping": CLIPPING,
+        "importance_batches": 16,
+        "warmup": 0.1,
+        "learning_rate": 3e-3,
+    },
 }
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 

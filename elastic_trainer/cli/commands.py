@@ -210,11 +210,10 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
             raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
     if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
         raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
-    if args.optimizer is None:
-        args.optimizer = "adam" if args.model_name == "vit" else "sgd"
+    args.optimizer = _optimizer(args)
     if args.optimizer != "sgd" and args.gradient_clipping:
         raise UserError(f"--gradient_clipping: goes with --optimizer sgd only, not {args.optimizer}; leave it out")
-    for name, value in {**defaults_of(args.dataset_name), **_recipe(args)}.items():
+    for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
     if args.model_name not in WIDTHS:
@@ -223,14 +222,19 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         args.alpha = 1.0
 
 
-def _recipe(args: argparse.Namespace) -> dict[str, Any]:
-    """What the recipe sets for this run: adam needs no clipping and keeps its rate, PruneTrain the paper's settings."""
-    recipe = args.recipe or defaults_of(args.dataset_name)["recipe"]
+def _optimizer(args: argparse.Namespace) -> str:
+    """As given, else the paper's for this network."""
+    return args.optimizer or ("adam" if args.model_name == "vit" else "sgd")
+
+
+def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the recipe sets for this run, as given or not: adam and PruneTrain have the settings of the paper."""
+    recipe = RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]
     if getattr(args, "train_type", None) == "prunetrain":
-        recipe = "paper"
-    if args.optimizer != "sgd":
-        return {**RECIPES["paper"], "importance_batches": RECIPES[recipe]["importance_batches"]}
-    return RECIPES[recipe]
+        return RECIPES["paper"]
+    if _optimizer(args) != "sgd":
+        return {**RECIPES["paper"], "importance_batches": recipe["importance_batches"]}
+    return recipe
 
 
 def use_glyph_weights(args: argparse.Namespace) -> None:

@@ -80,7 +80,7 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         type=one_of([*RECIPES]),
         metavar="NAME",
-        help="robust or paper: defaults of three flags (docs/flags.md); default: robust for image_folder, else paper",
+        help="robust or paper: defaults of five flags (docs/flags.md); default: robust for image_folder, else paper",
     )
     group.add_argument(
         "--gradient_clipping",
@@ -144,9 +144,8 @@ def _add_scheme_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--train_type",
         type=one_of(TRAIN_TYPES),
-        default="elastic_training",
         metavar="SCHEME",
-        help=", ".join(TRAIN_TYPES) + " (default: %(default)s)",
+        help=", ".join(TRAIN_TYPES) + " (default: by --recipe)",
     )
     group.add_argument(
         "--trained_layers",

@@ -16,6 +16,7 @@ from elastic_trainer.cli.commands import (
     data_settings,
     fill_in_defaults,
     network_settings,
+    recipe_settings,
     use_glyph_weights,
 )
 from elastic_trainer.cli.evaluate_command import parse_evaluation
@@ -39,7 +40,7 @@ _USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]
     (
         ("importance_batches",),
         "schemes that measure importance on images",
-        lambda args: args.train_type != "elastic_training_weight_magnitude",
+        lambda args: args.train_type not in ("elastic_training_weight_magnitude", "elastic_training_upper_part"),
     ),
     (
         ("trained_layers",),
@@ -83,6 +84,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     args.command = [*given]
     if isinstance(args.resume, Path):
         args = _as_started(parser, args.resume, given)
+    args.train_type = args.train_type or recipe_settings(args)["train_type"]
     _check_combinations(args)
     _keep_model_to_export(parser, args, given)
     check_folder_options(args)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.training.traced_graph import is_stateful
+from elastic_trainer.training.traced_graph import inputs_first, is_stateful
 
 if TYPE_CHECKING:
     import keras
@@ -83,7 +83,7 @@ class Attribution:
 
 def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
     """Give each operation's time to a tensor by the data flow of a step that trains all of `variables`."""
-    operations = step.graph.get_operations()
+    operations = inputs_first(step.graph)
     number = {op.name: i for i, op in enumerate(operations)}
     times = np.array([op_ms.get(op.name, 0.0) for op in operations])
     inputs = [
@@ -98,7 +98,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     for k, tensors in enumerate(tensors_of):
         for tensor in tensors:
             needed_by[number[tensor.op.name], k] = True
-    for i in range(len(operations) - 1, -1, -1):  # operations are created after their inputs
+    for i in range(len(operations) - 1, -1, -1):
         in_forward[inputs[i]] |= in_forward[i]
         needed_by[inputs[i]] |= needed_by[i]
     needed_by[in_forward] = False
@@ -184,7 +184,7 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
         Int [operations], the first of the variables that it depends on; N if it depends on none, -1 if on the labels or
         on what differs from step to step. And bool [operations], whether it depends on the images.
     """
-    operations, count = step.graph.get_operations(), len(in_order)
+    operations, count = inputs_first(step.graph), len(in_order)
     number = {op.name: i for i, op in enumerate(operations)}
     rank = {id(variable.value.handle): k for k, variable in enumerate(in_order)}
     stateful = [op for op in operations if is_stateful(op)]
@@ -194,7 +194,7 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
     first = dict.fromkeys([labels, *written, *(op.name for op in stateful)], -1)
     first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}
     reached, reads_images = np.full(len(operations), count), np.zeros(len(operations), bool)
-    for i, op in enumerate(operations):  # operations are created after their inputs
+    for i, op in enumerate(operations):
         before = [number[tensor.op.name] for tensor in op.inputs] + [number[c.name] for c in op.control_inputs]
         reached[i] = min([first.get(op.name, count), *reached[before]])
         reads_images[i] = op.name == images or reads_images[before].any()
@@ -239,7 +239,7 @@ def _update_owners(
     for outside, inside in step.graph.captures:
         if id(outside) in handles:
             of_tensor[inside.name] = handles[id(outside)]
-    operations = step.graph.get_operations()
+    operations = inputs_first(step.graph)
     reached: dict[str, set[int]] = {}
     owner = np.full(len(operations), -1)
     for i, op in enumerate(operations):

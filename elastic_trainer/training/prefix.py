@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from elastic_trainer.training.step import TrainStep
-from elastic_trainer.training.traced_graph import is_stateful, needed_operations
+from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 
 
 class Cut:
@@ -114,14 +114,14 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
         with_random: only the trained variables and the labels count as changing.
     """
     graph = step.graph
-    operations = graph.get_operations()
+    operations = inputs_first(graph)
     images, labels = graph.inputs[:2]
     stateful = [] if with_random else [op for op in operations if is_stateful(op)]
     trained = {id(variable.value.handle) for variable in step.variables}
     written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
     written |= {tensor.name for op in stateful for tensor in op.inputs if tensor.dtype == tf.resource}
     found, changing = {images.op.name}, {labels.op.name, *(op.name for op in stateful)}
-    for op in operations:  # operations are created after their inputs
+    for op in operations:
         before = {*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)}
         if op.name in changing or before & changing or any(tensor.name in written for tensor in op.inputs):
             changing.add(op.name)
@@ -158,7 +158,7 @@ def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
     step may read a kernel where another has a constant, the kernel with batch norm folded into it.
     """
     keys: dict[str, int] = {}
-    for op in graph.get_operations():  # operations are created after their inputs
+    for op in inputs_first(graph):
         name = op.name if op.name in prefix else ""  # names of other operations differ from step to step
         inputs = tuple(keys[tensor.name] for tensor in op.inputs)
         keys |= {tensor.name: hash((name, op.type, index, inputs)) for index, tensor in enumerate(op.outputs)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,16 @@ BRANCHES = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
 }
+
+
+def inputs_first(graph: Any) -> list[tf.Operation]:
+    """The operations of `graph`, each after what it depends on. As they were created, loops are not: the way back
+    through a loop gives it further inputs."""
+    before = {
+        op.name: [*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)]
+        for op in graph.get_operations()
+    }
+    return [graph.get_operation_by_name(name) for name in TopologicalSorter(before).static_order()]
 
 
 def needed_operations(

@@ -130,22 +130,26 @@ def test_defaults_follow_the_data_set_and_the_model():
 
 
 def recipe_of(*arguments):
-    """Epochs of the head, clipping, batches of importance and learning rate that a command line asks for."""
+    """Scheme, clipping, batches of importance, warm-up and learning rate that a command line asks for."""
     command = parse_training(arguments)
     training = command.training
     assert command.network.clips_gradients == (training.gradient_clipping is not None)
-    return training.head_epochs, training.gradient_clipping, training.importance_batches, training.learning_rate
+    scheme = command.train_type.removeprefix("elastic_training")
+    return scheme, training.gradient_clipping, training.importance_batches, training.warmup, training.learning_rate
 
 
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == (0, 0.02, 16, 3e-3) == recipe_of("--recipe", "robust")
-    assert recipe_of(*photos, "--recipe", "paper") == (0, None, 1, 1e-4)
-    assert recipe_of() == (0, None, 1, 2e-3)
-    given = ["--gradient_clipping", "0", "--head_epochs", "1", "--importance_batches", "2", "--learning_rate", "0.1"]
-    assert recipe_of(*photos, *given) == (1, None, 2, 0.1)
-    assert recipe_of(*photos, "--optimizer", "adam") == (0, None, 16, 1e-4)
-    assert recipe_of(*photos, "--train_type", "prunetrain") == (0, None, 1, 1e-4)
+    assert recipe_of(*photos) == ("_upper_part", 0.02, 16, 0.1, 3e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos, "--recipe", "paper") == ("", None, 1, 0, 1e-4)
+    assert recipe_of() == ("", None, 1, 0, 2e-3)
+    given = ["--gradient_clipping", "0", "--importance_batches", "2", "--learning_rate", "0.1", "--warmup", "0.2"]
+    given += ["--train_type", "elastic_training"]
+    assert recipe_of(*photos, *given) == ("", None, 2, 0.2, 0.1)
+    assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 16, 0, 1e-4)
+    assert recipe_of(*photos, "--model_name", "vit") == ("", None, 16, 0, 1e-4)
+    assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 1, 0, 1e-4)
+    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 16, 0.1, 3e-3)
     with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
     with pytest.raises(UserError, match="--head_epochs: does not go with --train_type prunetrain; leave it out"):

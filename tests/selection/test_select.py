@@ -8,7 +8,7 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.forward_costs import FeatureUse
 
@@ -97,6 +97,28 @@ def test_selection_is_the_best_where_gammas_take_longer_without_their_kernels(sm
             reached.append(importance[selection.mask].sum() / best)
         assert selection.mask.all()
     assert min(reached) > 0.999, reached
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_upper_part_is_the_deepest_that_fits_even_below_one_that_does_not(small_model, features):
+    head, rng, is_beyond = head_mask(small_model), np.random.default_rng(2), 0
+    parts = [head.copy()]
+    table = make_table(small_model)
+    for position in table.positions:
+        parts.append(parts[-1].copy())
+        parts[-1][position] = True
+    for _ in range(20):
+        t_dw_ms, t_dy_ms, t_fw_ms, features_mb = rng.uniform(0, 9, (4, len(head)))
+        fit = Fit(3.0, 0.9, 0.5, 0.8, 0.6, None, None, 0, 0, reading_factor=5.0, writing_factor=1.0)
+        table = replace(table, t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, t_fw_ms=t_fw_ms, features_mb=features_mb, fit=fit)
+        table = replace(table, full_step_ms=table.predict_ms(parts[-1]))
+        for rho in (0.3, 0.5, 0.7):
+            mask = select_upper_part(table, np.zeros(len(head)), head, rho, features=features).mask
+            fits = [table.predict_ms(part, features) <= rho * table.full_step_ms for part in parts]
+            best = max((index for index, one in enumerate(fits) if one), default=0)
+            np.testing.assert_array_equal(mask, parts[best])
+            is_beyond += not all(fits[: best + 1])
+    assert is_beyond > 0 or features == FeatureUse()
 
 
 def test_selection_says_whether_it_keeps_features(small_model):

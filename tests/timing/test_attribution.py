@@ -17,7 +17,7 @@ from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import Cut, prefix_operations
 from elastic_trainer.training.step import TrainStep
-from elastic_trainer.training.traced_graph import needed_operations
+from elastic_trainer.training.traced_graph import inputs_first, needed_operations
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_prefix_of_a_step_is_the_forward_operations_that_reach_no_deeper_tensor(
         step = TrainStep(model, optimizer, BATCH, mask)
         expected = {
             op.name
-            for op, first, reads in zip(full.graph.get_operations(), reached, reads_images, strict=True)
+            for op, first, reads in zip(inputs_first(full.graph), reached, reads_images, strict=True)
             if reads and first >= depth and op.name in forward
         }
         assert prefix_operations(step) & needed_operations([step.loss]) == expected

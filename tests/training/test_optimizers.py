@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic_trainer.training.optimizers import LEAST_NORM, SGDW, FusedAdam, HeadPhase, make_optimizer
+from elastic_trainer.training.optimizers import LEAST_NORM, SGDW, FusedAdam, HeadPhase, WarmupCosine, make_optimizer
+from elastic_trainer.training.traced_graph import BRANCHES
 
 RECORD = json.loads((Path(__file__).parents[1] / "data" / "sgdw_trajectory.json").read_text())
 GRADIENTS = np.array(RECORD["gradients"], np.float32)
@@ -86,10 +87,39 @@ def test_clipping_bounds_the_norm_of_a_gradient_but_not_of_an_unclipped_tensor(g
     np.testing.assert_allclose(velocities, steps, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "head first", "clipped"])
+@pytest.mark.parametrize(
+    ("steps", "warmup", "rise"), [(100, 0.1, 10), (7, 0.3, 2), (3, 0.9, 2), (20, 0.0, 0), (1, 0.5, 0)]
+)
+def test_rate_rises_in_equal_parts_and_then_falls_as_in_keras(steps, warmup, rise):
+    """Keras starts the rise at a given rate: here at one part of it."""
+    rate = WarmupCosine(0.3, steps, warmup)
+    cosine = keras.optimizers.schedules.CosineDecay
+    if rise:
+        reference = cosine(0.3 / rise, steps - rise, warmup_target=0.3 + 0.3 / rise, warmup_steps=rise)
+        decay = cosine(0.3, steps - rise, warmup_target=0.3, warmup_steps=rise)
+        expected = [float((reference if step < rise else decay)(step)) for step in range(steps + 1)]
+    else:
+        expected = [float(cosine(0.3, steps)(step)) for step in range(steps + 1)]
+    got = [float(rate(step)) for step in range(steps + 1)]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-8)
+    assert got[0] > 0 and max(got) == pytest.approx(0.3) and got[-1] == pytest.approx(0, abs=1e-8)
+
+
+def test_warm_up_starts_after_the_head_has_trained_and_is_no_branch_of_the_step():
+    optimizer = make_optimizer("sgd", 1.0, 0.0, 30, HeadPhase(10, 0.5), warmup=0.2)
+    rates = [float(optimizer._learning_rate(step)) for step in range(30)]
+    assert rates[0] == 0.5 and rates[9] < 0.02
+    assert rates[10:15] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    graph = tf.function(optimizer._learning_rate).get_concrete_function(tf.TensorSpec((), tf.int64)).graph
+    assert not {op.type for op in graph.get_operations()} & {*BRANCHES}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "head first", "clipped", "warm-up"])
 def test_optimizers_make_the_same_steps_after_serialisation(name):
     head = HeadPhase(2, 0.1) if name == "head first" else None
     clipping = 1e-3 if name == "clipped" else None
-    optimizer = make_optimizer("adam" if name == "adam" else "sgd", 1e-2, 0.1, 10, head, clipping)
+    optimizer = make_optimizer(
+        "adam" if name == "adam" else "sgd", 1e-2, 0.1, 10, head, clipping, warmup=0.3 * (name == "warm-up")
+    )
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))

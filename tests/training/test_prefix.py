@@ -9,6 +9,7 @@ from conftest import BATCH, CLASSES, SIZE, ancestors, make_small_model
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
 from elastic_trainer.training.step import TrainStep
 
@@ -79,6 +80,19 @@ def test_a_step_from_features_changes_what_the_step_changes_bit_for_bit(name):
         before = values([*model.variables, *optimizer.variables])
         assert any((one != old).any() for one, old in zip(got, before, strict=True))
     assert cuts >= 3
+
+
+def test_a_loop_behind_a_cut_has_as_many_flops_as_in_the_step():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.Dense(8)(layers.Reshape((SIZE, SIZE * 3))(inputs))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GRU(5)(x)))
+    step = TrainStep(model, built_optimizer("sgd", model), BATCH, upper_part(model, 0.7))
+    cut = Cut(step)
+    step_flops, graph = count_flops(step.graph), SplitStep(step, cut).graph
+    flops = count_flops(graph)
+    loops = [op.name for op in graph.get_operations() if "While" in op.type]
+    assert len(loops) >= 2 and cut.tensors
+    assert all(flops[name] == step_flops[name] > SIZE * BATCH * 5 * 15 for name in loops)
 
 
 def naive_prefix(step):
