@@ -41,6 +41,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
         "learning_rate": 3e-3,
     },
 }
+ELASTIC_RATE = 5e-3  # learning rate of the robust recipe where a part of the network trains (docs/results.md)
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {

@@ -13,12 +13,14 @@ from elastic_trainer.cli.flags import data_parser, profiler_parser
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.settings import (
     CLIPPING,
+    ELASTIC_RATE,
     RECIPES,
     DataSettings,
     NetworkSettings,
     RunSettings,
     Settings,
     defaults_of,
+    is_elastic,
 )
 from utils import UserError
 
@@ -229,11 +231,14 @@ def _optimizer(args: argparse.Namespace) -> str:
 
 def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the recipe sets for this run, as given or not: adam and PruneTrain have the settings of the paper."""
-    recipe = RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]
-    if getattr(args, "train_type", None) == "prunetrain":
+    name = args.recipe or defaults_of(args.dataset_name)["recipe"]
+    recipe, train_type = RECIPES[name], getattr(args, "train_type", None)
+    if train_type == "prunetrain":
         return RECIPES["paper"]
     if _optimizer(args) != "sgd":
         return {**RECIPES["paper"], "importance_batches": recipe["importance_batches"]}
+    if name == "robust" and train_type is not None and is_elastic(train_type):
+        return {**recipe, "learning_rate": ELASTIC_RATE}
     return recipe
 
 

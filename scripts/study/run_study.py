@@ -71,7 +71,7 @@ class Study:
     def _results(self) -> Path:
         return self._args.results / f"{self._args.part}_{self._args.data}.csv"
 
-    def shared_flags(self, split: str, clipping: float = 0.0) -> list[str]:
+    def shared_flags(self, split: str, clipping: float, batch_size: int) -> list[str]:
         """Flags of profiler.py and main.py."""
         args = self._args
         images = split_folder(args.data_root, args.data, split, args.logdir / "data")
@@ -79,7 +79,7 @@ class Study:
             "model_name": "mobilenetv2",
             "alpha": 0.35,
             "input_size": INPUT_SIZES[args.data],
-            "batch_size": args.batch_size,
+            "batch_size": batch_size,
             "dataset_name": "image_folder",
             "data_dir": images,
             "weights": args.weights_file,
@@ -96,9 +96,8 @@ class Study:
         from elastic_trainer.timing.table import table_folder
 
         found = {}
-        kinds = sorted({(run.split, run.more.get("gradient_clipping", 0.0)) for run in runs})
-        for split, clipping in kinds:
-            shared = self.shared_flags(split, clipping)
+        for kind in sorted({_kind(run) for run in runs}):
+            shared = self.shared_flags(*kind)
             command = parse_training(shared)
             images = command.data.data_dir
             assert images is not None, "the shared flags name it"
@@ -109,9 +108,9 @@ class Study:
             model, table = plotting.network_and_table(command)
             masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
             photos = [sum(1 for _ in images.glob(f"{part}/*/*")) for part in ("train", "test")]
-            batches = photos[0] // self._args.batch_size, -(-photos[1] // self._args.batch_size)
+            batches = photos[0] // kind[2], -(-photos[1] // kind[2])
             for run in runs:
-                if (run.split, run.more.get("gradient_clipping", 0.0)) == (split, clipping):
+                if _kind(run) == kind:
                     flags = {**run.flags(table, masks, *batches), "run_name": run.name}
                     if run.after:
                         flags["weights"] = self._args.logdir / run.data / run.after
@@ -189,6 +188,11 @@ class Study:
         }
 
 
+def _kind(run: StudyRun) -> tuple[str, float, int]:
+    """Split, clipping and batch size: runs that agree in them share their images and their timing table."""
+    return run.split, run.more.get("gradient_clipping", 0.0), run.batch_size
+
+
 def _settings_of(run: StudyRun) -> dict[str, Any]:
     """The columns of `IDENTITY`."""
     values = (run.label, run.data, run.split, run.budget, run.rate, run.seed)
@@ -210,7 +214,6 @@ def study_parser() -> OneLineParser:
     parser.add_argument(
         "--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top"
     )
-    parser.add_argument("--batch_size", type=count, default=4, metavar="N", help="default: %(default)s")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
     parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
     return parser

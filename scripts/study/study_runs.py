@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from study_data import FIRST, SECOND
 
-from elastic_trainer.settings import is_elastic
+from elastic_trainer.settings import ELASTIC_RATE, PAPER, RECIPES, is_elastic
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
 
@@ -26,9 +26,9 @@ SELECTION_SECONDS = 1.5
 BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
 RHOS = (0.25, 0.4, 0.6)
 DECIDING = ("full", "elastic 0.4", "upper 0.4")
+REPEATED = ("random 0.4", "upper 0.25", "upper 0.6")  # at one budget
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
 IMPORTANCE_BATCHES = 16
-RATE = 3e-3  # of every scheme: at none was one better on val by more than the error (part `rates`)
 SELECTED_BY = {
     "upper part": "elastic_training_upper_part",
     "random": "elastic_training_random",
@@ -47,7 +47,9 @@ RATES = (1e-2, 3e-3, 1e-3)
 WARM_UP_RATES = (5e-3, 1e-2, 3e-3)
 HEAD_FIRST_RATES = (1e-2, 3e-3)
 HEAD_EPOCHS = (0, 1, 4)
-ROBUST: dict[str, Any] = {"gradient_clipping": 0.02}
+PAPER_RATE = PAPER["learning_rate"]
+RATE = RECIPES["robust"]["learning_rate"]
+ROBUST: dict[str, Any] = {name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup")}
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class StudyRun:
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
         variant: of elastic training, a key of `study_schemes.VARIANTS`; by default the program's own.
         after: the name of the run of the same data set that it continues from, with a new head.
+        batch_size: of the network's steps.
         more: further flags of main.py.
     """
 
@@ -80,6 +83,7 @@ class StudyRun:
     interval: float | None = None
     variant: str | None = None
     after: str | None = None
+    batch_size: int = 4
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -150,18 +154,20 @@ def full_seconds(table: TimingTable, steps_per_epoch: int) -> float:
 def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
     """The schemes that are compared under a budget, by label, all with the robust recipe.
 
-    Rate, budget and seed are open. Elastic training selects once, unless its label says otherwise.
+    Budget and seed are open. Elastic training selects once, unless its label says otherwise.
     """
-    run = StudyRun(part, "", data, split, "full_training", 1e-3, 1.0, more=ROBUST)
-    elastic = replace(run, train_type="elastic_training", more={**ROBUST, "importance_batches": IMPORTANCE_BATCHES})
-    upper = replace(run, train_type="elastic_training_upper_part")
+    run = StudyRun(part, "", data, split, "full_training", RATE, 1.0, more=ROBUST)
+    partly = replace(run, rate=ELASTIC_RATE)
+    elastic = replace(partly, train_type="elastic_training", more={**ROBUST, "importance_batches": IMPORTANCE_BATCHES})
+    upper = replace(partly, train_type="elastic_training_upper_part")
+    at_random = replace(partly, train_type="elastic_training_random", rho=0.4)
     found = {
         "full": run,
         **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
         **{f"upper {rho:g}": replace(upper, rho=rho) for rho in RHOS},
         "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
-        "random 0.4": replace(run, train_type="elastic_training_random", rho=0.4),
-        "random 0.4, 3 selections": replace(run, train_type="elastic_training_random", rho=0.4, selections=3),
+        "random 0.4": at_random,
+        "random 0.4, 3 selections": replace(at_random, selections=3),
         "BN+Bias": replace(run, train_type="bn_plus_bias_training"),
         "head": replace(run, train_type="traditional_tl_training"),
         "head, no cache": replace(run, train_type="traditional_tl_training", more={**ROBUST, "feature_cache": "off"}),
@@ -175,11 +181,15 @@ def rates(data: str, seeds: int) -> list[StudyRun]:
     """The learning rate of each scheme, tuned on val at a quarter of full training's time."""
     settings = _settings("rates", data, "val")
     return [
-        replace(settings[label], rate=rate, budget=1 / 4, seed=seed)
+        _without_warm_up(replace(settings[label], rate=rate, budget=1 / 4, seed=seed))
         for seed in range(seeds)
         for rate in RATES
         for label in TUNED_LABELS
     ]
+
+
+def _without_warm_up(run: StudyRun) -> StudyRun:
+    return replace(run, more={**run.more, "warmup": 0.0})
 
 
 def warm_up(data: str, seeds: int) -> list[StudyRun]:
@@ -192,7 +202,6 @@ def warm_up(data: str, seeds: int) -> list[StudyRun]:
             rate=rate,
             budget=1 / 4,
             seed=seed,
-            more={**settings[label].more, "warmup": 0.1},
         )
         for seed in range(seeds)
         for rate in WARM_UP_RATES
@@ -202,10 +211,10 @@ def warm_up(data: str, seeds: int) -> list[StudyRun]:
 
 
 def budget(data: str, seeds: int) -> list[StudyRun]:
-    """What each scheme reaches in a share of full training's time, on test, at `RATE`.
+    """What each scheme reaches in a share of full training's time, on test.
 
     The settings that decide get `seeds` runs at each budget. The others come at one budget, which is the first; of them
-    random tensors get `seeds` runs, the rest one.
+    random tensors and the upper part get `seeds` runs, the rest one.
     """
     settings = _settings("budget", data, "test")
     runs = [(label, share, seed) for share in BUDGETS for seed in range(seeds) for label in DECIDING]
@@ -213,16 +222,16 @@ def budget(data: str, seeds: int) -> list[StudyRun]:
         (label, BUDGETS[0], seed)
         for label in settings
         if label not in DECIDING
-        for seed in range(seeds if label == "random 0.4" else 1)
+        for seed in range(seeds if label in REPEATED else 1)
     ]
     first = len(DECIDING) * seeds
     runs = [*runs[:first], *others, *(run for run in runs[first:] if run[1] < 1 or run[0] == "full")]
-    return [replace(settings[label], rate=RATE, budget=share, seed=seed) for label, share, seed in runs]
+    return [replace(settings[label], budget=share, seed=seed) for label, share, seed in runs]
 
 
 def importance(data: str, seeds: int) -> list[StudyRun]:
     """What is selected by: importance and its batches, tensors or layers, the exact solver or others."""
-    elastic = replace(_settings("importance", data, "test")["elastic 0.4"], rate=RATE, budget=1 / 4)
+    elastic = replace(_settings("importance", data, "test")["elastic 0.4"], budget=1 / 4)
     found = {f"importance, {n} batches": replace(elastic, more={**ROBUST, "importance_batches": n}) for n in (16, 4, 1)}
     for label, train_type in SELECTED_BY.items():
         reads_batches = train_type == "elastic_training_grad_magnitude"
@@ -241,7 +250,7 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
             rate=rate,
             budget=1 / 4,
             seed=seed,
-            more={**run.more, "head_epochs": epochs},
+            more={**run.more, "warmup": 0.0, "head_epochs": epochs},
         )
         for seed in range(seeds)
         for rate in HEAD_FIRST_RATES
@@ -253,22 +262,38 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
 
 def deadline(data: str, seeds: int) -> list[StudyRun]:
     """What `--deadline` chooses: a share of full training's time for 12 epochs and their validations."""
-    elastic = _settings("deadline", data, "test")["elastic 0.4"]
-    run = replace(elastic, label="deadline", rho=None, rate=RATE)
+    upper = _settings("deadline", data, "test")["upper 0.4"]
+    run = replace(upper, label="deadline", rho=None)
     return [replace(run, budget=share, seed=seed) for seed in range(seeds) for share in BUDGETS if share < 1]
 
 
 def interval(data: str, seeds: int) -> list[StudyRun]:
     """How often to select, in half of full training's time."""
-    elastic = replace(_settings("interval", data, "test")["elastic 0.4"], rate=RATE, budget=1 / 2)
-    found = [replace(elastic, label="never again")]
-    found += [replace(elastic, label=f"every {epochs:g} epochs", interval=epochs) for epochs in INTERVALS]
+    settings = _settings("interval", data, "test")
+    found = []
+    for label in ("elastic 0.4", "upper 0.4"):
+        run = replace(settings[label], budget=1 / 2)
+        found.append(replace(run, label=f"{label}, never again"))
+        found += [replace(run, label=f"{label}, every {epochs:g} epochs", interval=epochs) for epochs in INTERVALS]
+    return [replace(run, seed=seed) for seed in range(seeds) for run in found]
+
+
+def recipe(data: str, seeds: int) -> list[StudyRun]:
+    """The paper's settings and the robust ones at two batch sizes, on val at a quarter of full training's time."""
+    settings = _settings("recipe", data, "val")
+    found = []
+    for batch_size in (4, 16):
+        for label in ("full", "upper 0.4"):
+            run = replace(settings[label], batch_size=batch_size, budget=1 / 4)
+            found.append(replace(run, label=f"{label}, robust, batch {batch_size}"))
+            paper = {"gradient_clipping": 0.0, "warmup": 0.0}
+            found.append(replace(run, label=f"{label}, paper, batch {batch_size}", rate=PAPER_RATE, more=paper))
     return [replace(run, seed=seed) for seed in range(seeds) for run in found]
 
 
 def first_half(data: str, seeds: int) -> list[StudyRun]:
     """Full training on the first half of the classes, before `second_half`."""
-    full = replace(_settings("forgetting", data, FIRST)["full"], rate=RATE, budget=1 / 2)
+    full = replace(_settings("forgetting", data, FIRST)["full"], budget=1 / 2)
     return [replace(full, seed=seed, more={**full.more, "save_model": True}) for seed in range(seeds)]
 
 
@@ -278,7 +303,6 @@ def second_half(data: str, seeds: int) -> list[StudyRun]:
     return [
         replace(
             settings[label],
-            rate=RATE,
             budget=1 / 4,
             seed=first.seed,
             after=first.name,
@@ -297,6 +321,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "head_first": head_first,
     "deadline": deadline,
     "interval": interval,
+    "recipe": recipe,
     "first_half": first_half,
     "second_half": second_half,
 }
