@@ -40,7 +40,9 @@ VARIANTS = {  # of `study_schemes`
     "whole layers": "layers",
     "the paper's problem": "published",
     "Betti numbers": "betti",
+    "gain over 128 steps": "path",
 }
+PATH_BATCHES = 128
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3, 1e-3)
@@ -236,7 +238,9 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     for label, train_type in SELECTED_BY.items():
         reads_batches = train_type == "elastic_training_grad_magnitude"
         found[label] = replace(elastic, train_type=train_type, more=elastic.more if reads_batches else ROBUST)
-    found |= {label: replace(elastic, variant=variant) for label, variant in VARIANTS.items()}
+    for label, variant in VARIANTS.items():
+        batches = {"importance_batches": PATH_BATCHES} if variant == "path" else {}
+        found[label] = replace(elastic, variant=variant, more={**elastic.more, **batches})
     return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from conftest import BATCH, make_small_model, make_table
 from small_networks import built_optimizer
-from study_schemes import VARIANTS, Betti, select_as_published, select_greedy, select_layers
+from study_schemes import VARIANTS, Betti, PathGain, select_as_published, select_greedy, select_layers
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.timing.forward_costs import FeatureUse
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import training_loss
 
 
 def random_table(model, rng):
@@ -84,6 +86,25 @@ def test_betti_importance_is_of_layers_and_counts_holes(small_data):
         assert len({value for value, name in zip(importance, layers, strict=True) if name == layer}) == 1
 
 
+def test_gain_over_a_path_is_the_fall_of_the_loss_and_changes_nothing(small_data):
+    """The same batch again and again: the gains of all tensors add up to what training on it lowers the loss by."""
+    model = make_small_model()
+    model.layers[-2].rate = 0  # dropout
+    optimizer = make_optimizer("sgd", 1e-3, 0.0, 100_000)
+    optimizer.build(model.trainable_variables)
+    [batch] = small_data.importance_batches(0, 1)
+    evaluator = PathGain(model, BATCH)
+    before = [variable.numpy() for variable in [*model.variables, *optimizer.variables]]
+    gains = evaluator._measure(optimizer, [batch] * 30)
+    for variable, old in zip([*model.variables, *optimizer.variables], before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+    losses = [float(training_loss(model, *batch)[0])]
+    for _ in range(29):
+        optimizer.apply(evaluator._gradients_on(*batch), model.trainable_variables)
+    losses.append(float(training_loss(model, *batch)[0]))
+    assert gains.sum() == pytest.approx(losses[0] - losses[1], rel=0.1) and losses[1] < losses[0]
+
+
 def test_each_variant_changes_elastic_training():
-    assert set(VARIANTS) == {"greedy", "layers", "published", "betti"}
+    assert set(VARIANTS) == {"greedy", "layers", "published", "betti", "path"}
     assert all(set(variant) <= {"select", "importance"} and variant for variant in VARIANTS.values())
