@@ -41,14 +41,17 @@ SCHEMES = {  # by the first word of a setting
 }
 MEASURED = ("final_accuracy", "train_seconds", "peak_memory_mb")
 WORDS = {
-    "full": "full training, fewer epochs",
-    "elastic": "ElasticTrainer",
-    "upper": "upper part of the network",
+    "full": "full training",
+    "elastic": "ElasticTrainer, by importance",
+    "upper": "ElasticTrainer, upper part",
     "random": "random tensors",
     "head": "new head alone",
     "BN+Bias": "scales, shifts and biases",
 }
-DASHES = ("-", "--", ":", "-.")
+TITLES = {
+    "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
+    "sign_digits": "Photos of hands (Sign Language Digits, 10 classes, other persons), MobileNetV2 0.35, 96×96",
+}
 
 
 class Point(NamedTuple):
@@ -121,7 +124,8 @@ def short_table(path: Path) -> str:
     for point in sorted(here, key=lambda point: -point.accuracies.mean()):
         same = [p for p in points if p.setting == point.setting and p.accuracies.mean() >= aim]
         seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
-        rows.append([_in_words(point.setting), *_measured(point), seconds])
+        fewer = ", fewer epochs" if point.setting == "full" else ""
+        rows.append([_in_words(point.setting) + fewer, *_measured(point), seconds])
     heads = ["scheme", "test accuracy", "training time", "peak memory", "full training's accuracy less 1 point in"]
     places = {(row["processor"], row["tensorflow"]) for row in runs}
     commits = sorted({row["commit"] for row in runs})
@@ -165,20 +169,24 @@ TABLES = {"all": table, "short": short_table, "forgetting": forgetting_table}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
-    """Accuracy over measured training time: a dot a run, a line a setting through the medians."""
+    """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting.
+
+    A setting that differs from an earlier one of its scheme has an empty marker.
+    """
     figure = plotting.new_figure(7, 4, title)
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
     for setting in dict.fromkeys(point.setting for point in points):
-        scheme = scheme_of(setting)
-        dashes = DASHES[seen.setdefault(scheme, 0) % len(DASHES)]
-        seen[scheme] += 1
+        scheme = SCHEMES[scheme_of(setting)]
+        look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
+        seen.add(scheme)
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
-        colour = plotting.LOOKS[SCHEMES[scheme]].colour
-        seconds = [np.median(p.seconds) for p in here]
-        axes.plot(seconds, [100 * np.median(p.accuracies) for p in here], color=colour, ls=dashes, label=setting)
+        seconds, percent = [p.seconds.mean() for p in here], [100 * p.accuracies.mean() for p in here]
+        axes.plot(
+            seconds, percent, look.marker, ls=look.dashes, color=look.colour, mfc=face, ms=6, label=_in_words(setting)
+        )
         for point in here:
-            axes.plot(point.seconds, 100 * point.accuracies, "o", color=colour, ms=4, alpha=0.7)
+            axes.plot(point.seconds, 100 * point.accuracies, ".", color=look.colour, ms=4, alpha=0.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.xaxis.set_minor_formatter("{x:.0f}")
@@ -201,7 +209,7 @@ def main() -> None:
     for page in PAGES:
         utils.write_text(page, updated(page.read_text(encoding="utf-8")))
     for path in sorted(RESULTS.glob("budget_*.csv")):
-        draw(points_of(read_rows(path)), path.with_suffix(""), path.stem.partition("_")[2])
+        draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.partition("_")[2]])
 
 
 if __name__ == "__main__":

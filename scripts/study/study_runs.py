@@ -244,6 +244,16 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
 
 
+def remedies(data: str, seeds: int) -> list[StudyRun]:
+    """What might select better than the upper part, on val at a quarter of full training's time."""
+    settings = _settings("remedies", data, "val")
+    elastic = settings["elastic 0.4"]
+    found = [settings["upper 0.4"], elastic, settings["random 0.4"]]
+    for label in ("greedy, by importance per ms",):
+        found.append(replace(elastic, label=label, variant=VARIANTS[label]))
+    return [replace(run, budget=1 / 4, seed=seed) for seed in range(seeds) for run in found]
+
+
 def head_first(data: str, seeds: int) -> list[StudyRun]:
     """Whether to train the head first, and for how long, on val at a quarter of full training's time."""
     settings = _settings("head_first", data, "val")
@@ -322,6 +332,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "warm_up": warm_up,
     "budget": budget,
     "importance": importance,
+    "remedies": remedies,
     "head_first": head_first,
     "deadline": deadline,
     "interval": interval,

@@ -140,7 +140,7 @@ def recipe_of(*arguments):
 
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == ("_upper_part", 0.02, 16, 0.1, 3e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos) == ("_upper_part", 0.02, 16, 0.1, 5e-3) == recipe_of("--recipe", "robust")
     assert recipe_of(*photos, "--recipe", "paper") == ("", None, 1, 0, 1e-4)
     assert recipe_of() == ("", None, 1, 0, 2e-3)
     given = ["--gradient_clipping", "0", "--importance_batches", "2", "--learning_rate", "0.1", "--warmup", "0.2"]
@@ -149,6 +149,7 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 16, 0, 1e-4)
     assert recipe_of(*photos, "--model_name", "vit") == ("", None, 16, 0, 1e-4)
     assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 1, 0, 1e-4)
+    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 16, 0.1, 5e-3)
     assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 16, 0.1, 3e-3)
     with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])

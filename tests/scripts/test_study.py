@@ -157,7 +157,7 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
     lines = results_page.short_table(write_results(tmp_path, rows)).splitlines()
     assert lines[2:5] == [
         "| full training, 12 epochs | 80.0 % | 40 s | 0.9 GB | 40 s |",
-        "| ElasticTrainer, ρ = 0.4 | 75.0 % | 11 s | 1.0 GB | 21 s |",
+        "| ElasticTrainer, by importance, ρ = 0.4 | 75.0 % | 11 s | 1.0 GB | 21 s |",
         "| full training, fewer epochs | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
     ]
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
@@ -166,9 +166,9 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("elastic 0.4, no cache", "ElasticTrainer, ρ = 0.4, no cache"),
+        ("elastic 0.4, no cache", "ElasticTrainer, by importance, ρ = 0.4, no cache"),
         ("head, no cache", "new head alone, no cache"),
-        ("upper 0.25", "upper part of the network, ρ = 0.25"),
+        ("upper 0.25", "ElasticTrainer, upper part, ρ = 0.25"),
         ("PruneTrain", "PruneTrain"),
     ],
 )
