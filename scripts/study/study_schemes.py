@@ -113,22 +113,41 @@ class Betti(ImportanceEvaluator):
         from ripser import ripser
         from scipy.spatial.distance import pdist, squareform
 
-        variables = self._model.trainable_variables
-        owners = {
-            id(variable): layer
-            for layer in self._model.layers
-            for variable in getattr(layer, "trainable_variables", ())
-            if not isinstance(layer, keras.Model)
-        }
-        layers = list(dict.fromkeys(owners[id(variable)] for variable in variables))
-        outputs = keras.Model(self._model.inputs, [layer.output for layer in layers])
         images = np.concatenate([np.asarray(images) for images, _ in batches])[:MOST_POINTS]
-        betti = {}
-        for layer, values in zip(layers, outputs.predict_on_batch(images), strict=True):
-            points = np.asarray(values, np.float32).reshape(len(images), -1)
-            holes = ripser(squareform(pdist(points)), maxdim=1, distance_matrix=True)["dgms"][1]
-            betti[layer] = len(holes) / points.shape[1]
-        return np.array([betti[owners[id(variable)]] for variable in variables])
+        layers = [
+            layer for layer in self._model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)
+        ]
+        outputs, importance = _outputs_of(self._model, layers, images), {}
+        for layer in layers:
+            if layer.trainable_variables:
+                points = outputs[layer].reshape(len(images), -1)
+                holes = ripser(squareform(pdist(points)), maxdim=1, distance_matrix=True)["dgms"][1]
+                importance |= {id(variable): len(holes) / points.shape[1] for variable in layer.trainable_variables}
+        return np.array([importance[id(variable)] for variable in self._model.trainable_variables])
+
+
+def _outputs_of(model: keras.Model, layers: Sequence[Any], images: np.ndarray) -> dict[Any, np.ndarray]:
+    """What each of `layers`, however deeply nested, returns for `images` (the last time it is called)."""
+    found = {}
+
+    def recording(layer: Any) -> Any:
+        call = layer.call
+
+        def call_and_record(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            found[layer] = np.asarray(result, np.float32)
+            return result
+
+        return call_and_record
+
+    try:
+        for layer in layers:
+            layer.call = recording(layer)
+        model(images)
+    finally:
+        for layer in layers:
+            del layer.call
+    return found
 
 
 class PathGain(ImportanceEvaluator):

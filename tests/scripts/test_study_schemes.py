@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
-from conftest import BATCH, make_small_model, make_table
+from conftest import BATCH, CLASSES, make_small_model, make_table
 from small_networks import built_optimizer
 from study_schemes import VARIANTS, Betti, PathGain, select_as_published, select_greedy, select_layers
 
@@ -78,7 +79,9 @@ def test_published_selection_follows_the_two_to_one_rule(small_model):
 
 def test_betti_importance_is_of_layers_and_counts_holes(small_data):
     pytest.importorskip("ripser", reason="pip install -r requirements-study.txt")
-    model = make_small_model()
+    inside = make_small_model()
+    inputs = keras.Input(inside.input_shape[1:])
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES)(inside(inputs)))  # layers of layers count, too
     importance = Betti(model, BATCH)(built_optimizer("sgd", model), small_data.importance_batches(0, 4))
     layers = [name.rpartition("/")[0] for name in tensor_names(model)]
     assert len(importance) == len(layers) and (importance >= 0).all()
