@@ -19,7 +19,7 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_i
 from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
-from elastic_trainer.settings import BEST_MODEL, is_elastic
+from elastic_trainer.settings import BEST_MODEL, is_elastic, measures_importance
 from utils import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def train_run(command: TrainCommand) -> None:
     model = models.build(network)
     _check_saving(model, command)
     mask = trainable_mask(command.train_type, model, settings.trained_layers)
-    check_memory(model, network, mask, is_elastic(command.train_type))
+    check_memory(model, network, mask, measures_importance(command.train_type))
     table = _timing_table(model, command) if is_elastic(command.train_type) else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     if run.resume:

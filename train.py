@@ -11,7 +11,7 @@ validation exist once, in `run_training`.
     elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
     elastic_training_grad_magnitude
     elastic_training_random             the same at random, a baseline
-    elastic_training_upper_part         the largest upper part of the network within the time budget, a baseline
+    elastic_training_upper_part         the largest upper part of the network within the time budget
     prunetrain                          every tensor, of a network that loses channels as it trains
 
 Differences from the paper and its published code: the head is always trained; importance is measured on a fresh batch
@@ -43,8 +43,8 @@ from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.importance import (
     GradientMagnitude,
     ImportanceEvaluator,
+    NoImportance,
     Random,
-    Uniform,
     WeightMagnitude,
 )
 from elastic_trainer.selection.schedule import Schedule
@@ -98,7 +98,7 @@ SCHEMES: dict[str, Callable[[Task], Scheme]] = {
     "elastic_training_weight_magnitude": partial(elastic_scheme, importance=WeightMagnitude),
     "elastic_training_grad_magnitude": partial(elastic_scheme, importance=GradientMagnitude),
     "elastic_training_random": partial(elastic_scheme, importance=Random),
-    "elastic_training_upper_part": partial(elastic_scheme, importance=Uniform, select=select_upper_part),
+    "elastic_training_upper_part": partial(elastic_scheme, importance=NoImportance, select=select_upper_part),
     "prunetrain": _prunetrain,
 }
 
@@ -368,10 +368,10 @@ def _guessing_advice(losses: list[float], data: ImageData, settings: Settings) -
     if loss <= data.guessing_loss:
         return None
     advice = "lower --learning_rate" if loss > FALLING * earlier else "it falls: train longer, or raise --learning_rate"
-    head = "" if settings.head_epochs else ", or train the head first (--head_epochs)"
+    warmup = "" if settings.warmup or settings.optimizer != "sgd" else ", or let it rise at first (--warmup 0.1)"
     return (
         f"the training loss is {loss:.2f}; predicting the share of each class has {data.guessing_loss:.2f}; "
-        f"{advice}{head}"
+        f"{advice}{warmup}"
     )
 
 

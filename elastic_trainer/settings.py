@@ -39,9 +39,9 @@ RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
         "importance_batches": 16,
         "warmup": 0.1,
         "learning_rate": 3e-3,
+        "elastic_learning_rate": 5e-3,  # of elastic schemes
     },
 }
-ELASTIC_RATE = 5e-3  # learning rate of the robust recipe where a part of the network trains (docs/results.md)
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
@@ -81,6 +81,11 @@ def defaults_of(dataset_name: str) -> dict[str, Any]:
 def is_elastic(train_type: str) -> bool:
     """Whether a scheme selects tensors within a time budget."""
     return train_type in ELASTIC_TYPES
+
+
+def measures_importance(train_type: str) -> bool:
+    """Whether a scheme selects tensors by their importance."""
+    return is_elastic(train_type) and train_type != "elastic_training_upper_part"
 
 
 @dataclass(frozen=True)

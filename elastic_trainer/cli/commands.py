@@ -13,7 +13,6 @@ from elastic_trainer.cli.flags import data_parser, profiler_parser
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.settings import (
     CLIPPING,
-    ELASTIC_RATE,
     RECIPES,
     DataSettings,
     NetworkSettings,
@@ -230,15 +229,22 @@ def _optimizer(args: argparse.Namespace) -> str:
 
 
 def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the recipe sets for this run, as given or not: adam and PruneTrain have the settings of the paper."""
-    name = args.recipe or defaults_of(args.dataset_name)["recipe"]
-    recipe, train_type = RECIPES[name], getattr(args, "train_type", None)
+    """What the recipe sets for this run where nothing else is given.
+
+    Adam and PruneTrain have the settings of the paper. So has the scheme of networks that start from random weights:
+    under the upper part, the lower layers would keep them.
+    """
+    recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
+    elastic_rate = recipe.pop("elastic_learning_rate", None)
+    train_type = getattr(args, "train_type", None)
     if train_type == "prunetrain":
         return RECIPES["paper"]
     if _optimizer(args) != "sgd":
         return {**RECIPES["paper"], "importance_batches": recipe["importance_batches"]}
-    if name == "robust" and train_type is not None and is_elastic(train_type):
-        return {**recipe, "learning_rate": ELASTIC_RATE}
+    if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
+        recipe["train_type"] = RECIPES["paper"]["train_type"]
+    if elastic_rate is not None and is_elastic(train_type or recipe["train_type"]):
+        recipe["learning_rate"] = elastic_rate
     return recipe
 
 

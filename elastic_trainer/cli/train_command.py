@@ -23,9 +23,10 @@ from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.networks.names import model_label
+from elastic_trainer.runs.config import with_later_options
 from elastic_trainer.runs.power_record import check_growing
-from elastic_trainer.runs.reader import started_with
-from elastic_trainer.settings import RunSettings, Settings, is_elastic
+from elastic_trainer.runs.reader import read_config, started_with
+from elastic_trainer.settings import RECIPES, RunSettings, Settings, is_elastic, measures_importance
 from utils import UserError, warn
 
 LONGEST_NAME = 230  # bytes of a run's name; file systems allow 255, and files in the folder are named after it
@@ -38,9 +39,14 @@ _USED_BY: tuple[tuple[tuple[str, ...], str, Callable[[argparse.Namespace], bool]
         lambda args: is_elastic(args.train_type),
     ),
     (
+        ("time_resolution", "importance_batches"),
+        "schemes that select by importance",
+        lambda args: measures_importance(args.train_type) or not is_elastic(args.train_type),
+    ),
+    (
         ("importance_batches",),
         "schemes that measure importance on images",
-        lambda args: args.train_type not in ("elastic_training_weight_magnitude", "elastic_training_upper_part"),
+        lambda args: args.train_type != "elastic_training_weight_magnitude",
     ),
     (
         ("trained_layers",),
@@ -117,9 +123,15 @@ def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> argparse.Namespace:
-    """The options that the run in `folder` was started with, those `given` now added."""
+    """The options that the run in `folder` was started with, those `given` now added.
+
+    Defaults of its recipe are those of that time, which may have changed since.
+    """
     command = started_with(folder)
     args = parser.parse_args([*command, *given])
+    before = with_later_options(read_config(folder))
+    for name in {*RECIPES["robust"]} & {*before} - {*parser.given([*command, *given])}:
+        setattr(args, name, before[name])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command
     return args

@@ -16,8 +16,14 @@ def without_effect(config: dict[str, Any]) -> set[str]:
     return FREE_ON_RESUME - ({"data_dir"} if config["dataset_name"] == "image_folder" else set())
 
 
+def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The same with what options that came later would have been in a run of that time."""
+    return {"warmup": 0.0, **config}
+
+
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:
     """The first option, except those in `free`, in which two configurations differ, as "--name was, not is"."""
+    before = with_later_options(before)
     for name, value in now.items():
         unknown_yet = name == "num_classes" and value is None
         if name not in free and not unknown_yet and value != before.get(name, value):

@@ -4,7 +4,7 @@ ImportanceEvaluator   how much the tensor's update lowers the loss: gradient tim
 WeightMagnitude       sum of the magnitudes of its weights
 GradientMagnitude     sum of the magnitudes of its gradient
 Random                a random number
-Uniform               1
+NoImportance          0: nothing is measured but the device's speed
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ class Random(ImportanceEvaluator):
         return np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))
 
 
-class Uniform(ImportanceEvaluator):
-    """I_k = 1: for a Tensor Selector that needs no importance."""
+class NoImportance(ImportanceEvaluator):
+    """I_k = 0, for a Tensor Selector that needs no importance. Gradient passes still measure the device's speed."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        return np.ones(len(self._model.trainable_variables))
+        return np.zeros(len(self._model.trainable_variables))
 
 
 def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

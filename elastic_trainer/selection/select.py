@@ -94,9 +94,10 @@ def select_upper_part(
     time_resolution: int | None = None,
     features: FeatureUse = COMPUTED,
 ) -> Selection:
-    """All tensors from the output down to the deepest with which the budget is kept: no importance is needed.
+    """All tensors from the output down to some depth, the largest such part that fits the budget. No importance counts.
 
-    Further down may cost less: where the cut passes smaller features on. So every depth is tried.
+    One tensor more may cost less: where smaller features pass the cut, or a gamma is joined by its kernel. So every
+    depth is tried.
 
     Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
@@ -105,7 +106,7 @@ def select_upper_part(
         mask[position] = True
         if table.predict_ms(mask, features) <= budget_ms:
             best = mask.copy()
-    return selection_of(table, best, importance, budget_ms, features)
+    return selection_of(table, best, None, budget_ms, features)
 
 
 class Problem(NamedTuple):
@@ -160,9 +161,9 @@ def step_budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> floa
 
 
 def selection_of(
-    table: TimingTable, mask: np.ndarray, importance: np.ndarray, budget_ms: float, features: FeatureUse
+    table: TimingTable, mask: np.ndarray, importance: np.ndarray | None, budget_ms: float, features: FeatureUse
 ) -> Selection:
-    """Bool [N] `mask` with what its steps take."""
+    """Bool [N] `mask` with what its steps take; importance [N], or None where none was measured."""
     step_ms, making_ms, cached_depth = table.predict(mask, features)
     keeps = cached_depth is not None and cached_depth == features.cached_depth
     return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)

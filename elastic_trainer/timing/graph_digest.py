@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.training.traced_graph import bodies
+from elastic_trainer.training.traced_graph import bodies, inputs_first
 
 if TYPE_CHECKING:
     import keras
@@ -38,7 +38,7 @@ def graph_digest(model: keras.Model, batch_size: int) -> str:
 def _digest(graph: Any) -> str:
     """Digest of what the outputs of `graph`, a function's graph (FuncGraph), depend on."""
     digests: dict[str, str] = {}
-    for op in graph.get_operations():  # operations are created after their inputs
+    for op in inputs_first(graph):
         inputs = [(digests[tensor.op.name], tensor.value_index) for tensor in op.inputs]
         outputs = [(str(tensor.shape), tensor.dtype.name) for tensor in op.outputs]
         inner = [_digest(body) for body in bodies(op)]

@@ -146,18 +146,21 @@ class HeadPhase(NamedTuple):
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `learning_rate` over the share `warmup` of `steps`, then cosine decay to 0.
 
-    It starts at one part of the rise, not at 0, since importance is measured by updates at the present rate.
-    Keras' CosineDecay with a warm-up computes the same, but its branch is part of every compiled step.
+    The first of n warm-up steps has 1/n of the rate, not 0, since importance is measured by updates at the present
+    rate. Keras' CosineDecay has such a warm-up, too, but as a branch of every compiled step.
+
+    Attributes:
+        warmup_steps: in which the rate rises.
     """
 
     def __init__(self, learning_rate: float, steps: int, warmup: float = 0.0) -> None:
         self._arguments = (learning_rate, steps, warmup)
-        self._rate, self._warmup_steps = learning_rate, min(round(warmup * steps), steps - 1)
-        self._decay = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps - self._warmup_steps, 1))
+        self._rate, self.warmup_steps = learning_rate, max(min(round(warmup * steps), steps - 1), 0)
+        self._decay = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps - self.warmup_steps, 1))
 
     def __call__(self, step: Any) -> tf.Tensor:
-        rise, step = self._warmup_steps, tf.cast(step, tf.float32)
-        if rise <= 0:
+        rise, step = self.warmup_steps, tf.cast(step, tf.float32)
+        if rise == 0:
             return self._decay(step)
         return tf.where(step < rise, self._rate * (step + 1) / rise, self._decay(tf.maximum(step - rise, 0)))
 
@@ -167,7 +170,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class CosineAfterHead(keras.optimizers.schedules.LearningRateSchedule):
-    """`WarmupCosine` from `head_learning_rate` in `head_steps`, then from `learning_rate` in the `steps` after."""
+    """Cosine decay from `head_learning_rate` to 0 in `head_steps`, then `WarmupCosine` in the `steps` after."""
 
     def __init__(
         self, head_learning_rate: float, head_steps: int, learning_rate: float, steps: int, warmup: float = 0.0
@@ -201,7 +204,7 @@ def make_optimizer(
 
     Args:
         name: "sgd" (SGDW, momentum 0.9, cosine decay to 0) or "adam" (constant learning rate, no weight decay).
-        learning_rate: at the first step after those of `head`.
+        learning_rate: the highest after the steps of `head`.
         weight_decay: of SGDW, per unit of learning rate.
         total_steps: after which cosine decay reaches 0, those of `head` included.
         head: the first steps, with a cosine decay to 0 or a constant rate of their own; None if there are none.

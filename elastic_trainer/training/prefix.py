@@ -197,5 +197,7 @@ def _imported(
         part, input_map={**feeds, **values}, return_elements=[tensor.name for tensor in results], name=""
     )
     for function in complete.library.function:  # traced loops and branches, since imported ones have no shapes
-        here._add_function_recursive(graph._get_function(function.signature.name), overwrite=True)
+        traced = graph._get_function(function.signature.name)
+        if traced is not None:
+            here._add_function_recursive(traced, overwrite=True)
     return imported

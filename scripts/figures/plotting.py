@@ -25,7 +25,7 @@ import numpy as np
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, stem_to_write
-from elastic_trainer.runs.config import without_effect
+from elastic_trainer.runs.config import with_later_options, without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
 from utils import UserError
@@ -161,7 +161,8 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     for folder in folders:
         run = read_run(folder)
         free = {*without_effect(run.config), "environment", "seed", "images"}
-        setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
+        options = with_later_options(run.config).items()
+        setting = sorted((name, repr(value)) for name, value in options if name not in free)
         alike = found.setdefault(repr(setting), [])
         for other in alike:
             if other.config["seed"] == run.config["seed"]:

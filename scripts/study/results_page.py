@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/results.md and README.md, and the pictures, up to date with the files in docs/results/.
+"""Bring the tables of docs/results.md, docs/log.md and README.md, and the pictures, up to date with docs/results/.
 
 Each table stands between `<!-- KIND NAME -->` and `<!-- end -->`; KIND is one of `TABLES`, NAME that of a CSV file of
 run_study.py.
@@ -25,8 +25,9 @@ from common import ROOT
 import utils
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.runs import reader
+from utils import UserError
 
-RESULTS, PAGES = ROOT / "docs" / "results", (ROOT / "docs" / "results.md", ROOT / "README.md")
+RESULTS, PAGES = ROOT / "docs" / "results", [ROOT / page for page in ("docs/results.md", "docs/log.md", "README.md")]
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
 SHARE = 1 / 4  # of full training's time, for the short table
 SAME = 0.01  # accuracy below full training's that counts as reached
@@ -117,7 +118,9 @@ def short_table(path: Path) -> str:
     """What each setting reaches in `SHARE` of full training's time, the best first, and where that was measured."""
     runs = read_rows(path)
     points = points_of(runs)
-    [full] = [point for point in points if point.setting == "full" and point.budget == 1]
+    full = next((point for point in points if point.setting == "full" and point.budget == 1), None)
+    if full is None:
+        raise UserError(f"{path}: has no run of full training in all of its time; run run_study.py budget")
     aim = full.accuracies.mean() - SAME
     here = [point for point in points if point.budget == SHARE]
     rows = [["full training, 12 epochs", *_measured(full), f"{full.seconds.mean():.0f} s"]]
@@ -135,15 +138,25 @@ def short_table(path: Path) -> str:
 
 def forgetting_table(path: Path) -> str:
     """Accuracy on the first half of the classes before and after training on the second, and on the second."""
-    measured = ("first_before", "first_after", "second", "train_seconds")
+    accuracies = {"first_before": "first half, before", "first_after": "first half, after", "second": "second half"}
+    return _by_setting(path, accuracies)
+
+
+def rows_table(path: Path) -> str:
+    """Accuracy and time of recurrent and attention networks."""
+    return _by_setting(path, {"final_accuracy": "test accuracy"})
+
+
+def _by_setting(path: Path, accuracies: dict[str, str]) -> str:
+    """A row a setting: mean and spread of the columns `accuracies`, whose values are heads, and of training time."""
     found: dict[str, list[list[float]]] = {}
     for row in read_rows(path):
-        found.setdefault(row["setting"], []).append([float(row[name]) for name in measured])
+        found.setdefault(row["setting"], []).append([float(row[name]) for name in (*accuracies, "train_seconds")])
     rows = []
     for setting, values in found.items():
-        *accuracies, seconds = np.array(values).T
-        rows.append([setting, *(f"{spread(100 * one)} %" for one in accuracies), f"{spread(seconds, 0)} s"])
-    return _lines(["setting", "first half, before", "first half, after", "second half", "training time"], rows)
+        *columns, seconds = np.array(values).T
+        rows.append([setting, *(f"{spread(100 * one)} %" for one in columns), f"{spread(seconds, 0)} s"])
+    return _lines(["setting", *accuracies.values(), "training time"], rows)
 
 
 def _in_words(setting: str) -> str:
@@ -165,7 +178,7 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
-TABLES = {"all": table, "short": short_table, "forgetting": forgetting_table}
+TABLES = {"all": table, "short": short_table, "forgetting": forgetting_table, "rows": rows_table}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:

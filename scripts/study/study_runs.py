@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from study_data import FIRST, SECOND
 
-from elastic_trainer.settings import ELASTIC_RATE, PAPER, RECIPES, is_elastic
+from elastic_trainer.settings import PAPER, RECIPES, is_elastic
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
 
@@ -28,7 +28,7 @@ RHOS = (0.25, 0.4, 0.6)
 DECIDING = ("full", "elastic 0.4", "upper 0.4")
 REPEATED = ("random 0.4", "upper 0.25", "upper 0.6")  # at one budget
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
-IMPORTANCE_BATCHES = 16
+IMPORTANCE_BATCHES = RECIPES["robust"]["importance_batches"]
 SELECTED_BY = {
     "upper part": "elastic_training_upper_part",
     "random": "elastic_training_random",
@@ -42,7 +42,7 @@ VARIANTS = {  # of `study_schemes`
     "Betti numbers": "betti",
     "gain over 128 steps": "path",
 }
-PATH_BATCHES = 128
+PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3, 1e-3)
@@ -50,7 +50,7 @@ WARM_UP_RATES = (5e-3, 1e-2, 3e-3)
 HEAD_FIRST_RATES = (1e-2, 3e-3)
 HEAD_EPOCHS = (0, 1, 4)
 PAPER_RATE = PAPER["learning_rate"]
-RATE = RECIPES["robust"]["learning_rate"]
+RATE, ELASTIC_RATE = (RECIPES["robust"][name] for name in ("learning_rate", "elastic_learning_rate"))
 ROBUST: dict[str, Any] = {name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup")}
 
 
@@ -154,9 +154,10 @@ def full_seconds(table: TimingTable, steps_per_epoch: int) -> float:
 
 
 def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
-    """The schemes that are compared under a budget, by label, all with the robust recipe.
+    """The schemes that are compared under a budget, by label, with the robust recipe's rates, clipping and warm-up.
 
-    Budget and seed are open. Elastic training selects once, unless its label says otherwise.
+    PruneTrain too, which main.py's recipe does not change. Budget and seed are open. Elastic training selects once,
+    unless its label says otherwise.
     """
     run = StudyRun(part, "", data, split, "full_training", RATE, 1.0, more=ROBUST)
     partly = replace(run, rate=ELASTIC_RATE)
@@ -247,10 +248,9 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
 def remedies(data: str, seeds: int) -> list[StudyRun]:
     """What might select better than the upper part, on val at a quarter of full training's time."""
     settings = _settings("remedies", data, "val")
-    elastic = settings["elastic 0.4"]
-    found = [settings["upper 0.4"], elastic, settings["random 0.4"]]
-    for label in ("greedy, by importance per ms",):
-        found.append(replace(elastic, label=label, variant=VARIANTS[label]))
+    found = [settings[label] for label in ("upper 0.4", "elastic 0.4", "random 0.4")]
+    label = "greedy, by importance per ms"
+    found.append(replace(settings["elastic 0.4"], label=label, variant=VARIANTS[label]))
     return [replace(run, budget=1 / 4, seed=seed) for seed in range(seeds) for run in found]
 
 
@@ -258,13 +258,15 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
     """Whether to train the head first, and for how long, on val at a quarter of full training's time."""
     settings = _settings("head_first", data, "val")
     return [
-        replace(
-            run,
-            label=f"{label}, {epochs} epochs of the head first",
-            rate=rate,
-            budget=1 / 4,
-            seed=seed,
-            more={**run.more, "warmup": 0.0, "head_epochs": epochs},
+        _without_warm_up(
+            replace(
+                run,
+                label=f"{label}, {epochs} epochs of the head first",
+                rate=rate,
+                budget=1 / 4,
+                seed=seed,
+                more={**run.more, "head_epochs": epochs},
+            )
         )
         for seed in range(seeds)
         for rate in HEAD_FIRST_RATES
@@ -300,8 +302,8 @@ def recipe(data: str, seeds: int) -> list[StudyRun]:
         for label in ("full", "upper 0.4"):
             run = replace(settings[label], batch_size=batch_size, budget=1 / 4)
             found.append(replace(run, label=f"{label}, robust, batch {batch_size}"))
-            paper = {"gradient_clipping": 0.0, "warmup": 0.0}
-            found.append(replace(run, label=f"{label}, paper, batch {batch_size}", rate=PAPER_RATE, more=paper))
+            paper = _without_warm_up(replace(run, rate=PAPER_RATE, more={"gradient_clipping": 0.0}))
+            found.append(replace(paper, label=f"{label}, paper, batch {batch_size}"))
     return [replace(run, seed=seed) for seed in range(seeds) for run in found]
 
 

@@ -23,7 +23,6 @@ from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
 PAPERS_T_Q = 1000
-PATH_START = 500  # a step after the warm-up of the study's runs
 MOST_POINTS = 64  # images whose activations are compared; the time of persistent homology grows with their cube
 
 
@@ -117,7 +116,7 @@ class Betti(ImportanceEvaluator):
         layers = [
             layer for layer in self._model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)
         ]
-        outputs, importance = _outputs_of(self._model, layers, images), {}
+        outputs, importance = _outputs_of(self._model, layers, images), dict[int, float]()
         for layer in layers:
             if layer.trainable_variables:
                 points = outputs[layer].reshape(len(images), -1)
@@ -140,9 +139,9 @@ def _outputs_of(model: keras.Model, layers: Sequence[Any], images: np.ndarray) -
 
         return call_and_record
 
+    for layer in layers:
+        layer.call = recording(layer)
     try:
-        for layer in layers:
-            layer.call = recording(layer)
         model(images)
     finally:
         for layer in layers:
@@ -162,7 +161,7 @@ class PathGain(ImportanceEvaluator):
         variables = self._model.trainable_variables
         importance, before = np.zeros(len(variables)), None
         with _restored([*variables, *optimizer.variables]):
-            optimizer.iterations.assign(PATH_START)
+            optimizer.iterations.assign(getattr(optimizer._learning_rate, "warmup_steps", 0))
             for batch in batches:
                 gradients = self._gradients_on(*batch)
                 if before is not None:

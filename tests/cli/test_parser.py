@@ -151,6 +151,12 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 1, 0, 1e-4)
     assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 16, 0.1, 5e-3)
     assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 16, 0.1, 3e-3)
+    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 16, 0.1, 5e-3)
+    assert recipe_of(*photos, "--deadline", "60") == recipe_of(*photos)
+    for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
+        assert recipe_of(*photos, *random) == ("", 0.02, 16, 0.1, 5e-3)
+    with pytest.raises(UserError, match=r"--warmup: must be from 0 to 0\.9, not '1'"):
+        parse_training(["--warmup", "1"])
     with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
     with pytest.raises(UserError, match="--head_epochs: does not go with --train_type prunetrain; leave it out"):
@@ -208,6 +214,11 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
         ),
         (["--model_name", "vit", "--weight_decay", "0"], ["--weight_decay: without effect here"]),
         (["--head_learning_rate", "0.1"], ["--head_learning_rate: without effect here, only for --head_epochs of 1"]),
+        (
+            ["--train_type", "elastic_training_upper_part", "--importance_batches", "2", "--time_resolution", "100"],
+            ["--time_resolution, --importance_batches: without effect here, only for schemes that select by"],
+        ),
+        (["--optimizer", "adam", "--warmup", "0.1"], ["--warmup: without effect here, only for --optimizer sgd"]),
         (["--head_learning_rate", "0.1", "--head_epochs", "1"], []),
         (
             ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
@@ -234,6 +245,24 @@ def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path, ca
 def test_record_of_power_that_is_gone_does_not_hinder_a_run_from_continuing(tmp_path):
     folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--power_csv", "gone.csv"])
     assert isinstance(parse_main(["--resume", str(folder)]), TrainCommand)
+
+
+def test_a_resumed_run_keeps_what_its_recipe_set_when_it_was_started(tmp_path):
+    """Defaults of a recipe may change; options that came later had no effect then."""
+    words = ["--dataset_name", "image_folder", "--data_dir", "photos", "--logdir", str(tmp_path), "--run_name", "mine"]
+    before = dict(parse_training(words).config)
+    del before["warmup"]
+    before |= {"train_type": "elastic_training", "learning_rate": 7e-3, "importance_batches": 3}
+    utils.write_json(tmp_path / "mine" / CONFIG, before)
+    resumed = parse_training(["--resume", str(tmp_path / "mine")])
+    training = resumed.training
+    assert (resumed.train_type, training.learning_rate, training.warmup) == ("elastic_training", 7e-3, 0)
+    assert training.importance_batches == 3
+    assert first_change(resumed.config, before, FREE_ON_RESUME) is None
+    change = first_change(parse_training([*words, "--resume"]).config, {**resumed.config}, FREE_ON_RESUME)
+    assert change is not None
+    full = parse_training([*words, "--train_type", "full_training"]).config
+    assert "warmup" in str(first_change(full, {n: v for n, v in full.items() if n != "warmup"}, FREE_ON_RESUME))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from elastic_trainer.settings import DIGITS, PAPER, PHOTOS
+from elastic_trainer.settings import DIGITS, PAPER, PHOTOS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -133,6 +133,19 @@ def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> Non
     # One row of data.py may have a default for each command, with commas between them.
     wrong = {flag: default for flag, default in stated.items() if default not in page[flag].split(", ")}
     assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"
+
+
+def test_flags_page_states_what_each_recipe_sets() -> None:
+    lines = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").partition("### Recipes")[2].splitlines()
+    table = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][:4]
+    names = [cell.removeprefix("--") for cell in table[0][1:]]
+    assert {*names, "elastic_learning_rate"} == set(RECIPES["robust"])
+    for recipe, *cells in table[2:]:
+        for name, cell in zip(names, cells, strict=True):
+            if name != "learning_rate":
+                assert type(RECIPES[recipe][name])(cell) == RECIPES[recipe][name], (recipe, name)
+    rates = [float(text) for text in re.findall(r"\d[\d.e-]+", table[3][-1])]
+    assert rates == [RECIPES["robust"][name] for name in ("elastic_learning_rate", "learning_rate")]
 
 
 def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:

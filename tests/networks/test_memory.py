@@ -10,7 +10,7 @@ from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.schemes import trainable_mask
-from elastic_trainer.settings import TRAIN_TYPES, NetworkSettings, is_elastic
+from elastic_trainer.settings import TRAIN_TYPES, NetworkSettings, measures_importance
 from utils import UserError
 
 
@@ -66,7 +66,7 @@ def test_memory_needed_counts_the_input_of_a_nested_model_once():
 def check(model, train_type="elastic_training", **changed):
     """`check_memory` as main.py calls it."""
     network = NetworkSettings(**{"model_name": "mobilenetv2", "input_size": 32, "batch_size": 4, **changed})
-    check_memory(model, network, trainable_mask(train_type, model, 1), is_elastic(train_type))
+    check_memory(model, network, trainable_mask(train_type, model, 1), measures_importance(train_type))
 
 
 def test_too_little_memory_is_refused_before_training(monkeypatch):
