@@ -38,7 +38,7 @@ LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes alternate with them, and they are compared with those
 # Of an interval, at least (if it has the steps) and at most; in between one for every hundred steps.
 GRADIENT_PASSES = (5, 15)
-DEADLINE_RHO = 0.4  # for which a deadline's epochs are chosen (docs/results.md)
+DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5

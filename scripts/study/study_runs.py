@@ -25,8 +25,9 @@ LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
 BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
 RHOS = (0.25, 0.4, 0.6)
-DECIDING = ("full", "elastic 0.4", "upper 0.4")
-REPEATED = ("random 0.4", "upper 0.25", "upper 0.6")  # at one budget
+COMPARED = ("full", "elastic 0.4", "upper 0.4")
+DECIDING = (*COMPARED, "upper 0.6")
+REPEATED = ("random 0.4", "upper 0.25", "elastic 0.6")  # at one budget
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
 IMPORTANCE_BATCHES = RECIPES["robust"]["importance_batches"]
 SELECTED_BY = {
@@ -208,7 +209,7 @@ def warm_up(data: str, seeds: int) -> list[StudyRun]:
         )
         for seed in range(seeds)
         for rate in WARM_UP_RATES
-        for label in (*DECIDING, "upper 0.6")
+        for label in DECIDING
         if (label, rate) != ("upper 0.6", min(WARM_UP_RATES))  # there, nothing collapses
     ]
 
@@ -217,7 +218,7 @@ def budget(data: str, seeds: int) -> list[StudyRun]:
     """What each scheme reaches in a share of full training's time, on test.
 
     The settings that decide get `seeds` runs at each budget. The others come at one budget, which is the first; of them
-    random tensors and the upper part get `seeds` runs, the rest one.
+    those of `REPEATED` get `seeds` runs, the rest one.
     """
     settings = _settings("budget", data, "test")
     runs = [(label, share, seed) for share in BUDGETS for seed in range(seeds) for label in DECIDING]
@@ -272,7 +273,7 @@ def head_first(data: str, seeds: int) -> list[StudyRun]:
         for rate in HEAD_FIRST_RATES
         for label, run in settings.items()
         for epochs in HEAD_EPOCHS
-        if label in DECIDING and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses there
+        if label in COMPARED and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses there
     ]
 
 
@@ -325,7 +326,7 @@ def second_half(data: str, seeds: int) -> list[StudyRun]:
             more={**settings[label].more, "save_model": True},
         )
         for first in first_half(data, seeds)
-        for label in (*DECIDING, "BN+Bias", "head")
+        for label in (*COMPARED, "BN+Bias", "head")
     ]
 
 

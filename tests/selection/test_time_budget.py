@@ -57,9 +57,9 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
 @pytest.mark.parametrize(
     ("seconds", "head_epochs", "epochs"),
     [
-        (20, 0, 4),  # 4 epochs of 0.4 * 10 + 0.3 s
-        (20, 4, 3),  # after 4 * 0.3 s of validation and 2 * 2 s of features
-        (60, 0, 12),  # 13 would fit
+        (20, 0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
+        (20, 4, 2),  # after 4 * 0.3 s of validation and 2 * 2 s of features
+        (85, 0, 12),  # 13 would fit
         (200, 0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
         (1, 0, 1),
     ],
