@@ -27,16 +27,10 @@ EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
-    "paper": {
-        "train_type": "elastic_training",
-        "gradient_clipping": 0.0,
-        "importance_batches": 1,
-        "warmup": 0.0,
-    },
+    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0},
     "robust": {
         "train_type": "elastic_training_upper_part",
         "gradient_clipping": CLIPPING,
-        "importance_batches": 16,
         "warmup": 0.1,
         "learning_rate": 3e-3,
         "elastic_learning_rate": 5e-3,  # of elastic schemes

@@ -237,10 +237,8 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
     elastic_rate = recipe.pop("elastic_learning_rate", None)
     train_type = getattr(args, "train_type", None)
-    if train_type == "prunetrain":
+    if train_type == "prunetrain" or _optimizer(args) != "sgd":
         return RECIPES["paper"]
-    if _optimizer(args) != "sgd":
-        return {**RECIPES["paper"], "importance_batches": recipe["importance_batches"]}
     if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
         recipe["train_type"] = RECIPES["paper"]["train_type"]
     if elastic_rate is not None and is_elastic(train_type or recipe["train_type"]):

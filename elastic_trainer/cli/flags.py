@@ -80,7 +80,7 @@ def add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         type=one_of([*RECIPES]),
         metavar="NAME",
-        help="robust or paper: defaults of five flags (docs/flags.md); default: robust for image_folder, else paper",
+        help="robust or paper: defaults of four flags (docs/flags.md); default: robust for image_folder, else paper",
     )
     group.add_argument(
         "--gradient_clipping",
@@ -217,7 +217,8 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
         "--importance_batches",
         type=count,
         metavar="N",
-        help="batches that importance is measured on (default: by --recipe)",
+        default=Settings.importance_batches,
+        help="batches that importance is measured on (default: %(default)s)",
     )
     group.add_argument("--num_epochs", type=whole_number(1, 1_000_000), metavar="N")
     group.add_argument(

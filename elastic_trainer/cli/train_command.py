@@ -130,7 +130,7 @@ def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> ar
     command = started_with(folder)
     args = parser.parse_args([*command, *given])
     before = with_later_options(read_config(folder))
-    for name in {*RECIPES["robust"]} & {*before} - {*parser.given([*command, *given])}:
+    for name in {*RECIPES["robust"], "importance_batches"} & {*before} - {*parser.given([*command, *given])}:
         setattr(args, name, before[name])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command

@@ -29,7 +29,7 @@ COMPARED = ("full", "elastic 0.4", "upper 0.4")
 DECIDING = (*COMPARED, "upper 0.6")
 REPEATED = ("random 0.4", "upper 0.25", "elastic 0.6")  # at one budget
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
-IMPORTANCE_BATCHES = RECIPES["robust"]["importance_batches"]
+IMPORTANCE_BATCHES = 16
 SELECTED_BY = {
     "upper part": "elastic_training_upper_part",
     "random": "elastic_training_random",

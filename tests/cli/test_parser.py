@@ -130,31 +130,31 @@ def test_defaults_follow_the_data_set_and_the_model():
 
 
 def recipe_of(*arguments):
-    """Scheme, clipping, batches of importance, warm-up and learning rate that a command line asks for."""
+    """Scheme, clipping, warm-up and learning rate that a command line asks for."""
     command = parse_training(arguments)
     training = command.training
     assert command.network.clips_gradients == (training.gradient_clipping is not None)
     scheme = command.train_type.removeprefix("elastic_training")
-    return scheme, training.gradient_clipping, training.importance_batches, training.warmup, training.learning_rate
+    return scheme, training.gradient_clipping, training.warmup, training.learning_rate
 
 
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == ("_upper_part", 0.02, 16, 0.1, 5e-3) == recipe_of("--recipe", "robust")
-    assert recipe_of(*photos, "--recipe", "paper") == ("", None, 1, 0, 1e-4)
-    assert recipe_of() == ("", None, 1, 0, 2e-3)
-    given = ["--gradient_clipping", "0", "--importance_batches", "2", "--learning_rate", "0.1", "--warmup", "0.2"]
+    assert recipe_of(*photos) == ("_upper_part", 0.02, 0.1, 5e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos, "--recipe", "paper") == ("", None, 0, 1e-4)
+    assert recipe_of() == ("", None, 0, 2e-3)
+    given = ["--gradient_clipping", "0", "--learning_rate", "0.1", "--warmup", "0.2"]
     given += ["--train_type", "elastic_training"]
-    assert recipe_of(*photos, *given) == ("", None, 2, 0.2, 0.1)
-    assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 16, 0, 1e-4)
-    assert recipe_of(*photos, "--model_name", "vit") == ("", None, 16, 0, 1e-4)
-    assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 1, 0, 1e-4)
-    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 16, 0.1, 5e-3)
-    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 16, 0.1, 3e-3)
-    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 16, 0.1, 5e-3)
+    assert recipe_of(*photos, *given) == ("", None, 0.2, 0.1)
+    assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 0, 1e-4)
+    assert recipe_of(*photos, "--model_name", "vit") == ("", None, 0, 1e-4)
+    assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 0, 1e-4)
+    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 0.1, 5e-3)
+    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, 3e-3)
+    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, 5e-3)
     assert recipe_of(*photos, "--deadline", "60") == recipe_of(*photos)
     for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
-        assert recipe_of(*photos, *random) == ("", 0.02, 16, 0.1, 5e-3)
+        assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 5e-3)
     with pytest.raises(UserError, match=r"--warmup: must be from 0 to 0\.9, not '1'"):
         parse_training(["--warmup", "1"])
     with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
