@@ -202,7 +202,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
             axes.plot(point.seconds, 100 * point.accuracies, ".", color=look.colour, ms=4, alpha=0.5)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.xaxis.set_minor_formatter("{x:.0f}")
+    axes.xaxis.set_minor_formatter(lambda x, _: f"{x:.0f}" if f"{x:.0f}"[0] in "2357" else "")  # others overlap
     figure.legend(loc="outside right center", fontsize="small")
     utils.save_figure(figure, stem)
 
