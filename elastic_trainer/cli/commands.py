@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.flags import data_parser, profiler_parser
+from elastic_trainer.cli.data_flags import data_parser
+from elastic_trainer.cli.flags import profiler_parser
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.settings import (
     CLIPPING,

@@ -1,4 +1,4 @@
-"""Every command-line flag, declared once, with its range (no TensorFlow here: mistakes are answered at once).
+"""Every flag of main.py and profiler.py, declared once, with its range (no TensorFlow: mistakes are answered at once).
 
 A flag that is not given takes the default of its data set (`settings.PAPER`, `settings.DIGITS`) or of the class in
 settings.py that holds it.
@@ -16,19 +16,16 @@ from elastic_trainer.cli.parser import (
     add_switch,
     count,
     duration,
-    existing_file,
-    file_to_write,
     folder,
     network,
     number,
     one_of,
     share,
-    stem_to_write,
     truth,
     weights,
     whole_number,
 )
-from elastic_trainer.datasets.names import AUGMENTATIONS, DATASET_NAMES, TFDS_NAMES
+from elastic_trainer.datasets.names import AUGMENTATIONS, DATASET_NAMES
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.settings import (
     EXPORTS,
@@ -40,8 +37,6 @@ from elastic_trainer.settings import (
     NetworkSettings,
     Settings,
 )
-
-DATA_COMMANDS = ("show", "prepare", "pack", "unpack")
 
 
 def add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +114,7 @@ def add_data_flags(
     group.add_argument("--data_dir", type=Path, metavar="DIR", help="folder of the data set")
 
 
-def _add_test_fraction(group: argparse._ActionsContainer) -> None:
+def add_test_fraction(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--test_fraction",
         type=number(float, 1e-9, 0.9, "above 0 and at most 0.9"),
@@ -247,7 +242,7 @@ def _add_schedule_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_image_flags(group: argparse._ArgumentGroup) -> None:
-    _add_test_fraction(group)
+    add_test_fraction(group)
     group.add_argument(
         "--skip_broken", action="store_true", help="of an image_folder, leave out images that cannot be decoded"
     )
@@ -380,27 +375,4 @@ def profiler_parser() -> OneLineParser:
         metavar="FILE",
         help="a board's *.xplane.pb: plan for that board, measure nothing here",
     )
-    return parser
-
-
-def data_parser() -> OneLineParser:
-    """The flags of data.py; `command` is one of `DATA_COMMANDS`."""
-    parser = OneLineParser(
-        [main_parser, profiler_parser], prog="data.py", description="Look at, prepare and carry data sets."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(DATA_COMMANDS))
-    show = commands.add_parser("show", help="images of each class as a table and a picture")
-    add_data_flags(show)
-    _add_test_fraction(show)
-    show.add_argument(
-        "--output", type=stem_to_write, metavar="STEM", help="without _train.png; default: figures/<name>"
-    )
-    prepare = commands.add_parser("prepare", help="download a data set and prepare it")
-    add_data_flags(prepare, TFDS_NAMES, None)
-    pack = commands.add_parser("pack", help="put a data set into one file")
-    add_data_flags(pack, (*TFDS_NAMES, "image_folder"), None)
-    pack.add_argument("--output", type=file_to_write, metavar="FILE", help="default: <name>.tar")
-    unpack = commands.add_parser("unpack", help="take a data set out of the file and check it")
-    unpack.add_argument("archive", type=existing_file, metavar="FILE")
-    unpack.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help="folder it is put into")
     return parser
