@@ -81,14 +81,11 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     costs, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
     masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
-    sums = [_step_sums(costs, mask) for mask in masks]
-    from_features = [sums[index]._replace(prefix_ms=0.0) for index in cached]
-    # The forward pass is a step that trains nothing.
-    rows = [_step_sums(costs, np.zeros_like(masks[0])), *sums, *from_features]
+    computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
     fit = fit_wall_time(
-        np.array(rows),
-        np.concatenate([[measurement.forward_ms], median_ms, cached_ms]),
-        np.array([-1, *range(len(masks)), *cached]),
+        np.array([*computed, *(from_features[index] for index in cached)]),
+        np.concatenate([median_ms, cached_ms]),
+        np.array([*range(len(masks)), *cached]),
         len(step_ms),
     )
     reading_factor, writing_factor = copying_ms()
@@ -104,13 +101,13 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
                 "trained_tensors": int(mask.sum()),
                 "chain_ms": row.t_dy_ms,
                 "own_ms": row.t_dw_ms,
-                "recomputed_ms": row.recomputed_ms,
-                "prefix_ms": row.prefix_ms,
+                "recomputed_ms": from_features[index].forward_ms,
+                "prefix_ms": row.forward_ms - from_features[index].forward_ms,
                 "normalised": row.normalised,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
-            for index, (mask, row, median) in enumerate(zip(masks, sums, median_ms, strict=True))
+            for index, (mask, row, median) in enumerate(zip(masks, computed, median_ms, strict=True))
         ],
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
@@ -127,14 +124,14 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     )
 
 
-def _step_sums(costs: Attribution, mask: np.ndarray) -> StepSums:
-    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes its prefix."""
+def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
+    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes `share` of its prefix."""
     selected = mask[costs.positions]
     recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
     depth = depth_of(selected)
     chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
     normalised = float(costs.normalised[unfolded(selected, costs.kernels)].sum())
-    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth]), float(prefix_ms[depth]), normalised)
+    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth] + share * prefix_ms[depth]), normalised)
 
 
 def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
@@ -191,7 +188,7 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
         "operation_ms": _sums(costs),
     }
-    fit = Fit(constant_ms, 1.0, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
+    fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
     return _table(model, network, full, costs, forward_ms, full_step_ms, fit, details)
 
 

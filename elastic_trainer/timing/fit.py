@@ -1,9 +1,12 @@
 """From operation times to wall time: a linear model, fitted to the measured steps of a few selections.
 
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
-operations) + b·(time of the selected tensors' own operations) + the forward pass, recomputed or as a prefix
-(`timing.forward_costs`) + d·(elements of batch norms that are not folded). It predicts a step within a few per cent,
-and the solver can keep to it exactly. The paper (section 4) adds operation times up.
+operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass, `timing.forward_costs`)
++ d·(elements of batch norms that are not folded). It predicts a step within a few per cent, and the solver can keep to
+it exactly. The paper (section 4) adds operation times up.
+
+A factor of its own for the part of the forward pass behind the prefix could not be told from a: both parts grow with
+depth. On one network a became 0 (docs/log.md).
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ import numpy as np
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
-    + forward_factor · R + prefix_factor · share · P (`timing.forward_costs`) + normalisation_factor · (elements that
-    pass through batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of
-    features takes, in ms (`timing.forward_costs`); they are measured, not fitted.
+    + forward_factor · (R + share · P) (`timing.forward_costs`) + normalisation_factor · (elements that pass through
+    batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of features takes,
+    in ms (`timing.forward_costs`); they are measured, not fitted.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -30,7 +33,6 @@ class Fit:
     chain_factor: float
     own_factor: float
     forward_factor: float
-    prefix_factor: float
     median_error_percent: float | None
     p95_error_percent: float | None
     selections: int
@@ -41,15 +43,14 @@ class Fit:
 
 
 class StepSums(NamedTuple):
-    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R, share · P.
+    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R + share · P.
 
     And the elements, in millions, that pass through batch norms which are not folded.
     """
 
     t_dy_ms: float
     t_dw_ms: float
-    recomputed_ms: float
-    prefix_ms: float
+    forward_ms: float
     normalised: float
 
 
@@ -72,17 +73,14 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
     """Non-negative least squares of relative errors.
 
     Args:
-        sums: [steps, 5], of each a `StepSums`.
+        sums: [steps, 4], of each a `StepSums`.
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
     """
     from scipy.optimize import nnls
 
-    t_dy_ms, t_dw_ms, recomputed_ms, prefix_ms, normalised = sums.T
-    # The prefix's factor also multiplies R, so that forward_factor, the sum of the last two, is never below it.
-    forward = [recomputed_ms, recomputed_ms + prefix_ms]
-    features = np.stack([np.ones_like(t_dy_ms), t_dy_ms, t_dw_ms, *forward, normalised], axis=1)
+    features = np.column_stack([np.ones(len(sums)), sums])
 
     def solve(rows: np.ndarray) -> np.ndarray:
         return nnls(features[rows] / measured_ms[rows, None], np.ones(rows.sum()))[0]
@@ -92,15 +90,12 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
         left_out = selections == selection
         predicted[left_out] = features[left_out] @ solve(~left_out)
     errors = 100 * np.abs(predicted / measured_ms - 1)
-    constant, chain, own, extra, prefix, normalisation = (
-        float(factor) for factor in solve(np.ones(len(measured_ms), bool))
-    )
+    constant, chain, own, forward, normalisation = map(float, solve(np.ones(len(measured_ms), bool)))
     return Fit(
         constant_ms=constant,
         chain_factor=chain,
         own_factor=own,
-        forward_factor=extra + prefix,
-        prefix_factor=prefix,
+        forward_factor=forward,
         median_error_percent=float(np.median(errors)),
         p95_error_percent=float(np.percentile(errors, 95)),
         selections=len(np.unique(selections)),

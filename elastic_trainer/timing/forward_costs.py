@@ -6,17 +6,17 @@
 
     M(depth)   what passes from there to the rest, the features of a batch, in MB
 
-    computed   the prefix runs in every step:   forward_factor * R(depth) + prefix_factor * P(depth)
+    computed   the prefix runs in every step:   forward_factor * (R(depth) + P(depth))
     new        its features are cached:         forward_factor * R(depth) + reading_factor * M(depth)
-                                                + share * (prefix_factor * P(depth) + writing_factor * M(depth))
+                                                + share * (forward_factor * P(depth) + writing_factor * M(depth))
     kept       features that were cached for `cached_depth` serve all selections that are not deeper: the same with
                R, P and M of cached_depth, and cached_share
 
 The shares are the prefixes that must still be computed, over the steps that use them; from 1 on, a cache is not worth
 it. The cheapest way is taken. What it takes depends on depth alone, so the solver stays exact where it does not
-decrease with depth. Without M it never does: one tensor deeper moves time from P to R, and share * prefix_factor <=
-forward_factor; kept features cost the same at every depth that they serve, and at cached_depth they cost no more than
-new ones, as cached_share <= share. Where fewer MB pass at a deeper cut, the solver is given the largest time so far.
+decrease with depth. Without M it never does: one tensor deeper moves time from P to R, and share <= 1; kept features
+cost the same at every depth that they serve, and at cached_depth they cost no more than new ones, as cached_share <=
+share. Where fewer MB pass at a deeper cut, the solver is given the largest time so far.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def forward_costs(
     """The cheapest way to each depth.
 
     Args:
-        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and prefix_factor * P; the last of P is preprocessing.
+        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and * P; the last of P is preprocessing.
         features: what may be used.
         reading_ms, writing_ms: float [N+1], reading_factor * M and writing_factor * M; by default 0.
     """

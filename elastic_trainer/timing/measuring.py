@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
 MOST_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
-LONG_STEP_MS = 50  # steps of this length and more need no warm-up: cold caches no longer show in their times
+# Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
+# MobileNetV2 took 12 to 21 % longer without one (docs/log.md).
+LONG_STEP_MS = 200
 # Depth (share of all tensors) and density of the selections that the fit is measured on.
 _CALIBRATION = (
-    *((depth, 1.0) for depth in (0.25, 0.5, 0.75)),
+    *((depth, 1.0) for depth in (0.06, 0.12, 0.25, 0.5, 0.75)),
     *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )

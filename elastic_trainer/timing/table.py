@@ -117,7 +117,7 @@ class TimingTable:
         features_mb = np.concatenate([[0.0], self.features_mb])
         return forward_costs(
             self.fit.forward_factor * recomputed_ms,
-            self.fit.prefix_factor * prefix_ms,
+            self.fit.forward_factor * prefix_ms,
             features,
             self.fit.reading_factor * features_mb,
             self.fit.writing_factor * features_mb,
@@ -273,7 +273,7 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),
         gradient_pass_ms=record.pop("gradient_pass_ms"),
-        fit=Fit(**record.pop("fit")),
+        fit=Fit(**{name: value for name, value in record.pop("fit").items() if name != "prefix_factor"}),
         settings=settings,
         details=record,
     )

@@ -24,7 +24,6 @@ class FitRecord(BaseModel):
     chain_factor: Factor
     own_factor: Factor
     forward_factor: Factor
-    prefix_factor: Factor
     median_error_percent: Factor | None
     p95_error_percent: Factor | None
     selections: Count
@@ -32,6 +31,7 @@ class FitRecord(BaseModel):
     normalisation_factor: Factor = 0.0
     reading_factor: Factor = 0.0
     writing_factor: Factor = 0.0
+    prefix_factor: Factor | None = None  # of tables of an earlier version; forward_factor is never below it
 
 
 class Place(BaseModel):

@@ -11,7 +11,7 @@ python=.venv/bin/python
 export TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3
 
 network_flags() {
-  echo "--model_name scripts/study/row_models.py:$1 --weights none --input_size 32 --optimizer adam --logdir $logs"
+  echo "--model_name scripts/study/study_networks.py:$1 --weights none --input_size 32 --optimizer adam --logdir $logs"
 }
 
 train() { # network, core, then flags of main.py

@@ -39,6 +39,10 @@ from utils import UserError
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mobilenetv2": {"model_name": "mobilenetv2", "alpha": 0.35},
+    "resnet": {"model_name": f"{ROOT}/scripts/study/study_networks.py:resnet"},
+}
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -71,18 +75,20 @@ class Study:
     def _results(self) -> Path:
         return self._args.results / f"{self._args.part}_{self._args.data}.csv"
 
-    def shared_flags(self, split: str, clipping: float, batch_size: int) -> list[str]:
-        """Flags of profiler.py and main.py."""
+    def shared_flags(self, split: str, clipping: float, batch_size: int, network: str) -> list[str]:
+        """Flags of profiler.py and main.py. Raises `UserError` if the network has no weights yet."""
         args = self._args
+        weights = args.weights_file if network == "mobilenetv2" else args.logdir / f"{network}_glyphs.keras"
+        if not weights.exists():
+            raise UserError(f"{weights}: is missing; make it with scripts/study/pretrain_{network}.py {weights}")
         images = split_folder(args.data_root, args.data, split, args.logdir / "data")
         flags = {
-            "model_name": "mobilenetv2",
-            "alpha": 0.35,
+            **NETWORKS[network],
             "input_size": INPUT_SIZES[args.data],
             "batch_size": batch_size,
             "dataset_name": "image_folder",
             "data_dir": images,
-            "weights": args.weights_file,
+            "weights": weights,
             "recipe": "paper",  # what it sets is given for each run
             "gradient_clipping": clipping,
             "logdir": args.logdir / args.data,
@@ -188,9 +194,9 @@ class Study:
         }
 
 
-def _kind(run: StudyRun) -> tuple[str, float, int]:
-    """Split, clipping and batch size: runs that agree in them share their images and their timing table."""
-    return run.split, run.more.get("gradient_clipping", 0.0), run.batch_size
+def _kind(run: StudyRun) -> tuple[str, float, int, str]:
+    """Split, clipping, batch size and network: runs that agree in them share their images and their timing table."""
+    return run.split, run.more.get("gradient_clipping", 0.0), run.batch_size, run.network
 
 
 def _settings_of(run: StudyRun) -> dict[str, Any]:

@@ -24,9 +24,10 @@ EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
 BUDGETS = (1 / 4, 1 / 2, 1.0, 1 / 8)
-RHOS = (0.25, 0.4, 0.6)
+RHOS = (0.25, 0.4, 0.6, 0.8)
 COMPARED = ("full", "elastic 0.4", "upper 0.4")
-DECIDING = (*COMPARED, "upper 0.6")
+WARMED_UP = (*COMPARED, "upper 0.6")
+DECIDING = (*WARMED_UP, "upper 0.8")
 REPEATED = ("random 0.4", "upper 0.25", "elastic 0.6")  # at one budget
 TUNED_LABELS = ("full", "elastic 0.4", "upper 0.4", "random 0.4", "BN+Bias", "head", "PruneTrain")
 IMPORTANCE_BATCHES = 16
@@ -70,6 +71,7 @@ class StudyRun:
         variant: of elastic training, a key of `study_schemes.VARIANTS`; by default the program's own.
         after: the name of the run of the same data set that it continues from, with a new head.
         batch_size: of the network's steps.
+        network: a key of `run_study.NETWORKS`.
         more: further flags of main.py.
     """
 
@@ -87,6 +89,7 @@ class StudyRun:
     variant: str | None = None
     after: str | None = None
     batch_size: int = 4
+    network: str = "mobilenetv2"
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -167,7 +170,7 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
     at_random = replace(partly, train_type="elastic_training_random", rho=0.4)
     found = {
         "full": run,
-        **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS},
+        **{f"elastic {rho:g}": replace(elastic, rho=rho) for rho in RHOS[:-1]},
         **{f"upper {rho:g}": replace(upper, rho=rho) for rho in RHOS},
         "elastic 0.4, 3 selections": replace(elastic, rho=0.4, selections=3),
         "random 0.4": at_random,
@@ -209,7 +212,7 @@ def warm_up(data: str, seeds: int) -> list[StudyRun]:
         )
         for seed in range(seeds)
         for rate in WARM_UP_RATES
-        for label in DECIDING
+        for label in WARMED_UP
         if (label, rate) != ("upper 0.6", min(WARM_UP_RATES))  # there, nothing collapses
     ]
 
@@ -296,15 +299,16 @@ def interval(data: str, seeds: int) -> list[StudyRun]:
 
 
 def recipe(data: str, seeds: int) -> list[StudyRun]:
-    """The paper's settings and the robust ones at two batch sizes, on val at a quarter of full training's time."""
+    """The paper's settings and the robust ones for two networks and batch sizes, on val at a quarter of the time."""
     settings = _settings("recipe", data, "val")
     found = []
-    for batch_size in (4, 16):
-        for label in ("full", "upper 0.4"):
-            run = replace(settings[label], batch_size=batch_size, budget=1 / 4)
-            found.append(replace(run, label=f"{label}, robust, batch {batch_size}"))
-            paper = _without_warm_up(replace(run, rate=PAPER_RATE, more={"gradient_clipping": 0.0}))
-            found.append(replace(paper, label=f"{label}, paper, batch {batch_size}"))
+    for network, remark in (("mobilenetv2", ""), ("resnet", "ResNet, ")):
+        for batch_size in (4, 16):
+            for label in ("full", "upper 0.4"):
+                run = replace(settings[label], batch_size=batch_size, network=network, budget=1 / 4)
+                found.append(replace(run, label=f"{label}, {remark}robust, batch {batch_size}"))
+                paper = _without_warm_up(replace(run, rate=PAPER_RATE, more={"gradient_clipping": 0.0}))
+                found.append(replace(paper, label=f"{label}, {remark}paper, batch {batch_size}"))
     return [replace(run, seed=seed) for seed in range(seeds) for run in found]
 
 

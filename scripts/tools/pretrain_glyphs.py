@@ -85,6 +85,25 @@ def build_classifier() -> tuple[keras.Model, keras.Model]:
     return backbone, keras.Model(inputs, keras.layers.Dense(len(LETTERS))(features))
 
 
+def train_on_glyphs(classifier: keras.Model, seed: int, count: int, epochs: int) -> float:
+    """Train on `count` drawn letters; returns the accuracy on newly drawn ones, 0…1."""
+    rng = np.random.default_rng(seed)
+    images, labels = draw_dataset(count, rng)
+    test_images, test_labels = draw_dataset(2_000, rng)
+    batch = 64
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=seed)
+    data = data.batch(batch, drop_remainder=True).prefetch(2)
+    schedule = keras.optimizers.schedules.CosineDecay(3e-3, epochs * len(data))
+    classifier.compile(
+        keras.optimizers.Adam(schedule),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    classifier.fit(data, epochs=epochs, verbose=2)
+    _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=batch, verbose=0)
+    return float(accuracy)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -94,21 +113,8 @@ def main() -> None:
     args = parser.parse_args()
 
     keras.utils.set_random_seed(args.seed)
-    rng = np.random.default_rng(args.seed)
-    images, labels = draw_dataset(args.images, rng)
-    test_images, test_labels = draw_dataset(2_000, rng)
-    batch = 64
-    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=args.seed)
-    data = data.batch(batch, drop_remainder=True).prefetch(2)
     backbone, classifier = build_classifier()
-    schedule = keras.optimizers.schedules.CosineDecay(3e-3, args.epochs * len(data))
-    classifier.compile(
-        keras.optimizers.Adam(schedule),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    classifier.fit(data, epochs=args.epochs, verbose=2)
-    _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=batch, verbose=0)
+    accuracy = train_on_glyphs(classifier, args.seed, args.images, args.epochs)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with utils.atomic_path(args.output) as path:
         backbone.save_weights(path)
@@ -121,7 +127,7 @@ def main() -> None:
         "alpha": ALPHA,
         "classes": LETTERS,
         "fonts": [font.stem for font in text_fonts()],
-        "accuracy_on_2000_fresh_letters": round(float(accuracy), 4),
+        "accuracy_on_2000_fresh_letters": round(accuracy, 4),
         **environment(),
     }
     name = args.output.name.removesuffix(".weights.h5") + ".json"

@@ -4,8 +4,10 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import results_page
+import study_networks
 from conftest import make_small_model, make_table
 from made_up_runs import made_up_run
 from run_study import Study, study_parser
@@ -13,6 +15,7 @@ from study_data import HALVES, split_folder
 from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
 
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.selection.schemes import FIXED_MASKS
 from elastic_trainer.settings import is_elastic
 from utils import UserError
@@ -93,6 +96,24 @@ def test_halves_share_no_class_and_need_a_new_head(tmp_path):
 def test_missing_data_set_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"--data_root .*: has no folder grocery; get the data sets of"):
         split_folder(tmp_path, "grocery", "val", tmp_path)
+
+
+def test_second_network_without_weights_names_the_command_that_makes_them(tmp_path):
+    weights = tmp_path / "weights.h5"
+    weights.touch()
+    words = ["recipe", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
+    study = Study(study_parser().parse_args(words))
+    runs = [run for run in PARTS["recipe"]("sign_digits", 1) if run.network == "resnet"]
+    assert runs
+    with pytest.raises(UserError, match=r"resnet_glyphs.keras: is missing; make it with .*/pretrain_resnet.py .*keras"):
+        study.commands(runs)
+
+
+@pytest.mark.parametrize("name", ["resnet", "gru", "vit"])
+def test_own_networks_give_logits(name):
+    model, _ = build_custom_model(f"{Path(study_networks.__file__)}:{name}", 32, 7)
+    logits = model(np.random.default_rng(0).uniform(0, 255, (2, 32, 32, 3)))
+    assert logits.shape == (2, 7) and np.isfinite(logits).all()
 
 
 def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path):

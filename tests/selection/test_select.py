@@ -53,7 +53,7 @@ def test_selection_is_the_best_of_all_that_fit(small_model, features):
         table = replace(
             make_table(small_model), t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, t_fw_ms=t_fw_ms, preprocessing_ms=2.0
         )
-        table = replace(table, fit=Fit(3.0, 0.9, 0.5, 0.8, 0.6, None, None, 0, 0))
+        table = replace(table, fit=Fit(3.0, 0.9, 0.5, 0.8, None, None, 0, 0))
         table = replace(table, full_step_ms=table.predict_ms(np.ones(len(head), bool)))
         importance = rng.random(len(head))
         predicted_ms = np.array([table.predict_ms(mask, features) for mask in masks])
@@ -85,7 +85,7 @@ def test_selection_is_the_best_where_gammas_take_longer_without_their_kernels(sm
             t_dy_ms=t_dy_ms,
             kernels=kernels,
             normalised=np.where(kernels >= 0, rng.integers(5, 15, count), 0.0),
-            fit=Fit(3.0, 1.0, 1.0, 0.0, 0.0, None, None, 0, 0, normalisation_factor=1.0),
+            fit=Fit(3.0, 1.0, 1.0, 0.0, None, None, 0, 0, normalisation_factor=1.0),
         )
         table = replace(table, full_step_ms=table.predict_ms(np.ones(count, bool)))
         importance = rng.random(count)
@@ -112,7 +112,7 @@ def test_upper_part_is_the_largest_that_fits_even_beyond_one_that_does_not(small
         parts[-1][position] = True
     for _ in range(20):
         t_dw_ms, t_dy_ms, t_fw_ms, features_mb = rng.uniform(0, 9, (4, len(head)))
-        fit = Fit(3.0, 0.9, 0.5, 0.8, 0.6, None, None, 0, 0, 2.0, 5.0, 1.0)
+        fit = Fit(3.0, 0.9, 0.5, 0.8, None, None, 0, 0, 2.0, 5.0, 1.0)
         normalised = np.where(kernels >= 0, rng.uniform(1, 9, len(head)), 0.0)
         table = replace(table, kernels=kernels, normalised=normalised)
         table = replace(table, t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, t_fw_ms=t_fw_ms, features_mb=features_mb, fit=fit)

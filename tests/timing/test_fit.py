@@ -7,37 +7,33 @@ from elastic_trainer.timing.fit import fit_wall_time
 
 
 def steps(rng, count=12):
-    """Step sums [2 * count, 5] of `count` selections with and without a prefix, and which each trains."""
+    """Step sums [2 * count, 4] of `count` selections with and without a prefix, and which each trains."""
     t_dy_ms, t_dw_ms, recomputed_ms, normalised = rng.uniform(0, 50, (4, count))
-    computed = np.stack([t_dy_ms, t_dw_ms, recomputed_ms, 50 - recomputed_ms, normalised], axis=1)
-    return np.vstack([computed, computed * [1, 1, 1, 0, 1]]), np.tile(np.arange(count), 2)
+    computed, cached = (
+        np.stack([t_dy_ms, t_dw_ms, forward_ms, normalised], axis=1)
+        for forward_ms in (np.full(count, 50.0), recomputed_ms)
+    )
+    return np.vstack([computed, cached]), np.tile(np.arange(count), 2)
 
 
 def test_fit_of_linear_times_recovers_the_factors_without_error():
     sums, selections = steps(np.random.default_rng(0))
-    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.9, 0.6, 0.3], selections, rounds=1)
-    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor, fit.prefix_factor)
-    assert (*factors, fit.normalisation_factor) == pytest.approx((10, 0.7, 0.4, 0.9, 0.6, 0.3))
+    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.9, 0.3], selections, rounds=1)
+    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
+    assert (*factors, fit.normalisation_factor) == pytest.approx((10, 0.7, 0.4, 0.9, 0.3))
     assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)
     assert fit.selections == 12
-
-
-def test_prefix_never_costs_more_than_what_is_recomputed():
-    """Else the deeper of two selections might be predicted to take less."""
-    sums, selections = steps(np.random.default_rng(0))
-    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.2, 0.6, 0.3], selections, rounds=1)
-    assert fit.forward_factor == pytest.approx(fit.prefix_factor) and fit.prefix_factor > 0
 
 
 def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     rng = np.random.default_rng(0)
     sums, selections = steps(rng)
-    measured_ms = (10 + sums @ [0.7, 0.4, 0.9, 0.6, 0.3]) * rng.normal(1, 0.05, len(sums))
+    measured_ms = (10 + sums @ [0.7, 0.4, 0.9, 0.3]) * rng.normal(1, 0.05, len(sums))
     errors = []
     for selection in range(12):
         kept = [row for row in range(24) if row % 12 != selection]
         fit = fit_wall_time(sums[kept], measured_ms[kept], selections[kept], rounds=1)
-        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor, fit.prefix_factor, fit.normalisation_factor]
+        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor]
         for row in (selection, selection + 12):
             errors.append(100 * abs((fit.constant_ms + sums[row] @ factors) / measured_ms[row] - 1))
     fit = fit_wall_time(sums, measured_ms, selections, rounds=1)

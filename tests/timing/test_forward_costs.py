@@ -10,10 +10,9 @@ def random_case(rng):
     """Wall times of R and P by depth, and features that may be used, some of them cached before."""
     t_fw_ms = rng.exponential(size=12) * (rng.random(12) < 0.7)
     recomputed_ms, prefix_ms = forward_sums(t_fw_ms, rng.choice([0.0, 0.5]))
-    prefix_factor = rng.choice([0.3, 1.0])
     share, cached_depth = float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0])), rng.choice([None, *range(13)])
     features = FeatureUse(share, cached_depth, min(share, 1.0) * float(rng.choice([0.0, 0.5, 1.0])))
-    return (prefix_factor + rng.choice([0.0, 0.4])) * recomputed_ms, prefix_factor * prefix_ms, features
+    return recomputed_ms, prefix_ms, features
 
 
 @pytest.mark.parametrize("copies", [False, True])

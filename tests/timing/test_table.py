@@ -97,6 +97,7 @@ def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_the
     for factor in ("normalisation_factor", "reading_factor", "writing_factor"):
         del record["fit"][factor]
     del record["clips_gradients"]
+    record["fit"]["prefix_factor"] = 0.5
     (folder / "profile.json").write_text(json.dumps(record))
     older = load(logdir, names, table)
     assert not older.unfolded_ms.any() and (older.kernels == -1).all()
@@ -106,7 +107,7 @@ def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):
     logdir, names, table = saved
     folder = table_folder(SETTINGS, logdir)
     record = json.loads((folder / "profile.json").read_text())
-    del record["preprocessing_ms"], record["fit"]["forward_factor"], record["fit"]["prefix_factor"]
+    del record["preprocessing_ms"], record["fit"]["forward_factor"]
     (folder / "profile.json").write_text(json.dumps(record))
     lines = (folder / "table.csv").read_text().splitlines()
     (folder / "table.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
@@ -127,14 +128,14 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
         t_dy_ms=rng.random(count),
         t_fw_ms=rng.random(count),
         preprocessing_ms=0.3,
-        fit=Fit(3.0, 0.9, 0.4, 0.8, 0.5, None, None, 0, 0),
+        fit=Fit(3.0, 0.9, 0.4, 0.8, None, None, 0, 0),
     )
     for _ in range(20):
         mask = rng.random(count) < 0.2
         selected = [rank for rank in range(count) if mask[table.positions[rank]]]
         depth = selected[-1] + 1 if selected else 0
         expected_ms = 3.0 + 0.4 * sum(table.t_dw_ms[rank] for rank in selected) + 0.9 * sum(table.t_dy_ms[:depth])
-        recomputed_ms, prefix_ms = 0.8 * sum(table.t_fw_ms[:depth]), 0.5 * (0.3 + sum(table.t_fw_ms[depth:]))
+        recomputed_ms, prefix_ms = 0.8 * sum(table.t_fw_ms[:depth]), 0.8 * (0.3 + sum(table.t_fw_ms[depth:]))
         assert table.depth(mask) == depth
         assert table.predict(mask) == pytest.approx((expected_ms + recomputed_ms + prefix_ms, 0.0, None))
         if depth < count:
@@ -328,7 +329,7 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
     table = make_table(small_model)
     table.settings.update(table_settings(network))
-    unknown = Fit(2.0, 1.0, 1.0, 1.0, 1.0, None, None, 0, 0)
+    unknown = Fit(2.0, 1.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names = tensor_names(small_model)
