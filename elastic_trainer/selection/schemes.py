@@ -22,7 +22,7 @@ from elastic_trainer.datasets.image_data import Batch, ImageData
 from elastic_trainer.networks.tensors import all_mask, head_mask, last_layers_mask, normalisation_and_bias_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Selection, select_tensors
+from elastic_trainer.selection.select import Selection, select_tensors, unless_close
 from elastic_trainer.selection.time_budget import (
     GRADIENT_PASSES,
     Allowance,
@@ -224,6 +224,7 @@ class ElasticScheme(Scheme):
             share, end = 0.0, self._ends[-1]
             features = self._features(progress, end, correction)
         selection = self._select_tensors(table, importance, head, share, resolution, features)
+        selection = unless_close(table, selection, self._budget.mask, features)
         making_ms = selection.making_ms * correction
         steps = end - progress.step if selection.needs_features else 0
         return replace(selection, making_ms=making_ms, feature_steps=steps)

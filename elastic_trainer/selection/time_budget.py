@@ -143,7 +143,7 @@ class TimeBudget:
     def __init__(self, table: TimingTable, head: np.ndarray, share: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
         self.smallest_rho = smallest_rho(table, head, share)
-        self._mask: np.ndarray | None = None
+        self.mask: np.ndarray | None = None  # what trains at present
         self._making_ms = 0.0
 
     def allow(self, progress: Progress) -> Allowance:
@@ -156,10 +156,10 @@ class TimeBudget:
 
     def _predicted_ms(self, progress: Progress) -> float | None:
         """The table's prediction for the latest steps, cached features or not; None before the first."""
-        if self._mask is None:
+        if self.mask is None:
             return None
         cached_depth = None if progress.cached_mask is None else self.table.depth(progress.cached_mask)
-        return self.table.predict(self._mask, FeatureUse(cached_depth=cached_depth)).step_ms
+        return self.table.predict(self.mask, FeatureUse(cached_depth=cached_depth)).step_ms
 
     def _step_over_prediction(self, progress: Progress) -> list[float]:
         """Times of the latest steps over the table's prediction for them; empty before the first."""
@@ -173,7 +173,7 @@ class TimeBudget:
 
     def adopt(self, mask: np.ndarray, making_ms: float = 0.0) -> None:
         """Note that bool [N] `mask` trains from now on, and `making_ms` (as in `Selection`) in the table's time."""
-        self._mask, self._making_ms = mask, making_ms
+        self.mask, self._making_ms = mask, making_ms
 
 
 class RhoBudget(TimeBudget):

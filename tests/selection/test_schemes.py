@@ -8,8 +8,9 @@ from small_runs import elastic_run
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget, making_share
+from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
@@ -71,7 +72,7 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
         np.testing.assert_array_equal(with_passes, without)
 
 
-def elastic_scheme(settings, features_possible=True, **times):
+def elastic_scheme(settings, features_possible=True, selector=(), **times):
     """An elastic scheme of the small network with a table of equal times, its budget, and a state to select for."""
     model = make_small_model()
     data = make_small_data()
@@ -79,7 +80,7 @@ def elastic_scheme(settings, features_possible=True, **times):
     budget = make_budget(model, data, settings, table, features_possible)
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
-    scheme = ElasticScheme(model, data, settings, budget)
+    scheme = ElasticScheme(model, data, settings, budget, *selector)
     return scheme, budget, TrainState(model, optimizer, data.batch_size)
 
 
@@ -116,6 +117,22 @@ def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
     assert (repeated.rho, repeated.correction) == (given_up.rho, given_up.correction)
     assert repeated.correction == budget.correction != 1.0
     np.testing.assert_array_equal(repeated.importance, given_up.importance)
+
+
+def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypatch):
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    scheme, budget, state = elastic_scheme(settings, selector=(NoImportance, select_upper_part))
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
+    first = scheme.select(Progress(total_steps=240), state)
+    budget._rho = budget._allowed = first.predicted_step_ms / budget.table.full_step_ms  # a little less is too little for its last tensor
+    shares = []
+    for index, slower in enumerate((1.01, 0.99, 1.2), start=1):
+        step_ms = [slower * budget.table.predict_ms(first.mask)] * 20
+        now = Progress(step=60 * index, total_steps=240, step_ms=step_ms, slowdowns=[1.0] * 5)
+        again = scheme.select(now, state)
+        shares.append(again.budget_step_ms)
+        assert (again.mask == first.mask).all() == (slower < 1.1)
+    assert len(set(shares)) == 3  # although the budget was corrected each time
 
 
 def test_features_of_the_head_alone_are_of_use_to_the_end_of_the_run():

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.select import select_tensors, select_upper_part
+from elastic_trainer.selection.select import LONGER, SHORTER, select_tensors, select_upper_part, unless_close
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.forward_costs import FeatureUse
 
@@ -124,6 +124,30 @@ def test_upper_part_is_the_largest_that_fits_even_beyond_one_that_does_not(small
             np.testing.assert_array_equal(mask, parts[best])
             is_beyond += not all(fits[: best + 1])
     assert is_beyond > 0
+
+
+def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_model):
+    head = head_mask(small_model)
+    table = make_table(small_model)
+    table = replace(table, full_step_ms=1e3)
+    table = replace(table, t_dy_ms=np.full(len(head), 8.0), t_dw_ms=np.zeros(len(head)), t_fw_ms=np.zeros(len(head)))
+    budget_ms = table.predict_ms(head) + 43.0
+    best = select_upper_part(table, np.zeros(len(head)), head, budget_ms / table.full_step_ms)
+    kept = []
+    for position in table.positions:
+        present = head.copy()
+        present[table.positions[: 1 + list(table.positions).index(position)]] = True
+        less, beyond = table.predict_ms(best.mask) - table.predict_ms(present), table.predict_ms(present) - budget_ms
+        found = unless_close(table, best, present, FeatureUse())
+        is_close = less <= SHORTER * table.full_step_ms and beyond <= LONGER * table.full_step_ms
+        np.testing.assert_array_equal(found.mask, present if is_close else best.mask)
+        assert found.budget_step_ms == best.budget_step_ms
+        assert found.predicted_step_ms == pytest.approx(table.predict_ms(found.mask))
+        kept.append(is_close)
+    assert 3 < sum(kept) < len(kept) - 2
+    assert unless_close(table, best, None, FeatureUse()) is best
+    by_importance = select_tensors(table, np.ones(len(head)), head, 0.5)
+    assert unless_close(table, by_importance, head, FeatureUse()) is by_importance
 
 
 def test_selection_says_whether_it_keeps_features(small_model):
