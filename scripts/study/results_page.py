@@ -147,16 +147,27 @@ def rows_table(path: Path) -> str:
     return _by_setting(path, {"final_accuracy": "test accuracy"})
 
 
+def similarity_table(path: Path) -> str:
+    """How alike successive importances are."""
+    rows = [[name, spread(alike, 2)] for name, (alike,) in _columns(path, ["similarity"]).items()]
+    return _lines(["setting", "similarity of successive importances"], rows)
+
+
 def _by_setting(path: Path, accuracies: dict[str, str]) -> str:
     """A row a setting: mean and spread of the columns `accuracies`, whose values are heads, and of training time."""
+    rows = [
+        [name, *(f"{spread(100 * one)} %" for one in columns), f"{spread(seconds, 0)} s"]
+        for name, (*columns, seconds) in _columns(path, [*accuracies, "train_seconds"]).items()
+    ]
+    return _lines(["setting", *accuracies.values(), "training time"], rows)
+
+
+def _columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """For each setting its values [names, runs]."""
     found: dict[str, list[list[float]]] = {}
     for row in read_rows(path):
-        found.setdefault(row["setting"], []).append([float(row[name]) for name in (*accuracies, "train_seconds")])
-    rows = []
-    for setting, values in found.items():
-        *columns, seconds = np.array(values).T
-        rows.append([setting, *(f"{spread(100 * one)} %" for one in columns), f"{spread(seconds, 0)} s"])
-    return _lines(["setting", *accuracies.values(), "training time"], rows)
+        found.setdefault(row["setting"], []).append([float(row[name]) for name in names])
+    return {setting: np.array(values).T for setting, values in found.items()}
 
 
 def _in_words(setting: str) -> str:
@@ -178,7 +189,13 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
-TABLES = {"all": table, "short": short_table, "forgetting": forgetting_table, "rows": rows_table}
+TABLES = {
+    "all": table,
+    "short": short_table,
+    "forgetting": forgetting_table,
+    "rows": rows_table,
+    "similarity": similarity_table,
+}
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:

@@ -184,6 +184,13 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
 
 
+def test_similarity_table_has_mean_and_spread(tmp_path):
+    path = tmp_path / "similarity_x.csv"
+    path.write_text("setting,seed,similarity\nevery epoch,0,0.5\nevery epoch,1,0.7\nevery 2 epochs,0,0.9\n")
+    lines = results_page.similarity_table(path).splitlines()
+    assert lines[2:] == ["| every epoch | 0.60 ± 0.14 |", "| every 2 epochs | 0.90 |"]
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

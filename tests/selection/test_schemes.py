@@ -124,7 +124,8 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
     scheme, budget, state = elastic_scheme(settings, selector=(NoImportance, select_upper_part))
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     first = scheme.select(Progress(total_steps=240), state)
-    budget._rho = budget._allowed = first.predicted_step_ms / budget.table.full_step_ms  # a little less is too little for its last tensor
+    # A little less is too little for its last tensor.
+    budget._rho = budget._allowed = first.predicted_step_ms / budget.table.full_step_ms
     shares = []
     for index, slower in enumerate((1.01, 0.99, 1.2), start=1):
         step_ms = [slower * budget.table.predict_ms(first.mask)] * 20
