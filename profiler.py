@@ -20,7 +20,7 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,16 +78,14 @@ def profile(
 
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
-    costs, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
+    costs, operations, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
     masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
-    computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
-    fit = fit_wall_time(
-        np.array([*computed, *(from_features[index] for index in cached)]),
-        np.concatenate([median_ms, cached_ms]),
-        np.array([*range(len(masks)), *cached]),
-        len(step_ms),
-    )
+    selections = np.array([*range(len(masks)), *cached])
+    sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
+    counts[:, -1] = 0
+    fit = fit_wall_time(sums, counts, np.concatenate([median_ms, cached_ms]), selections, len(step_ms))
+    costs = costs.with_starts(operations, fit.starting_ms)
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -96,18 +94,20 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
         "operation_ms": _sums(costs),
+        "operations": int(sum(_sums(operations).values())),
         "measured_selections": [
             {
                 "trained_tensors": int(mask.sum()),
                 "chain_ms": row.t_dy_ms,
                 "own_ms": row.t_dw_ms,
-                "recomputed_ms": from_features[index].forward_ms,
-                "prefix_ms": row.forward_ms - from_features[index].forward_ms,
+                "recomputed_ms": row.forward_ms,
+                "prefix_ms": _step_sums(costs, mask, 1.0).forward_ms - row.forward_ms,
                 "normalised": row.normalised,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
-            for index, (mask, row, median) in enumerate(zip(masks, computed, median_ms, strict=True))
+            for index, (mask, median) in enumerate(zip(masks, median_ms, strict=True))
+            for row in [_step_sums(costs, mask, 0.0)]
         ],
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
@@ -124,6 +124,12 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     )
 
 
+def _fitted_sums(costs: Attribution, masks: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
+    """A row of `StepSums` for each of `masks`, then for those of `cached` from features."""
+    computed = [_step_sums(costs, mask, 1.0) for mask in masks]
+    return np.array([*computed, *(_step_sums(costs, masks[index], 0.0) for index in cached)])
+
+
 def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
     """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes `share` of its prefix."""
     selected = mask[costs.positions]
@@ -134,13 +140,24 @@ def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
     return StepSums(chain_ms, own_ms, float(recomputed_ms[depth] + share * prefix_ms[depth]), normalised)
 
 
-def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tuple[Attribution, float, int]:
-    """Operation times given to tensors, the share (0…1) that matched no operation, and the number of traced steps."""
+def _attributed_times(
+    measurement: Measurement, timing: str, folder: Path
+) -> tuple[Attribution, Attribution, float, int]:
+    """Operation times given to tensors, and their numbers in the same way.
+
+    And the share (0…1) of time that matched no operation, and the number of traced steps.
+    """
     full, variables = measurement.full, measurement.model.trainable_variables
     full_ms = float(np.median(measurement.step_ms[:, -1]))
+
+    def attributed(op_ms: dict[str, float]) -> tuple[Attribution, Attribution]:
+        started = {name: 1.0 for name, ms in op_ms.items() if ms > 0}
+        return attribute_times(full, variables, op_ms), attribute_times(full, variables, started)
+
     if timing == "flops":
         flops = count_flops(full.graph)
-        return attribute_times(full, variables, flops).scaled(full_ms / sum(flops.values())), 0.0, 0
+        ms_per_flop = full_ms / sum(flops.values())
+        return *attributed({name: ms_per_flop * count for name, count in flops.items()}), 0.0, 0
     steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
@@ -150,7 +167,7 @@ def _attributed_times(measurement: Measurement, timing: str, folder: Path) -> tu
 
         trace = trace_step(run, steps, folder)
     op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, steps)
-    return attribute_times(full, variables, op_ms), unmatched, steps
+    return *attributed(op_ms), unmatched, steps
 
 
 def table_of_trace(model: keras.Model, network: NetworkSettings, trace: OperationTrace, file_name: str) -> TimingTable:
@@ -268,7 +285,8 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
-    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}: {sums}"
+    starting = f", {1e3 * fit.starting_ms:.1f} µs to start each included" if fit.starting_ms else ""
+    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}{starting}: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
     if fit.median_error_percent is None or fit.p95_error_percent is None:
         yield "predicted against measured step: not measured; operation times are added up"

@@ -25,7 +25,7 @@ the operations really needed. The paper has rules by layer type; here no rule lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.training.step import TrainStep
+
+
+_TIMES = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "update_ms", "preprocessing_ms", "forward_ms", "other_ms")
 
 
 @dataclass(frozen=True)
@@ -64,21 +67,10 @@ class Attribution:
     normalised: np.ndarray
     features_mb: np.ndarray
 
-    def scaled(self, factor: float) -> Attribution:
-        """The same with all times multiplied by `factor`."""
-        return Attribution(
-            self.positions,
-            factor * self.t_dw_ms,
-            factor * self.t_dy_ms,
-            factor * self.t_fw_ms,
-            factor * self.update_ms,
-            factor * self.preprocessing_ms,
-            factor * self.forward_ms,
-            factor * self.other_ms,
-            self.kernels,
-            self.normalised,
-            self.features_mb,
-        )
+    def with_starts(self, operations: Attribution, starting_ms: float) -> Attribution:
+        """The same with `starting_ms` more for each operation; `operations` has their numbers in place of times."""
+        times = {name: getattr(self, name) + starting_ms * getattr(operations, name) for name in _TIMES}
+        return replace(self, **times)
 
 
 def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:

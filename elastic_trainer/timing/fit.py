@@ -5,6 +5,9 @@ operations) + b·(time of the selected tensors' own operations) + c·(time of th
 + d·(elements of batch norms that are not folded). It predicts a step within a few per cent, and the solver can keep to
 it exactly. The paper (section 4) adds operation times up.
 
+No trace shows what it takes to start an operation, a few microseconds each. Where operations are short, as in small
+networks, that is as long as they take. So every operation counts `starting_ms` more than its traced time.
+
 A factor of its own for the part of the forward pass behind the prefix could not be told from a: both parts grow with
 depth. On one network a became 0 (docs/log.md).
 """
@@ -16,13 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+LONGEST_START = 2  # times the mean time of an operation: bounds starting_ms
+
 
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
     + forward_factor · (R + share · P) (`timing.forward_costs`) + normalisation_factor · (elements that pass through
     batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of features takes,
-    in ms (`timing.forward_costs`); they are measured, not fitted.
+    in ms (`timing.forward_costs`); they are measured, not fitted. starting_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -40,6 +45,7 @@ class Fit:
     normalisation_factor: float = 0.0
     reading_factor: float = 0.0
     writing_factor: float = 0.0
+    starting_ms: float = 0.0
 
 
 class StepSums(NamedTuple):
@@ -69,28 +75,44 @@ def selection_sums(selected: np.ndarray, t_dy: np.ndarray, t_dw: np.ndarray) -> 
     return float(t_dy[: depth_of(selected)].sum()), float(t_dw[selected].sum())
 
 
-def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndarray, rounds: int) -> Fit:
-    """Non-negative least squares of relative errors.
+def fit_wall_time(
+    sums: np.ndarray, operations: np.ndarray, measured_ms: np.ndarray, selections: np.ndarray, rounds: int
+) -> Fit:
+    """Non-negative least squares of relative errors, with the best `starting_ms`.
 
     Args:
         sums: [steps, 4], of each a `StepSums`.
+        operations: [steps, 4], how many operations each sum is of; 0 for the last, which is no time.
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
     """
-    from scipy.optimize import nnls
+    from scipy.optimize import minimize_scalar, nnls
 
-    features = np.column_stack([np.ones(len(sums)), sums])
+    mean_ms = sums[:, :3].sum() / max(operations.sum(), 1)
 
-    def solve(rows: np.ndarray) -> np.ndarray:
-        return nnls(features[rows] / measured_ms[rows, None], np.ones(rows.sum()))[0]
+    def features(starting_ms: float) -> np.ndarray:
+        return np.column_stack([np.ones(len(sums)), sums + starting_ms * operations])
+
+    def solve(rows: np.ndarray) -> tuple[float, np.ndarray]:
+        """The best `starting_ms`, and the factors with it."""
+
+        def solution(starting_ms: float) -> tuple[np.ndarray, float]:
+            return nnls(features(starting_ms)[rows] / measured_ms[rows, None], np.ones(rows.sum()))
+
+        bounds = (0.0, LONGEST_START * mean_ms)
+        best = minimize_scalar(lambda ms: solution(ms)[1], bounds=bounds, method="bounded")
+        starting_ms = float(best.x) if best.fun < solution(0.0)[1] else 0.0
+        return starting_ms, solution(starting_ms)[0]
 
     predicted = np.zeros_like(measured_ms)
     for selection in np.unique(selections):
         left_out = selections == selection
-        predicted[left_out] = features[left_out] @ solve(~left_out)
+        starting_ms, factors = solve(~left_out)
+        predicted[left_out] = features(starting_ms)[left_out] @ factors
     errors = 100 * np.abs(predicted / measured_ms - 1)
-    constant, chain, own, forward, normalisation = map(float, solve(np.ones(len(measured_ms), bool)))
+    starting_ms, factors = solve(np.ones(len(measured_ms), bool))
+    constant, chain, own, forward, normalisation = map(float, factors)
     return Fit(
         constant_ms=constant,
         chain_factor=chain,
@@ -101,4 +123,5 @@ def fit_wall_time(sums: np.ndarray, measured_ms: np.ndarray, selections: np.ndar
         selections=len(np.unique(selections)),
         rounds=rounds,
         normalisation_factor=normalisation,
+        starting_ms=starting_ms,
     )

@@ -1,4 +1,4 @@
-"""The linear fit of wall time to operation times."""
+"""The fit of wall time to operation times."""
 
 import numpy as np
 import pytest
@@ -16,13 +16,29 @@ def steps(rng, count=12):
     return np.vstack([computed, cached]), np.tile(np.arange(count), 2)
 
 
+NONE = np.zeros((24, 4))
+
+
 def test_fit_of_linear_times_recovers_the_factors_without_error():
     sums, selections = steps(np.random.default_rng(0))
-    fit = fit_wall_time(sums, 10 + sums @ [0.7, 0.4, 0.9, 0.3], selections, rounds=1)
+    fit = fit_wall_time(sums, NONE, 10 + sums @ [0.7, 0.4, 0.9, 0.3], selections, rounds=1)
     factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
     assert (*factors, fit.normalisation_factor) == pytest.approx((10, 0.7, 0.4, 0.9, 0.3))
     assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)
     assert fit.selections == 12
+
+
+@pytest.mark.parametrize("starting_ms", [0.0, 0.2])
+def test_time_to_start_operations_is_found(starting_ms):
+    rng = np.random.default_rng(0)
+    sums, selections = steps(rng)
+    operations = np.column_stack([rng.integers(0, 200, (24, 3)), np.zeros(24)])
+    measured_ms = 10 + (sums + starting_ms * operations) @ [0.7, 0.4, 0.9, 0.3]
+    fit = fit_wall_time(sums, operations, measured_ms, selections, rounds=1)
+    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor)
+    assert fit.starting_ms == pytest.approx(starting_ms, rel=1e-3)
+    assert factors == pytest.approx((10, 0.7, 0.4, 0.9, 0.3), rel=1e-3)
+    assert fit.p95_error_percent == pytest.approx(0, abs=0.1)
 
 
 def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
@@ -32,10 +48,10 @@ def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     errors = []
     for selection in range(12):
         kept = [row for row in range(24) if row % 12 != selection]
-        fit = fit_wall_time(sums[kept], measured_ms[kept], selections[kept], rounds=1)
+        fit = fit_wall_time(sums[kept], NONE[kept], measured_ms[kept], selections[kept], rounds=1)
         factors = [fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor]
         for row in (selection, selection + 12):
             errors.append(100 * abs((fit.constant_ms + sums[row] @ factors) / measured_ms[row] - 1))
-    fit = fit_wall_time(sums, measured_ms, selections, rounds=1)
+    fit = fit_wall_time(sums, NONE, measured_ms, selections, rounds=1)
     assert fit.median_error_percent == pytest.approx(np.median(errors))
     assert fit.p95_error_percent == pytest.approx(np.percentile(errors, 95))
