@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
+# Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
+# selections worse (docs/log.md).
+LONGEST_UNTRACED = 5
 
 
 def profile(
@@ -78,14 +81,19 @@ def profile(
 
 def make_table(measurement: Measurement, folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile`."""
-    costs, operations, unmatched, traced_steps = _attributed_times(measurement, timing, folder)
+    op_ms, unmatched, traced_steps = _operation_times(measurement, timing, folder)
+    timed = {name: 1.0 for name, ms in op_ms.items() if ms > 0}
+    variables = measurement.model.trainable_variables
+    costs, operations = (attribute_times(measurement.full, variables, each) for each in (op_ms, timed))
     masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
     selections = np.array([*range(len(masks)), *cached])
     sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
     counts[:, -1] = 0
-    fit = fit_wall_time(sums, counts, np.concatenate([median_ms, cached_ms]), selections, len(step_ms))
-    costs = costs.with_starts(operations, fit.starting_ms)
+    measured_ms = np.concatenate([median_ms, cached_ms])
+    most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
+    fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
+    costs = costs.with_untraced(operations, fit.untraced_ms)
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -140,24 +148,13 @@ def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
     return StepSums(chain_ms, own_ms, float(recomputed_ms[depth] + share * prefix_ms[depth]), normalised)
 
 
-def _attributed_times(
-    measurement: Measurement, timing: str, folder: Path
-) -> tuple[Attribution, Attribution, float, int]:
-    """Operation times given to tensors, and their numbers in the same way.
-
-    And the share (0…1) of time that matched no operation, and the number of traced steps.
-    """
-    full, variables = measurement.full, measurement.model.trainable_variables
-    full_ms = float(np.median(measurement.step_ms[:, -1]))
-
-    def attributed(op_ms: dict[str, float]) -> tuple[Attribution, Attribution]:
-        started = {name: 1.0 for name, ms in op_ms.items() if ms > 0}
-        return attribute_times(full, variables, op_ms), attribute_times(full, variables, started)
-
+def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
+    """Time of each operation in ms, the share (0…1) of time that matched none, and the number of traced steps."""
+    full, full_ms = measurement.full, float(np.median(measurement.step_ms[:, -1]))
     if timing == "flops":
         flops = count_flops(full.graph)
         ms_per_flop = full_ms / sum(flops.values())
-        return *attributed({name: ms_per_flop * count for name, count in flops.items()}), 0.0, 0
+        return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
     steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
@@ -166,8 +163,7 @@ def _attributed_times(
             bar.update()
 
         trace = trace_step(run, steps, folder)
-    op_ms, unmatched = read_op_times(trace, {op.name for op in full.graph.get_operations()}, steps)
-    return *attributed(op_ms), unmatched, steps
+    return *read_op_times(trace, {op.name for op in full.graph.get_operations()}, steps), steps
 
 
 def table_of_trace(model: keras.Model, network: NetworkSettings, trace: OperationTrace, file_name: str) -> TimingTable:
@@ -285,7 +281,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
-    starting = f", {1e3 * fit.starting_ms:.1f} µs to start each included" if fit.starting_ms else ""
+    starting = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
     yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}{starting}: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
     if fit.median_error_percent is None or fit.p95_error_percent is None:

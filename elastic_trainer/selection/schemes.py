@@ -132,9 +132,13 @@ class HeadFirst(Scheme):
 
 
 class _Measured(NamedTuple):
-    """What a selection before step `step` is solved for; measuring it took `seconds`."""
+    """What a selection before step `step` is solved for; measuring it took `seconds`.
+
+    bool [N] `trained` is the selection until then.
+    """
 
     step: int
+    trained: np.ndarray | None
     importance: np.ndarray
     allowance: Allowance
     seconds: float
@@ -184,8 +188,8 @@ class ElasticScheme(Scheme):
         """
         if self._measured is None or self._measured.step != progress.step:
             self._measured = self._measure(progress, state)
-        importance, allowance, start = self._measured.importance, self._measured.allowance, time.perf_counter()
-        selection = self._solve(importance, progress, allowance)
+        allowance, start = self._measured.allowance, time.perf_counter()
+        selection = self._solve(self._measured, progress)
         self._budget.adopt(selection.mask, selection.making_ms)
         return replace(
             selection,
@@ -211,10 +215,11 @@ class ElasticScheme(Scheme):
             progress = progress._replace(slowdowns=slowdowns)
             self._has_new_table = False
         allowance = self._budget.allow(progress)
-        return _Measured(progress.step, importance, allowance, time.perf_counter() - start)
+        return _Measured(progress.step, self._budget.mask, importance, allowance, time.perf_counter() - start)
 
-    def _solve(self, importance: np.ndarray, progress: Progress, allowance: Allowance) -> Selection:
+    def _solve(self, measured: _Measured, progress: Progress) -> Selection:
         """The selection, in the table's time. New features are of use until the next one is due."""
+        _, trained, importance, allowance, _ = measured
         table, head, resolution = self._budget.table, self._head, self._settings.time_resolution
         share, correction = allowance.table_share, allowance.correction
         end = self._ends[self._selection_of_step[progress.step] + 1]
@@ -224,7 +229,7 @@ class ElasticScheme(Scheme):
             share, end = 0.0, self._ends[-1]
             features = self._features(progress, end, correction)
         selection = self._select_tensors(table, importance, head, share, resolution, features)
-        selection = unless_close(table, selection, self._budget.mask, features)
+        selection = unless_close(table, selection, trained, features)
         making_ms = selection.making_ms * correction
         steps = end - progress.step if selection.needs_features else 0
         return replace(selection, making_ms=making_ms, feature_steps=steps)

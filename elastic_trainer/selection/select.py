@@ -11,8 +11,9 @@ import selection_solver_DP
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
-# Shares of a full step: an upper part is kept that takes so much less than the best one, or so much beyond the budget.
-SHORTER, LONGER = 0.03, 0.01
+# Shares of the budget: an upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
+# beyond the budget.
+SHORTER, LONGER = 0.05, 0.01
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
@@ -114,18 +115,17 @@ def select_upper_part(
 def unless_close(
     table: TimingTable, selection: Selection, present: np.ndarray | None, features: FeatureUse
 ) -> Selection:
-    """`selection`, or bool [N] `present` again if it is nearly as large, or nearly fits.
+    """`selection`, or bool [N] `present` again if it is nearly as large and nearly fits.
 
     A new selection needs a new graph and perhaps new features. Where no importance counts, a few tensors more or less
-    are not worth them. What an upper part leaves unused is added to the next budget, see `time_budget.RhoBudget`.
+    are not worth them.
     """
-    if selection.importance is not None or present is None or selection.budget_step_ms is None:
+    budget_ms = selection.budget_step_ms
+    if selection.importance is not None or selection.mask.all() or present is None or budget_ms is None:
         return selection
     present_ms, best_ms = (table.predict_ms(mask, features) for mask in (present, selection.mask))
-    least_ms = best_ms - SHORTER * table.full_step_ms
-    most_ms = selection.budget_step_ms + LONGER * table.full_step_ms
-    if least_ms <= present_ms <= most_ms:
-        return selection_of(table, present, None, selection.budget_step_ms, features)
+    if best_ms - SHORTER * budget_ms <= present_ms <= (1 + LONGER) * budget_ms:
+        return selection_of(table, present, None, budget_ms, features)
     return selection
 
 

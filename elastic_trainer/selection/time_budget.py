@@ -143,7 +143,7 @@ class TimeBudget:
     def __init__(self, table: TimingTable, head: np.ndarray, share: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
         self.smallest_rho = smallest_rho(table, head, share)
-        self.mask: np.ndarray | None = None  # what trains at present
+        self.mask: np.ndarray | None = None  # the latest selection
         self._making_ms = 0.0
 
     def allow(self, progress: Progress) -> Allowance:

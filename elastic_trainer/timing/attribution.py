@@ -67,9 +67,9 @@ class Attribution:
     normalised: np.ndarray
     features_mb: np.ndarray
 
-    def with_starts(self, operations: Attribution, starting_ms: float) -> Attribution:
-        """The same with `starting_ms` more for each operation; `operations` has their numbers in place of times."""
-        times = {name: getattr(self, name) + starting_ms * getattr(operations, name) for name in _TIMES}
+    def with_untraced(self, operations: Attribution, untraced_ms: float) -> Attribution:
+        """The same with `untraced_ms` more for each operation; `operations` holds counts where this holds times."""
+        times = {name: getattr(self, name) + untraced_ms * getattr(operations, name) for name in _TIMES}
         return replace(self, **times)
 
 

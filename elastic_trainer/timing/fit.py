@@ -5,11 +5,12 @@ operations) + b·(time of the selected tensors' own operations) + c·(time of th
 + d·(elements of batch norms that are not folded). It predicts a step within a few per cent, and the solver can keep to
 it exactly. The paper (section 4) adds operation times up.
 
-No trace shows what it takes to start an operation, a few microseconds each. Where operations are short, as in small
-networks, that is as long as they take. So every operation counts `starting_ms` more than its traced time.
+An operation takes a few microseconds more than its traced time. Where operations are short, as in small networks, that
+is as long as the operations themselves. So every operation that has a time counts `untraced_ms` more. A table of a
+foreign trace (`--from_trace`) has no fit, and counts nothing more.
 
-A factor of its own for the part of the forward pass behind the prefix could not be told from a: both parts grow with
-depth. On one network a became 0 (docs/log.md).
+What is recomputed behind the prefix grows with depth as the error chain does. So a factor of its own could not be told
+from a (docs/log.md).
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-LONGEST_START = 2  # times the mean time of an operation: bounds starting_ms
-
 
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
     + forward_factor · (R + share · P) (`timing.forward_costs`) + normalisation_factor · (elements that pass through
     batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of features takes,
-    in ms (`timing.forward_costs`); they are measured, not fitted. starting_ms is part of a table's operation times.
+    in ms (`timing.forward_costs`); they are measured, not fitted. untraced_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -45,7 +44,7 @@ class Fit:
     normalisation_factor: float = 0.0
     reading_factor: float = 0.0
     writing_factor: float = 0.0
-    starting_ms: float = 0.0
+    untraced_ms: float = 0.0
 
 
 class StepSums(NamedTuple):
@@ -76,9 +75,14 @@ def selection_sums(selected: np.ndarray, t_dy: np.ndarray, t_dw: np.ndarray) -> 
 
 
 def fit_wall_time(
-    sums: np.ndarray, operations: np.ndarray, measured_ms: np.ndarray, selections: np.ndarray, rounds: int
+    sums: np.ndarray,
+    operations: np.ndarray,
+    measured_ms: np.ndarray,
+    selections: np.ndarray,
+    rounds: int,
+    most_untraced_ms: float = 0.0,
 ) -> Fit:
-    """Non-negative least squares of relative errors, with the best `starting_ms`.
+    """Non-negative least squares of relative errors, with the best `untraced_ms`.
 
     Args:
         sums: [steps, 4], of each a `StepSums`.
@@ -86,32 +90,30 @@ def fit_wall_time(
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
+        most_untraced_ms: bounds `untraced_ms`.
     """
     from scipy.optimize import minimize_scalar, nnls
 
-    mean_ms = sums[:, :3].sum() / max(operations.sum(), 1)
-
-    def features(starting_ms: float) -> np.ndarray:
-        return np.column_stack([np.ones(len(sums)), sums + starting_ms * operations])
+    def features(untraced_ms: float) -> np.ndarray:
+        return np.column_stack([np.ones(len(sums)), sums + untraced_ms * operations])
 
     def solve(rows: np.ndarray) -> tuple[float, np.ndarray]:
-        """The best `starting_ms`, and the factors with it."""
+        """The best `untraced_ms`, and the factors with it."""
 
-        def solution(starting_ms: float) -> tuple[np.ndarray, float]:
-            return nnls(features(starting_ms)[rows] / measured_ms[rows, None], np.ones(rows.sum()))
+        def solution(untraced_ms: float) -> tuple[np.ndarray, float]:
+            return nnls(features(untraced_ms)[rows] / measured_ms[rows, None], np.ones(rows.sum()))
 
-        bounds = (0.0, LONGEST_START * mean_ms)
-        best = minimize_scalar(lambda ms: solution(ms)[1], bounds=bounds, method="bounded")
-        starting_ms = float(best.x) if best.fun < solution(0.0)[1] else 0.0
-        return starting_ms, solution(starting_ms)[0]
+        best = minimize_scalar(lambda ms: solution(ms)[1], bounds=(0.0, most_untraced_ms), method="bounded")
+        untraced_ms = float(best.x) if best.fun < solution(0.0)[1] else 0.0
+        return untraced_ms, solution(untraced_ms)[0]
 
     predicted = np.zeros_like(measured_ms)
     for selection in np.unique(selections):
         left_out = selections == selection
-        starting_ms, factors = solve(~left_out)
-        predicted[left_out] = features(starting_ms)[left_out] @ factors
+        untraced_ms, factors = solve(~left_out)
+        predicted[left_out] = features(untraced_ms)[left_out] @ factors
     errors = 100 * np.abs(predicted / measured_ms - 1)
-    starting_ms, factors = solve(np.ones(len(measured_ms), bool))
+    untraced_ms, factors = solve(np.ones(len(measured_ms), bool))
     constant, chain, own, forward, normalisation = map(float, factors)
     return Fit(
         constant_ms=constant,
@@ -123,5 +125,5 @@ def fit_wall_time(
         selections=len(np.unique(selections)),
         rounds=rounds,
         normalisation_factor=normalisation,
-        starting_ms=starting_ms,
+        untraced_ms=untraced_ms,
     )

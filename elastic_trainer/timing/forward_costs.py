@@ -75,7 +75,8 @@ def forward_costs(
     """The cheapest way to each depth.
 
     Args:
-        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and * P; the last of P is preprocessing.
+        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and forward_factor * P. The last of P is preprocessing
+            alone.
         features: what may be used.
         reading_ms, writing_ms: float [N+1], reading_factor * M and writing_factor * M; by default 0.
     """

@@ -37,7 +37,8 @@ _CALIBRATION = (
 def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
-    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head.
+    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head. No two
+    are the same, so a network of few tensors has fewer of them.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
@@ -47,7 +48,8 @@ def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarra
         chosen[-1] = True
         mask = head.copy()
         mask[positions[:deepest][chosen]] = True
-        masks.append(mask)
+        if not (mask.all() or any((mask == other).all() for other in masks)):
+            masks.append(mask)
     return [*masks, np.ones(len(positions), bool)]
 
 

@@ -70,7 +70,8 @@ class TimingTable:
     Attributes:
         names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
-        t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`; preprocessing_ms as well.
+        t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`, each operation with `fit.untraced_ms`;
+            preprocessing_ms as well.
         kernels, normalised: of gammas, see `timing.attribution`; features_mb as well.
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
@@ -259,6 +260,10 @@ def _read_rows(path: Path) -> list[Row]:
 def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
     """The table of these rows and of a profile.json that holds `record` and `settings`."""
     places = {row.name: place for place, row in enumerate(rows)}
+    fit = record.pop("fit")
+    prefix_factor = fit.pop("prefix_factor", None)
+    if prefix_factor is not None and prefix_factor < fit["forward_factor"]:
+        record["prefix_factor"] = prefix_factor
     return TimingTable(
         names=[row.name for row in rows],
         shapes=[row.dimensions for row in rows],
@@ -273,7 +278,7 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),
         gradient_pass_ms=record.pop("gradient_pass_ms"),
-        fit=Fit(**{name: value for name, value in record.pop("fit").items() if name != "prefix_factor"}),
+        fit=Fit(**fit),
         settings=settings,
         details=record,
     )
@@ -298,6 +303,8 @@ def _not_of(table: TimingTable, graph: str) -> str | None:
     made_for = table.details.get("graph_digest")
     if made_for is None:
         return "made by an earlier version, whose steps took longer"
+    if "prefix_factor" in table.details:
+        return "made by an earlier version, with two factors for the forward pass"
     if made_for != graph:
         return "made for other operations: a layer of the network has changed since, such as its stride or activation"
     return None

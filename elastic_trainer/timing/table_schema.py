@@ -31,8 +31,8 @@ class FitRecord(BaseModel):
     normalisation_factor: Factor = 0.0
     reading_factor: Factor = 0.0
     writing_factor: Factor = 0.0
-    starting_ms: Factor = 0.0
-    prefix_factor: Factor | None = None  # of tables of an earlier version; forward_factor is never below it
+    untraced_ms: Factor = 0.0
+    prefix_factor: Factor | None = None  # of tables of an earlier version
 
 
 class Place(BaseModel):

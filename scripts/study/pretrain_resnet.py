@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+import keras
 from pretrain_glyphs import LETTERS, SIZE, train_on_glyphs  # first: it sets the import path
 from study_networks import resnet
 
@@ -27,8 +28,6 @@ def main() -> None:
     )
     parser.add_argument("output", type=file_to_write, metavar="FILE.keras")
     args = parser.parse_args()
-    import keras
-
     keras.utils.set_random_seed(0)
     network = resnet((SIZE, SIZE, 3), len(LETTERS))
     accuracy = train_on_glyphs(network, seed=0, count=16_000, epochs=12)

@@ -2,7 +2,8 @@
 
 greedy      selects by importance per millisecond, one tensor after the other
 layers      selects whole layers, as Accelerated ElasticTrainer does (IEEE Access 2025)
-published   selects as the paper does: operation times, T_q = 1000, and the 2:1 rule for the forward pass
+published   selects as the paper does: operation times as in the table, T_q = 1000, and the 2:1 rule for the
+            forward pass
 betti       importance from the topology of activations, as AdaBet (arXiv 2510.03101) has it
 path        importance over many steps of full training instead of one
 """

@@ -8,6 +8,7 @@ from small_runs import elastic_run
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection import schemes
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget, making_share
 from elastic_trainer.selection.select import select_upper_part
@@ -127,13 +128,36 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
     # A little less is too little for its last tensor.
     budget._rho = budget._allowed = first.predicted_step_ms / budget.table.full_step_ms
     shares = []
-    for index, slower in enumerate((1.01, 0.99, 1.2), start=1):
+    for index, slower in enumerate((1.004, 0.996, 1.2), start=1):
         step_ms = [slower * budget.table.predict_ms(first.mask)] * 20
         now = Progress(step=60 * index, total_steps=240, step_ms=step_ms, slowdowns=[1.0] * 5)
         again = scheme.select(now, state)
         shares.append(again.budget_step_ms)
         assert (again.mask == first.mask).all() == (slower < 1.1)
     assert len(set(shares)) == 3  # although the budget was corrected each time
+
+
+def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
+    """Features turn out not to be possible: what was selected with them was never trained, so it is not kept."""
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    scheme, budget, state = elastic_scheme(
+        settings, t_fw_ms=1.0, constant_ms=1.0, selector=(NoImportance, select_upper_part)
+    )
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
+    compared = []
+
+    def unless_close(table, selection, present, features):
+        compared.append(present)
+        return selection
+
+    monkeypatch.setattr(schemes, "unless_close", unless_close)
+    first = scheme.select(Progress(total_steps=240), state)
+    now = Progress(step=60, total_steps=240, features_possible=True, step_ms=[1.0] * 20, slowdowns=[1.0] * 5)
+    given_up = scheme.select(now, state)
+    scheme.select(now._replace(features_possible=False), state)
+    assert compared[0] is None and (given_up.mask != first.mask).any()
+    for present in compared[1:]:
+        np.testing.assert_array_equal(present, first.mask)
 
 
 def test_features_of_the_head_alone_are_of_use_to_the_end_of_the_run():

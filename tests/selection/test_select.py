@@ -128,10 +128,9 @@ def test_upper_part_is_the_largest_that_fits_even_beyond_one_that_does_not(small
 
 def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_model):
     head = head_mask(small_model)
-    table = make_table(small_model)
+    table = make_table(small_model, constant_ms=100.0, t_dy_ms=1.5, t_dw_ms=0.0, t_fw_ms=0.0)
     table = replace(table, full_step_ms=1e3)
-    table = replace(table, t_dy_ms=np.full(len(head), 8.0), t_dw_ms=np.zeros(len(head)), t_fw_ms=np.zeros(len(head)))
-    budget_ms = table.predict_ms(head) + 43.0
+    budget_ms = table.predict_ms(head) + 8.0
     best = select_upper_part(table, np.zeros(len(head)), head, budget_ms / table.full_step_ms)
     kept = []
     for position in table.positions:
@@ -139,7 +138,7 @@ def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_m
         present[table.positions[: 1 + list(table.positions).index(position)]] = True
         less, beyond = table.predict_ms(best.mask) - table.predict_ms(present), table.predict_ms(present) - budget_ms
         found = unless_close(table, best, present, FeatureUse())
-        is_close = less <= SHORTER * table.full_step_ms and beyond <= LONGER * table.full_step_ms
+        is_close = less <= SHORTER * budget_ms and beyond <= LONGER * budget_ms
         np.testing.assert_array_equal(found.mask, present if is_close else best.mask)
         assert found.budget_step_ms == best.budget_step_ms
         assert found.predicted_step_ms == pytest.approx(table.predict_ms(found.mask))

@@ -28,17 +28,18 @@ def test_fit_of_linear_times_recovers_the_factors_without_error():
     assert fit.selections == 12
 
 
-@pytest.mark.parametrize("starting_ms", [0.0, 0.2])
-def test_time_to_start_operations_is_found(starting_ms):
+@pytest.mark.parametrize("untraced_ms", [0.0, 0.2])
+def test_time_beside_the_trace_is_found_within_its_bound(untraced_ms):
     rng = np.random.default_rng(0)
     sums, selections = steps(rng)
     operations = np.column_stack([rng.integers(0, 200, (24, 3)), np.zeros(24)])
-    measured_ms = 10 + (sums + starting_ms * operations) @ [0.7, 0.4, 0.9, 0.3]
-    fit = fit_wall_time(sums, operations, measured_ms, selections, rounds=1)
+    measured_ms = 10 + (sums + untraced_ms * operations) @ [0.7, 0.4, 0.9, 0.3]
+    fit = fit_wall_time(sums, operations, measured_ms, selections, 1, most_untraced_ms=0.5)
     factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor)
-    assert fit.starting_ms == pytest.approx(starting_ms, rel=1e-3)
+    assert fit.untraced_ms == pytest.approx(untraced_ms, rel=1e-3)
     assert factors == pytest.approx((10, 0.7, 0.4, 0.9, 0.3), rel=1e-3)
     assert fit.p95_error_percent == pytest.approx(0, abs=0.1)
+    assert fit_wall_time(sums, operations, measured_ms, selections, 1, 0.1).untraced_ms <= 0.1
 
 
 def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():

@@ -94,13 +94,25 @@ def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_the
     lines = (folder / "table.csv").read_text().splitlines()
     (folder / "table.csv").write_text("\n".join(line.rsplit(",", 3)[0] for line in lines))
     record = json.loads((folder / "profile.json").read_text())
-    for factor in ("normalisation_factor", "reading_factor", "writing_factor"):
+    for factor in ("normalisation_factor", "reading_factor", "writing_factor", "untraced_ms"):
         del record["fit"][factor]
     del record["clips_gradients"]
-    record["fit"]["prefix_factor"] = 0.5
+    record["fit"]["prefix_factor"] = record["fit"]["forward_factor"]
     (folder / "profile.json").write_text(json.dumps(record))
     older = load(logdir, names, table)
     assert not older.unfolded_ms.any() and (older.kernels == -1).all()
+
+
+def test_table_with_two_forward_factors_is_refused_or_used_with_a_warning(saved, capsys):
+    logdir, names, table = saved
+    path = table_folder(SETTINGS, logdir) / "profile.json"
+    record = json.loads(path.read_text())
+    record["fit"]["prefix_factor"] = 0.5 * record["fit"]["forward_factor"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="made by an earlier version, with two factors for the forward pass"):
+        load(logdir, names, table)
+    assert load(logdir, names, table, allow_stale=True).fit == table.fit
+    assert "with two factors" in capsys.readouterr().out
 
 
 def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):

@@ -1,0 +1,16 @@
+"""The selections that the fit is measured on."""
+
+import numpy as np
+import pytest
+
+from elastic_trainer.timing.measuring import calibration_masks
+
+
+@pytest.mark.parametrize("count", [4, 11, 28, 158])
+def test_selections_of_the_fit_differ_contain_the_head_and_end_with_all(count):
+    positions, head = np.arange(count)[::-1], np.arange(count) >= count - 2
+    masks = calibration_masks(positions, head)
+    assert len({mask.tobytes() for mask in masks}) == len(masks)
+    assert masks[-1].all() and (masks[0] == head).all()
+    assert all(mask[head].all() for mask in masks)
+    assert len(masks) == 15 or count < 50
