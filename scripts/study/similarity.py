@@ -24,7 +24,7 @@ from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.runs.reader import is_finished, read_run
 from utils import UserError
 
-COLUMNS = ("setting", "seed", "similarity", "selections")
+COLUMNS = ("setting", "seed", "similarity")
 
 
 def main() -> None:
@@ -41,11 +41,9 @@ def main() -> None:
         vectors = read_run(folder).selections().importance
         alike = [similarity(first, second) for first, second in pairwise(vectors)]
         if alike:
-            rows.append([run.label, run.seed, sum(alike) / len(alike), len(vectors)])
+            rows.append([run.label, run.seed, sum(alike) / len(alike)])
     if not rows:
-        raise UserError(
-            f"--logdir {args.logdir}: holds no run of the part interval; make them with run_study.py interval"
-        )
+        raise UserError(f"--logdir {args.logdir}: holds no run of the part interval; see run_study.py interval")
     utils.write_csv(args.results / f"similarity_{args.data}.csv", COLUMNS, rows)
 
 

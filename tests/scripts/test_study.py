@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import results_page
+import similarity
 import study_networks
 from conftest import make_small_model, make_table
 from made_up_runs import made_up_run
@@ -182,6 +183,19 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
         "| full training, fewer epochs | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
     ]
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
+
+
+def test_similarity_of_successive_importances_is_read_from_the_runs(tmp_path, monkeypatch):
+    words = ["similarity.py", "--data", "grocery", "--logdir", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(UserError, match=r"holds no run of the part interval; see run_study.py interval"):
+        similarity.main()
+    by_importance = next(run for run in PARTS["interval"]("grocery", 1) if run.train_type == "elastic_training")
+    made_up_run(by_importance.folder(tmp_path), by_importance.train_type)
+    similarity.main()
+    with (tmp_path / "similarity_grocery.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["setting"] == by_importance.label and float(row["similarity"]) == pytest.approx(np.cos(0.3))
 
 
 def test_similarity_table_has_mean_and_spread(tmp_path):
