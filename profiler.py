@@ -89,11 +89,12 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
     selections = np.array([*range(len(masks)), *cached])
     sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
-    counts[:, -1] = 0
+    counts[:, -1] = 0  # `StepSums.normalised` is no time
     measured_ms = np.concatenate([median_ms, cached_ms])
     most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
     costs = costs.with_untraced(operations, fit.untraced_ms)
+    computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -108,14 +109,15 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
                 "trained_tensors": int(mask.sum()),
                 "chain_ms": row.t_dy_ms,
                 "own_ms": row.t_dw_ms,
-                "recomputed_ms": row.forward_ms,
-                "prefix_ms": _step_sums(costs, mask, 1.0).forward_ms - row.forward_ms,
+                "recomputed_ms": rest.forward_ms,
+                "prefix_ms": row.forward_ms - rest.forward_ms,
                 "normalised": row.normalised,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
-            for index, (mask, median) in enumerate(zip(masks, median_ms, strict=True))
-            for row in [_step_sums(costs, mask, 0.0)]
+            for index, (mask, row, rest, median) in enumerate(
+                zip(masks, computed, from_features, median_ms, strict=True)
+            )
         ],
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
@@ -281,8 +283,8 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
-    starting = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
-    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}{starting}: {sums}"
+    beside = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
+    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}{beside}: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
     if fit.median_error_percent is None or fit.p95_error_percent is None:
         yield "predicted against measured step: not measured; operation times are added up"

@@ -64,8 +64,8 @@ def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
     assert not list(tmp_path.iterdir()), "no trace is written"
     sums = table.details["operation_ms"]
-    starts_ms = table.fit.untraced_ms * table.details["operations"]
-    assert sum(sums.values()) == pytest.approx(table.full_step_ms + starts_ms)
+    beside_ms = table.fit.untraced_ms * table.details["operations"]
+    assert sum(sums.values()) == pytest.approx(table.full_step_ms + beside_ms)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.fit.selections > 5
 
 
