@@ -28,8 +28,8 @@ def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
     summary, *_ = elastic_run(tmp_path, settings, optimistic)
     assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
-    # On a busy machine, the first validation takes long, so more time is reserved for the last, which may take less.
-    assert summary["elapsed_seconds"] > 1.5
+    assert summary["elapsed_seconds"] > 2.5
+    # The last validation may run on a busy machine.
     assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0
     assert summary["epochs"] == -(-summary["steps"] // 6)
 
