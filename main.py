@@ -115,6 +115,7 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
         dataset.test_batches,
         settings.head_epochs,
         settings.num_epochs,
+        settings.interval,
     )
     print(f"--deadline {settings.deadline:g}: {epochs} epochs; --num_epochs sets another number")
     return command.with_epochs(epochs)

@@ -119,6 +119,7 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
                 zip(masks, computed, from_features, median_ms, strict=True)
             )
         ],
+        "compiling_ms": measurement.compiling_ms,
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }

@@ -42,8 +42,8 @@ DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
-# Until they are measured: what a selection takes, in full steps, and a validation, in forward passes over all test
-# images (reading the images, and TensorFlow's first call, come on top).
+# Until they are measured: what a selection takes, in full steps, if the table does not say how long compiling takes, and
+# a validation, in forward passes over all test images (reading the images, and TensorFlow's first call, come on top).
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
 
@@ -278,13 +278,14 @@ class DeadlineBudget(TimeBudget):
     def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
         """Seconds to keep for validations and selections still to come."""
         validation = _first_validation_seconds(self.table, self._validation_batches) * slowdown
-        selection = progress.selection_seconds
         if progress.validation_seconds:
             validation = statistics.median(progress.validation_seconds)
-        if selection is None:
-            selection = FIRST_SELECTION_STEPS * self.table.full_step_ms * slowdown / 1e3
         selections_left = sum(step >= progress.step for step in self._selection_steps)
-        return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selections_left * selection
+        if progress.selection_seconds is None:
+            selecting = _first_selections_seconds(self.table, selections_left) * slowdown
+        else:
+            selecting = selections_left * progress.selection_seconds
+        return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selecting
 
 
 def _first_validation_seconds(table: TimingTable, batches: int) -> float:
@@ -292,8 +293,24 @@ def _first_validation_seconds(table: TimingTable, batches: int) -> float:
     return FIRST_VALIDATION * batches * table.forward_ms / 1e3
 
 
+def _first_selections_seconds(table: TimingTable, count: int) -> float:
+    """What `count` selections take at the table's speed, until one is measured.
+
+    Each compiles a step; before the first one, the gradient pass that measures the device's speed is compiled as well.
+    """
+    if table.compiling_ms is None:
+        return count * FIRST_SELECTION_STEPS * table.full_step_ms / 1e3
+    return (count + 1) * table.compiling_ms / 1e3
+
+
 def deadline_epochs(
-    table: TimingTable, seconds: float, steps_per_epoch: int, validation_batches: int, head_epochs: int, most: int
+    table: TimingTable,
+    seconds: float,
+    steps_per_epoch: int,
+    validation_batches: int,
+    head_epochs: int,
+    most: int,
+    interval: float,
 ) -> int:
     """How many epochs to train before a deadline, if nothing else is asked for: as many as fit at `DEADLINE_RHO`.
 
@@ -305,12 +322,19 @@ def deadline_epochs(
         steps_per_epoch, validation_batches: of the images.
         head_epochs: that come before, from cached features; each image passes through the network about twice.
         most: epochs that are enough at any rho.
+        interval: epochs between two selections.
     """
     validation = _first_validation_seconds(table, validation_batches)
     left = seconds - head_epochs * validation - min(head_epochs, 2) * steps_per_epoch * table.forward_ms / 1e3
     full = steps_per_epoch * table.full_step_ms / 1e3
-    at_deadline_rho, at_rho_1 = (int(left / (rho * full + validation)) for rho in (DEADLINE_RHO, 1.0))
-    return max(min(at_deadline_rho, most), at_rho_1, 1)
+
+    def fitting(rho: float) -> int:
+        epoch = rho * full + validation
+        counts = range(int(left / epoch), 0, -1)
+        selecting = (_first_selections_seconds(table, math.ceil(count / interval)) for count in counts)
+        return next((count for count, its in zip(counts, selecting, strict=True) if count * epoch + its <= left), 1)
+
+    return max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
 
 
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:

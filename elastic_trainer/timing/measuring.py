@@ -149,6 +149,7 @@ class Measurement:
         cached: indices into `masks` of the selections that were measured on cached features, too.
         cached_ms: [rounds, len(cached)] wall times on those.
         forward_ms: median of the forward pass.
+        compiling_ms: mean wall time of compiling a step, its first call included.
     """
 
     model: keras.Model
@@ -160,6 +161,7 @@ class Measurement:
     cached: list[int]
     cached_ms: np.ndarray
     forward_ms: float
+    compiling_ms: float
 
 
 def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASURING_SECONDS) -> Measurement:
@@ -170,11 +172,15 @@ def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASU
     [(full, run_full)] = compile_steps(model, network, [None])
     positions = attribute_times(full, model.trainable_variables, {}).positions
     masks = calibration_masks(positions, head_mask(model))
+    start = time.perf_counter()
     runs = [*(run for _, run in compile_steps(model, network, masks[:-1])), run_full]
+    compiling_ms = 1e3 * (time.perf_counter() - start) / (len(masks) - 1)
     from_features = [compile_from_features(run) for run in runs]
     cached = [index for index, run in enumerate(from_features) if run is not None]
     forward = partial(forward_pass(model, network.batch_size), *run_full.args)
     times = measure_steps([forward, *runs, *(run for run in from_features if run is not None)], seconds)
     forward_ms, step_ms, cached_ms = np.split(times, [1, 1 + len(runs)], axis=1)
     median_ms = float(np.median(forward_ms))
-    return Measurement(model, network, full, run_full, masks, step_ms, cached, cached_ms, median_ms)
+    return Measurement(
+        model, network, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms=compiling_ms
+    )

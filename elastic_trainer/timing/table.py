@@ -112,6 +112,11 @@ class TimingTable:
         """Wall time [N] that training each gamma adds if its kernel does not train: its batch norm is not folded."""
         return self.fit.normalisation_factor * self.normalised
 
+    @property
+    def compiling_ms(self) -> float | None:
+        """Mean wall time of compiling a step, its first call included; None if that was not measured."""
+        return self.details.get("compiling_ms")
+
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)

@@ -61,6 +61,7 @@ class Profile(BaseModel):
     full_step_ms: MillisecondsAboveZero
     gradient_pass_ms: MillisecondsAboveZero
     fit: FitRecord
+    compiling_ms: Milliseconds | None = None
     profiling_seconds: MillisecondsAboveZero | None = None
     environment: Place | None = None
     graph_digest: str | None = None

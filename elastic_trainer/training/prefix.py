@@ -1,7 +1,8 @@
 """A training step in two parts: the frozen prefix, and the rest. The data flow of the traced step alone decides.
 
     prefix     what depends on the images and on nothing that changes: no trained variable, no random number
-    cut        the tensors that pass from the prefix to the rest; their values are called features
+    cut        the tensors that pass from the prefix to the rest; their values are called features. Each has a row for
+               each image. What has none, such as the list that a recurrent layer makes of its input, is computed again
     rest       the loss, the gradients and the updates, from the features and the labels
 
 The features of an image stay the same for as long as the same tensors train, so a run may keep them
@@ -131,10 +132,29 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
 
 
 def _passing(graph: Any, prefix: set[str]) -> set[str]:
-    """Names of the tensors of `prefix` that an operation beyond it needs for the results of the step."""
+    """Names of the tensors of `prefix` with a row for each image that the rest needs for the results of the step."""
     needed = needed_operations([*graph.outputs, *graph.control_outputs])
     beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
-    return {tensor.name for op in beyond for tensor in op.inputs if tensor.op.name in prefix}
+    waiting = [tensor for op in beyond for tensor in op.inputs]
+    seen: set[str] = set()
+    passing: set[str] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.name in seen or tensor.op.name not in prefix:
+            continue
+        seen.add(tensor.name)
+        if _has_rows(tensor, graph.inputs[0].shape[0]):
+            passing.add(tensor.name)
+        else:
+            waiting += tensor.op.inputs
+    return passing
+
+
+def _has_rows(tensor: Any, count: int) -> bool:
+    """Whether `tensor` may have a row for each of `count` images."""
+    if tensor.dtype == tf.variant or tensor.shape.rank == 0:
+        return False
+    return tensor.shape.rank is None or tensor.shape[0] in (count, None)
 
 
 def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:

@@ -55,18 +55,38 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "head_epochs", "epochs"),
+    ("seconds", "head_epochs", "compiling_ms", "epochs"),
     [
-        (20, 0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
-        (20, 4, 2),  # after 4 * 0.3 s of validation and 2 * 2 s of features
-        (85, 0, 12),  # 13 would fit
-        (200, 0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
-        (1, 0, 1),
+        (20, 0, 0.0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
+        (20, 4, 0.0, 2),  # after 4 * 0.3 s of validation and 2 * 2 s of features
+        (85, 0, 0.0, 12),  # 13 would fit
+        (200, 0, 0.0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
+        (1, 0, 0.0, 1),
+        (19.9, 0, 500.0, 3),  # one selection, two graphs
+        (19.8, 0, 500.0, 2),
+        (26.6, 0, 500.0, 3),  # a fourth epoch would fit, but not the selection before it
+        (26.7, 0, 500.0, 4),
+        (21.8, 0, None, 2),  # not measured: 30 full steps
+        (21.9, 0, None, 3),
+        (207, 0, 500.0, 19),  # 19 at rho 1, and 7 selections
+        (1, 0, 9000.0, 1),
     ],
 )
-def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, head_epochs, epochs, small_model):
-    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0)
-    assert deadline_epochs(table, seconds, 100, 10, head_epochs, most=12) == epochs
+def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, head_epochs, compiling_ms, epochs, small_model):
+    details = {} if compiling_ms is None else {"compiling_ms": compiling_ms}
+    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, details=details)
+    assert deadline_epochs(table, seconds, 100, 10, head_epochs, most=12, interval=3) == epochs
+
+
+def test_a_deadline_keeps_the_time_of_the_first_selections(case):
+    table, head = case
+    table, seconds = replace(table, details={"compiling_ms": 200.0}), 0.75 * 1200 * table.full_step_ms / 1e3
+    first = Progress(epochs=12, total_steps=1200)
+    allowed_ms = []
+    for selection_steps in ([0], [0, 300, 600]):
+        allowance = DeadlineBudget(table, head, seconds, 1200, 12, selection_steps, 3).allow(first)
+        allowed_ms.append(1200 * allowance.rho * table.full_step_ms)
+    assert allowed_ms[0] - allowed_ms[1] == pytest.approx(2 * 200)
 
 
 def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):

@@ -14,7 +14,7 @@ from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
 from elastic_trainer.training.step import TrainStep
 
 layers = keras.layers
-NETWORKS = ["small", "branches", "shared_weights", "depthwise_and_grouped", "normalisations", "attention"]
+NETWORKS = ["small", "branches", "shared_weights", "depthwise_and_grouped", "normalisations", "attention", "recurrent"]
 
 
 def network(name):
@@ -23,6 +23,11 @@ def network(name):
     if name == "small":
         model = make_small_model()
         model.layers[-2].rate = 0  # dropout
+    elif name == "recurrent":
+        inputs = keras.Input((SIZE, SIZE, 3))
+        x = layers.Reshape((SIZE, SIZE * 3))(inputs)
+        x = layers.GRU(5)(layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x))
+        model = keras.Model(inputs, layers.Dense(CLASSES)(x))
     else:
         model = freeze_batch_norm_statistics(getattr(zoo, name)((SIZE, SIZE, 3), CLASSES))
     return as_if_trained(model)
@@ -185,6 +190,15 @@ def test_the_prefix_takes_any_number_of_images(name):
         for value, one in zip(together, alone, strict=True):
             assert len(value) == len(images)
             np.testing.assert_array_equal(value[start : start + BATCH], one.numpy())
+
+
+def test_features_below_a_recurrent_layer_have_a_row_for_each_image():
+    """Its input is passed on as a list of time steps, which cannot be kept image by image."""
+    model = network("recurrent")
+    mask = np.array(["gru" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
+    step = TrainStep(model, built_optimizer("sgd", model), BATCH, mask)
+    features = SplitStep(step, Cut(step)).prefix(tf.constant(some_images(SIZE, BATCH)))
+    assert [value.numpy().shape for value in features] == [(BATCH, SIZE, 8)]
 
 
 def test_a_random_operation_below_frozen_layers_ends_the_prefix_and_is_named():
