@@ -42,7 +42,7 @@ DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
-# Until they are measured: what a selection takes, in full steps, if the table does not say how long compiling takes, and
+# Until measured: what a selection takes, in full steps, if the table does not say how long compiling takes; and
 # a validation, in forward passes over all test images (reading the images, and TensorFlow's first call, come on top).
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
