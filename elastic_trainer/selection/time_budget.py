@@ -269,6 +269,7 @@ class DeadlineBudget(TimeBudget):
         A gradient pass after that step, and the slower first step of a new graph, must fit into the margin.
         """
         first_seconds = _first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
+        first_seconds += (self.table.compiling_ms or 0.0) / 1e3
         needed = VALIDATION_MARGIN * max(progress.validation_seconds, default=first_seconds)
         needed += sum(progress.step_ms[-1:]) / 1e3
         if selection_is_due:
@@ -282,7 +283,7 @@ class DeadlineBudget(TimeBudget):
             validation = statistics.median(progress.validation_seconds)
         selections_left = sum(step >= progress.step for step in self._selection_steps)
         if progress.selection_seconds is None:
-            selecting = _first_selections_seconds(self.table, selections_left) * slowdown
+            selecting = _compiling_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
         return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selecting
@@ -293,14 +294,14 @@ def _first_validation_seconds(table: TimingTable, batches: int) -> float:
     return FIRST_VALIDATION * batches * table.forward_ms / 1e3
 
 
-def _first_selections_seconds(table: TimingTable, count: int) -> float:
-    """What `count` selections take at the table's speed, until one is measured.
+def _compiling_seconds(table: TimingTable, selections: int) -> float:
+    """What a run takes beside steps and validations at the table's speed, until a selection is measured.
 
-    Each compiles a step; before the first one, the gradient pass that measures the device's speed is compiled as well.
+    Each selection compiles a step. So do, once, the gradient pass that measures the device's speed, and validation.
     """
     if table.compiling_ms is None:
-        return count * FIRST_SELECTION_STEPS * table.full_step_ms / 1e3
-    return (count + 1) * table.compiling_ms / 1e3
+        return selections * FIRST_SELECTION_STEPS * table.full_step_ms / 1e3
+    return (selections + 2) * table.compiling_ms / 1e3
 
 
 def deadline_epochs(
@@ -331,8 +332,8 @@ def deadline_epochs(
     def fitting(rho: float) -> int:
         epoch = rho * full + validation
         counts = range(int(left / epoch), 0, -1)
-        selecting = (_first_selections_seconds(table, math.ceil(count / interval)) for count in counts)
-        return next((count for count, its in zip(counts, selecting, strict=True) if count * epoch + its <= left), 1)
+        compiling = (_compiling_seconds(table, math.ceil(count / interval)) for count in counts)
+        return next((count for count, its in zip(counts, compiling, strict=True) if count * epoch + its <= left), 1)
 
     return max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
 

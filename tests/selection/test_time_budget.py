@@ -62,10 +62,10 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
         (85, 0, 0.0, 12),  # 13 would fit
         (200, 0, 0.0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
         (1, 0, 0.0, 1),
-        (19.9, 0, 500.0, 3),  # one selection, two graphs
-        (19.8, 0, 500.0, 2),
-        (26.6, 0, 500.0, 3),  # a fourth epoch would fit, but not the selection before it
-        (26.7, 0, 500.0, 4),
+        (20.4, 0, 500.0, 3),  # three compilations: the gradient pass, a selection, validation
+        (20.3, 0, 500.0, 2),
+        (27.1, 0, 500.0, 3),  # a fourth epoch would fit, but not the selection before it
+        (27.2, 0, 500.0, 4),
         (21.8, 0, None, 2),  # not measured: 30 full steps
         (21.9, 0, None, 3),
         (207, 0, 500.0, 19),  # 19 at rho 1, and 7 selections
@@ -293,6 +293,18 @@ def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(ca
     assert allowance.rho == budget.smallest_rho
     selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
     np.testing.assert_array_equal(selection.mask, head)
+
+
+def test_the_first_validation_before_a_deadline_is_compiled_too(case):
+    table, head = case
+    budgets = [
+        DeadlineBudget(replace(table, details=details), head, 60.0, 1200, 12, [0], 3)
+        for details in ({}, {"compiling_ms": 4000.0})
+    ]
+    late = Progress(0, 12, 100, 1200, elapsed_seconds=55.0)
+    assert [budget.is_out_of_time(late, selection_is_due=False) for budget in budgets] == [False, True]
+    measured = late._replace(validation_seconds=[1.0])
+    assert not any(budget.is_out_of_time(measured, selection_is_due=False) for budget in budgets)
 
 
 def test_one_slow_validation_does_not_change_the_plan(case):
