@@ -42,8 +42,8 @@ DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
-# Until measured: what a selection takes, in full steps, if the table does not say how long compiling takes; and
-# a validation, in forward passes over all test images (reading the images, and TensorFlow's first call, come on top).
+# What is assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
+# takes; a validation takes so many forward passes over all test images, since it also reads them.
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
 
@@ -268,8 +268,8 @@ class DeadlineBudget(TimeBudget):
 
         A gradient pass after that step, and the slower first step of a new graph, must fit into the margin.
         """
-        first_seconds = _first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
-        first_seconds += (self.table.compiling_ms or 0.0) / 1e3
+        first_seconds = _first_validation_seconds(self.table, self._validation_batches)
+        first_seconds = (first_seconds + (self.table.compiling_ms or 0.0) / 1e3) * (progress.slowdown or 1.0)
         needed = VALIDATION_MARGIN * max(progress.validation_seconds, default=first_seconds)
         needed += sum(progress.step_ms[-1:]) / 1e3
         if selection_is_due:
@@ -283,7 +283,7 @@ class DeadlineBudget(TimeBudget):
             validation = statistics.median(progress.validation_seconds)
         selections_left = sum(step >= progress.step for step in self._selection_steps)
         if progress.selection_seconds is None:
-            selecting = _compiling_seconds(self.table, selections_left) * slowdown
+            selecting = _first_selections_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
         return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selecting
@@ -294,14 +294,14 @@ def _first_validation_seconds(table: TimingTable, batches: int) -> float:
     return FIRST_VALIDATION * batches * table.forward_ms / 1e3
 
 
-def _compiling_seconds(table: TimingTable, selections: int) -> float:
-    """What a run takes beside steps and validations at the table's speed, until a selection is measured.
+def _first_selections_seconds(table: TimingTable, count: int) -> float:
+    """What `count` selections take at the table's speed, until one is measured, and compiling what a run needs beside.
 
-    Each selection compiles a step. So do, once, the gradient pass that measures the device's speed, and validation.
+    Each compiles a step. The gradient pass that measures the device's speed and validation are compiled once.
     """
     if table.compiling_ms is None:
-        return selections * FIRST_SELECTION_STEPS * table.full_step_ms / 1e3
-    return (selections + 2) * table.compiling_ms / 1e3
+        return count * FIRST_SELECTION_STEPS * table.full_step_ms / 1e3
+    return (count + 2) * table.compiling_ms / 1e3
 
 
 def deadline_epochs(
@@ -331,9 +331,10 @@ def deadline_epochs(
 
     def fitting(rho: float) -> int:
         epoch = rho * full + validation
-        counts = range(int(left / epoch), 0, -1)
-        compiling = (_compiling_seconds(table, math.ceil(count / interval)) for count in counts)
-        return next((count for count, its in zip(counts, compiling, strict=True) if count * epoch + its <= left), 1)
+        for count in range(int(left / epoch), 1, -1):
+            if count * epoch + _first_selections_seconds(table, math.ceil(count / interval)) <= left:
+                return count
+        return 1
 
     return max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
 

@@ -149,7 +149,7 @@ class Measurement:
         cached: indices into `masks` of the selections that were measured on cached features, too.
         cached_ms: [rounds, len(cached)] wall times on those.
         forward_ms: median of the forward pass.
-        compiling_ms: mean wall time of compiling a step, its first call included.
+        compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
     """
 
     model: keras.Model
@@ -174,8 +174,8 @@ def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASU
     masks = calibration_masks(positions, head_mask(model))
     start = time.perf_counter()
     runs = [*(run for _, run in compile_steps(model, network, masks[:-1])), run_full]
-    compiling_ms = 1e3 * (time.perf_counter() - start) / (len(masks) - 1)
     from_features = [compile_from_features(run) for run in runs]
+    compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
     cached = [index for index, run in enumerate(from_features) if run is not None]
     forward = partial(forward_pass(model, network.batch_size), *run_full.args)
     times = measure_steps([forward, *runs, *(run for run in from_features if run is not None)], seconds)

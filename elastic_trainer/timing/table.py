@@ -114,7 +114,7 @@ class TimingTable:
 
     @property
     def compiling_ms(self) -> float | None:
-        """Mean wall time of compiling a step, its first call included; None if that was not measured."""
+        """Mean wall time of compiling a step, and that from features, first calls included; None: not measured."""
         return self.details.get("compiling_ms")
 
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:

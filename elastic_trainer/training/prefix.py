@@ -1,9 +1,10 @@
 """A training step in two parts: the frozen prefix, and the rest. The data flow of the traced step alone decides.
 
     prefix     what depends on the images and on nothing that changes: no trained variable, no random number
-    cut        the tensors that pass from the prefix to the rest; their values are called features. Each has a row for
-               each image. What has none, such as the list that a recurrent layer makes of its input, is computed again
-    rest       the loss, the gradients and the updates, from the features and the labels
+    cut        the tensors that pass from the prefix to the rest, each with a row for each image; their values are
+               called features
+    rest       the loss, the gradients and the updates, from the features and the labels. What it needs of the prefix
+               that has no such rows, as the list of time steps that a recurrent layer reads, it computes again
 
 The features of an image stay the same for as long as the same tensors train, so a run may keep them
 (`training.features`). A run that does not keep them trains with the `TrainStep` itself. Both parts consist of that
@@ -151,7 +152,7 @@ def _passing(graph: Any, prefix: set[str]) -> set[str]:
 
 
 def _has_rows(tensor: Any, count: int) -> bool:
-    """Whether `tensor` may have a row for each of `count` images."""
+    """Whether `tensor` may have a row for each of `count` images: features of which this is not true are not kept."""
     if tensor.dtype == tf.variant or tensor.shape.rank == 0:
         return False
     return tensor.shape.rank is None or tensor.shape[0] in (count, None)

@@ -175,7 +175,7 @@ def test_a_cut_is_not_found_again_where_batch_norm_is_folded_since(policy):
     assert Cut(later, cut.keys).tensors == []
 
 
-@pytest.mark.parametrize("name", ["small", "depthwise_and_grouped", "attention"])
+@pytest.mark.parametrize("name", ["small", "depthwise_and_grouped", "attention", "recurrent"])
 def test_the_prefix_takes_any_number_of_images(name):
     """Also where a layer such as Flatten keeps the number in a shape."""
     model = network(name)
