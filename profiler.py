@@ -93,6 +93,9 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     measured_ms = np.concatenate([median_ms, cached_ms])
     most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
+    full_step_ms = float(median_ms[-1])
+    # By traced times alone: what the many small operations of updates take beside them is overestimated.
+    gradient_pass_ms = full_step_ms - fit.own_factor * float(costs.update_ms.sum())
     costs = costs.with_untraced(operations, fit.untraced_ms)
     computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
     reading_factor, writing_factor = copying_ms()
@@ -129,7 +132,8 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
         measurement.full,
         costs,
         measurement.forward_ms,
-        float(median_ms[-1]),
+        full_step_ms,
+        gradient_pass_ms,
         fit,
         details,
     )
@@ -205,7 +209,8 @@ def table_of_trace(model: keras.Model, network: NetworkSettings, trace: Operatio
         "operation_ms": _sums(costs),
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    return _table(model, network, full, costs, forward_ms, full_step_ms, fit, details)
+    gradient_pass_ms = full_step_ms - float(costs.update_ms.sum())
+    return _table(model, network, full, costs, forward_ms, full_step_ms, gradient_pass_ms, fit, details)
 
 
 def _table(
@@ -215,6 +220,7 @@ def _table(
     costs: Attribution,
     forward_ms: float,
     full_step_ms: float,
+    gradient_pass_ms: float,
     fit: Fit,
     details: dict[str, Any],
 ) -> TimingTable:
@@ -238,7 +244,7 @@ def _table(
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,
         # Not measured: the error of its few rounds would exceed its whole difference from a full step.
-        gradient_pass_ms=full_step_ms - fit.own_factor * float(costs.update_ms.sum()),
+        gradient_pass_ms=gradient_pass_ms,
         fit=fit,
         settings=table_settings(network),
         details={

@@ -27,8 +27,8 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
     assert sorted(table.positions) == list(range(len(before)))
     assert table.details["unmatched_time_percent"] < 2
     assert 0 < table.forward_ms < table.full_step_ms < table.compiling_ms
-    updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]
-    assert 0 < updates_ms == pytest.approx(table.full_step_ms - table.gradient_pass_ms)
+    updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]  # with what is beside the trace
+    assert 0 < table.full_step_ms - table.gradient_pass_ms < updates_ms * (1 + 1e-9)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
     assert table.fit.forward_factor > 0
     selections = table.details["measured_selections"]

@@ -181,8 +181,7 @@ class History:
             step_ms=latest.step_ms if latest else (),
             slowdowns=latest.slowdowns if latest else (),
             overhead_ms=max(1e3 * (training - selection) - self._measured_ms, 0.0) / max(self.step, 1),
-            # The first one compiles.
-            validation_seconds=(self.validation_seconds[1:] or self.validation_seconds)[-LATEST_VALIDATIONS:],
+            validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
             slowdown=latest.selection.slowdown if latest else None,
             features_possible=features_possible,

@@ -42,8 +42,8 @@ DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
-# What is assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
-# takes; a validation takes so many forward passes over all test images, since it also reads them.
+# Assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
+# takes, and a validation so many forward passes over all test images, since it also reads them.
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
 

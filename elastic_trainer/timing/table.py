@@ -74,7 +74,8 @@ class TimingTable:
             preprocessing_ms as well.
         kernels, normalised: of gammas, see `timing.attribution`; features_mb as well.
         forward_ms, full_step_ms: measured wall times.
-        gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates.
+        gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates
+            by their traced times.
         fit: from operation times to wall time.
         settings: those in `TABLE_SETTINGS` that it was measured with.
         details: further measurements, kept in profile.json.

@@ -129,7 +129,7 @@ def short_table(path: Path) -> str:
         seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
         fewer = ", fewer epochs" if point.setting == "full" else ""
         rows.append([_in_words(point.setting) + fewer, *_measured(point), seconds])
-    heads = ["scheme", "test accuracy", "training time", "peak memory", "full training's accuracy less 1 point in"]
+    heads = ["scheme", "test accuracy", "training time", "peak memory", "time to full training's accuracy less 1 point"]
     places = {(row["processor"], row["tensorflow"]) for row in runs}
     commits = sorted({row["commit"] for row in runs})
     where = "; ".join(f"one core of {processor}, TensorFlow {version}" for processor, version in sorted(places))
