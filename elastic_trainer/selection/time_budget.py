@@ -39,7 +39,9 @@ LATEST_STEPS = 50  # before a selection; gradient passes alternate with them, an
 # Of an interval, at least (if it has the steps) and at most; in between one for every hundred steps.
 GRADIENT_PASSES = (5, 15)
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
-DEADLINE_RESERVE = 0.02  # share of the time left that is kept in reserve
+# Shares of the time left that are kept in reserve before a deadline. Until steps are measured, they may take 16 % more
+# than predicted (docs/log.md), and a run that is stopped loses the end of its learning-rate schedule.
+DEADLINE_RESERVE, FIRST_RESERVE = 0.02, 0.1
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
 VALIDATION_MARGIN = 1.5
 # Assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
@@ -257,7 +259,8 @@ class DeadlineBudget(TimeBudget):
         """
         ratio = statistics.median(self._step_over_prediction(progress) or [_slowdown(progress)])
         left = self._seconds - progress.elapsed_seconds
-        left = left * (1 - DEADLINE_RESERVE) - self._beside_steps_seconds(progress, ratio)
+        reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
+        left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * ratio
         rho = min(max(step_ms / full_step_ms, self.smallest_rho), 1.0)
