@@ -304,7 +304,7 @@ def test_the_first_validation_before_a_deadline_is_compiled_too(case):
         DeadlineBudget(replace(table, details=details), head, 60.0, 1200, 12, [0], 3)
         for details in ({}, {"compiling_ms": 4000.0})
     ]
-    for elapsed, slowdown, expected in ((53.0, 1.0, False), (53.0, 1.5, True), (55.0, 1.0, True)):
+    for elapsed, slowdown, expected in ((55.0, 1.0, False), (55.0, 1.5, True), (56.5, 1.0, True)):
         late = Progress(0, 12, 100, 1200, elapsed_seconds=elapsed, slowdown=slowdown)
         assert [budget.is_out_of_time(late, selection_is_due=False) for budget in budgets] == [False, expected]
     measured = late._replace(validation_seconds=[1.0])
