@@ -26,7 +26,8 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
         np.testing.assert_array_equal(old, variable.numpy())
     assert sorted(table.positions) == list(range(len(before)))
     assert table.details["unmatched_time_percent"] < 2
-    assert 0 < table.forward_ms < table.full_step_ms < table.compiling_ms
+    assert 0 < table.forward_ms < table.full_step_ms
+    assert table.compiling_ms is not None and table.compiling_ms > table.full_step_ms
     updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]  # with what is beside the trace
     assert 0 < table.full_step_ms - table.gradient_pass_ms < updates_ms * (1 + 1e-9)
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
