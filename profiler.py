@@ -94,7 +94,8 @@ def make_table(measurement: Measurement, folder: Path, timing: str = "trace") ->
     most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
     full_step_ms = float(median_ms[-1])
-    # By traced times alone: what the many small operations of updates take beside them is overestimated.
+    # Not measured: the error of its few rounds would exceed its whole difference from a full step. By traced times
+    # alone: what the many small operations of updates take beside them is overestimated.
     gradient_pass_ms = full_step_ms - fit.own_factor * float(costs.update_ms.sum())
     costs = costs.with_untraced(operations, fit.untraced_ms)
     computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
@@ -243,7 +244,6 @@ def _table(
         preprocessing_ms=costs.preprocessing_ms,
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,
-        # Not measured: the error of its few rounds would exceed its whole difference from a full step.
         gradient_pass_ms=gradient_pass_ms,
         fit=fit,
         settings=table_settings(network),

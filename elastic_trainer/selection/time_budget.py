@@ -271,8 +271,9 @@ class DeadlineBudget(TimeBudget):
 
         A gradient pass after that step, and the slower first step of a new graph, must fit into the margin.
         """
-        needed = VALIDATION_MARGIN * max(progress.validation_seconds, default=0.0)
-        if not progress.validation_seconds:
+        if progress.validation_seconds:
+            needed = VALIDATION_MARGIN * max(progress.validation_seconds)
+        else:
             first_seconds = VALIDATION_MARGIN * _first_validation_seconds(self.table, self._validation_batches)
             needed = (first_seconds + (self.table.compiling_ms or 0.0) / 1e3) * (progress.slowdown or 1.0)
         needed += sum(progress.step_ms[-1:]) / 1e3
