@@ -171,7 +171,7 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
             bar.update()
 
         trace = trace_step(run, steps, folder)
-    return *read_op_times(trace, {op.name for op in full.graph.get_operations()}, steps), steps
+    return *read_op_times(trace, full.graph, steps), steps
 
 
 def table_of_trace(model: keras.Model, network: NetworkSettings, trace: OperationTrace, file_name: str) -> TimingTable:

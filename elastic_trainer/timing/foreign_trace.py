@@ -22,7 +22,7 @@ import numpy as np
 
 from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.trace import OperationTrace, match_op, strip_layout
+from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, match_op, matched_operations, strip_layout
 from elastic_trainer.training.traced_graph import needed_operations
 from utils import UserError
 
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 
 MOST_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
-# An operation into which the graph optimizer fused several stands for the first of them.
-_FUSED = {
-    "_FusedConv2D": "Conv2D",
-    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
-    "_FusedMatMul": "MatMul",
-    "_FusedBatchNormEx": "FusedBatchNormV3",
-    "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
-}
 # Layers in front of the backbone, augmentation and preprocessing, have names of the user's choice.
 _INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
 _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
@@ -58,17 +50,16 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
         UserError: more than half of the time matches none: the trace is not of this network.
     """
     graph = step.graph
-    known = {op.name for op in graph.get_operations()}
     flops = count_flops(graph)
-    named = {name: match_op(name, known) for name in trace.op_ms}
+    matched = matched_operations(trace, graph)
     names = _OurNames(model)
-    theirs = {name: _their_path(name, names.layers) for name, op in named.items() if op is None}
+    theirs = {name: _their_path(name, names.layers) for name in trace.op_ms if name not in matched}
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
     candidates = _candidates(step, names, scopes)
     times: dict[str, float] = defaultdict(float)
     unmatched_ms = trace.unnamed_ms
     for name, time_ms in trace.op_ms.items():
-        op = named[name]
+        op = matched.get(name)
         found = [op] if op is not None else _find(name, trace.types[name], theirs[name], candidates)
         if not found:
             unmatched_ms += time_ms
@@ -183,11 +174,11 @@ def _base(last: str) -> str:
 def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
     """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
     last = path[-1]
-    kind = re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)  # CPUs' own kernels
+    kind = general_type(kind)
     if name != strip_layout(name):  # a transpose added for the operation it is named after
         keys: list[tuple[str, ...]] = [(_base(last),)]
-    elif kind in _FUSED:
-        keys = [(_FUSED[kind].lower(),)]
+    elif kind in FUSED:
+        keys = [(FUSED[kind].lower(),)]
     else:
         keys = [(last, kind), (_base(last),), (kind.lower(),)]
     scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]

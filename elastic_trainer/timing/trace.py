@@ -13,12 +13,15 @@ import re
 import shutil
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import UserError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
 # Calls are left out: their time is that of their inner operations.
@@ -26,8 +29,24 @@ _CALLS = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"]
 )
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
+# Operations into which the graph optimizer fuses several have the name of the last of them, but take the time of the
+# first: a convolution is fused with bias, residual and activation.
+FUSED = {
+    "_FusedConv2D": "Conv2D",
+    "_FusedConv3D": "Conv3D",
+    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
+    "_FusedMatMul": "MatMul",
+    "_FusedBatchMatMulV2": "BatchMatMulV2",
+    "_FusedBatchNormEx": "FusedBatchNormV3",
+    "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
+}
 COMPLETE = 0.95  # share of the fullest iteration's operations in a complete one; a trace may end inside one
 OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
+
+
+def general_type(kind: str) -> str:
+    """The type of an operation for which a CPU has its own kernel `_Mkl…`, as on other devices."""
+    return re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)
 
 
 def strip_layout(name: str) -> str:
@@ -35,7 +54,7 @@ def strip_layout(name: str) -> str:
     return _LAYOUT.sub("", name)
 
 
-def match_op(event_name: str, known: set[str] | frozenset[str]) -> str | None:
+def match_op(event_name: str, known: Container[str]) -> str | None:
     """The operation of the traced graph that an operation of the executed graph stands for, or None.
 
     The graph optimizer adds transposes named `op-0-Transpose…-LayoutOptimizer`, rewrites operations to
@@ -216,12 +235,30 @@ def _once(each: list[float], iterations: int, cut_off: bool) -> float:
     return sum(each) / iterations
 
 
-def read_op_times(trace: Path, known: set[str], steps: int) -> tuple[dict[str, float], float]:
+def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]:
+    """The operation of `graph` that each operation of `trace` stands for, by name; without those that match none."""
+    operations = {op.name: op for op in graph.get_operations()}
+    matched = {name: op for name in trace.op_ms if (op := match_op(name, operations)) is not None}
+    return {name: _first_fused(operations[op], trace.types[name], trace) for name, op in matched.items()}
+
+
+def _first_fused(last: tf.Operation, kind: str, trace: OperationTrace) -> str:
+    """The name of the first operation that one of type `kind` stands for: `last`, unless several were fused into it."""
+    first_type, waiting = FUSED.get(general_type(kind), last.type), [last]
+    while waiting:
+        op = waiting.pop()
+        if op.type == first_type:
+            return op.name
+        waiting += [tensor.op for tensor in op.inputs if tensor.op.name not in trace.types]  # what ran was not fused
+    return last.name
+
+
+def read_op_times(trace: Path, graph: tf.Graph, steps: int) -> tuple[dict[str, float], float]:
     """Milliseconds a step that each operation of the graph took, from one XSpace file of a CPU or a GPU.
 
     Args:
         trace: *.xplane.pb of `steps` equal steps.
-        known: names of the traced graph's operations.
+        graph: the traced one.
         steps: how many steps the trace holds.
 
     Returns:
@@ -232,10 +269,8 @@ def read_op_times(trace: Path, known: set[str], steps: int) -> tuple[dict[str, f
     """
     read = read_trace(trace, steps)
     times: dict[str, float] = defaultdict(float)
-    for name, time_ms in read.op_ms.items():
-        op = match_op(name, known)
-        if op is not None:
-            times[op] += time_ms
+    for name, op in matched_operations(read, graph).items():
+        times[op] += read.op_ms[name]
     return dict(times), 1 - sum(times.values()) / read.total_ms if read.total_ms else 0.0
 
 

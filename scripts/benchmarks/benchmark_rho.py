@@ -5,10 +5,10 @@ Each elastic run uses the timing table and corrects its budget while it trains, 
 steps, a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data:
 handwritten digits at the given input size, a few steps an epoch. Three epochs lie between two selections, so that
 features are used again; a step includes its share of what making them took. The batch norms of a network with random
-weights get the statistics of these digits. Pairs of steps from which other virtual machines took time are left out if
-enough others remain. Both medians and sums are compared: a selection may use what earlier ones left of their budget, so
-its steps may take more than rho, but the entire run should not. The script draws measured over requested rho and prints
-one JSON object as its last line.
+weights get the statistics of these digits. Every run starts from the same weights. Pairs of steps from which other
+virtual machines took time are left out if enough others remain. Both medians and sums are compared: a selection may use
+what earlier ones left of their budget, so its steps may take more than rho, but the entire run should not. The script
+draws measured over requested rho and prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -182,8 +182,10 @@ def measure(
         batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([images for images, _ in batches]))
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in feasible_rhos(model, table)}
+    weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     for _ in range(rounds):
         for rho, of_rho in runs.items():
+            model.set_weights(weights)
             of_rho.append(one := run(model, dataset, replace(settings, rho=rho), table))
             measured = f"median step {one['measured']:.3f} of full training's, entire run {one['whole_run']:.3f}"
             print(f"rho {rho:g}: {measured}", flush=True)

@@ -44,7 +44,7 @@ def traced(request, tmp_path_factory):
     batch = a_batch()
     step(*batch)
     trace = profiler.trace_step(lambda: step(*batch), STEPS, tmp_path_factory.mktemp("trace"))
-    op_ms, unmatched = profiler.read_op_times(trace, {op.name for op in step.graph.get_operations()}, STEPS)
+    op_ms, unmatched = profiler.read_op_times(trace, step.graph, STEPS)
     return model, step, op_ms, unmatched, attribute_times(step, model.trainable_variables, op_ms)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import record_trace_fixture as fixture
+import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from traces import GRADIENT_MS, tx2_trace
 
@@ -22,6 +23,14 @@ from utils import UserError
 )
 def test_event_name_is_matched_to_its_operation(event, op):
     assert match_op(event, {"net/conv/Conv2D", "net/mul", "net/rnn/while"}) == op
+
+
+def graph_of(*names):
+    """A graph of operations with these names."""
+    with tf.Graph().as_default() as graph:
+        for name in names:
+            tf.no_op(name=name)
+    return graph
 
 
 def key_of(metadata, name):
@@ -71,11 +80,28 @@ def test_cpu_trace_gives_median_times_over_all_threads(tmp_path):
             [("b/while:While", 30.0), ("gone/Mul:Mul", 3.0), ("b/while/MatMul:MatMul", 1.0)] * 2,
         ],
     )
-    times, unmatched = read_op_times(path, {"a/Conv2D", "b/while"}, steps=3)
+    times, unmatched = read_op_times(path, graph_of("a/Conv2D", "b/while"), steps=3)
     # One event a step: the median of 2.0, 2.2 and 9.0. Operations in a loop: four events in three steps. The event of
     # the loop is not counted.
     assert times == pytest.approx({"a/Conv2D": 2.2, "b/while": 4 / 3})
     assert unmatched == pytest.approx(2.0 / (2.2 + 4 / 3 + 2.0))
+
+
+def test_fused_operation_stands_for_its_first_one(tmp_path):
+    """Time of a convolution that ran with its bias, a residual and an activation is that of the convolution."""
+    with tf.Graph().as_default() as graph:
+        images, kernel = tf.zeros([1, 4, 4, 3]), tf.zeros([1, 1, 3, 3])
+        before = tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME", name="a/Conv2D"), tf.zeros([3]), name="a/Bias")
+        convolved = tf.nn.conv2d(before, kernel, 1, "SAME", name="b/Conv2D")
+        tf.nn.relu(tf.add(before, tf.nn.bias_add(convolved, tf.zeros([3]), name="b/Bias"), name="b/Add"), name="b/Relu")
+    events = [
+        ("a/Bias:_MklNativeFusedConv2D", 3.0),
+        ("b/Relu:_FusedConv2D", 2.0),
+        ("b/Conv2D-0-TransposeNHWCToNCHW-LayoutOptimizer:Transpose", 0.5),
+    ]
+    times, unmatched = read_op_times(write_trace(tmp_path / "t.xplane.pb", [events]), graph, steps=1)
+    assert times == pytest.approx({"a/Conv2D": 3.0, "b/Conv2D": 2.5})
+    assert unmatched == pytest.approx(0)
 
 
 def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
@@ -97,7 +123,7 @@ def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
     assert trace.types == {"a/Conv2D": "Conv2D", "a/Relu": "Relu"}
     complete, everything = 9.0 + 4.0 + 2.0 + 30.0, 9.0 + 4.0 + 2.0 + 30.0 + 3.0
     assert trace.unnamed_ms == pytest.approx(4 * 0.2 * complete / everything / 4)
-    times, unmatched = read_op_times(path, {"a/Conv2D"}, steps=4)
+    times, unmatched = read_op_times(path, graph_of("a/Conv2D"), steps=4)
     assert times["a/Conv2D"] == pytest.approx((complete - 2.0 + 3.0) / 4)
     assert unmatched == pytest.approx(0.7 / (0.7 + times["a/Conv2D"]))
 
