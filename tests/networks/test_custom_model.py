@@ -59,6 +59,16 @@ def test_attribution_covers_every_tensor_and_sums_to_the_trace(traced):
             assert costs.update_ms[rank] > 0
 
 
+def test_forward_products_have_their_time_also_where_they_are_fused(traced):
+    """The graph optimizer fuses them with what follows, and names that operation after the last one."""
+    _, step, op_ms, *_ = traced
+    forward, _ = naive_needs(step)
+    products = [step.graph.get_operation_by_name(name) for name in forward]
+    products = [op.name for op in products if op.type in ("Conv2D", "DepthwiseConv2dNative", "MatMul")]
+    assert products
+    assert [name for name in products if not op_ms.get(name)] == []
+
+
 def test_the_chain_never_costs_less_than_the_operations_a_selection_needs(traced):
     _, step, op_ms, _, costs = traced
     trained = [k for k in costs.positions if step.gradients[k] is not None]
