@@ -244,12 +244,14 @@ def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]
 
 def _first_fused(last: tf.Operation, kind: str, trace: OperationTrace) -> str:
     """The name of the first operation that one of type `kind` stands for: `last`, unless several were fused into it."""
-    first_type, waiting = FUSED.get(general_type(kind), last.type), [last]
-    while waiting:
-        op = waiting.pop()
+    if last.type in _CALLS:  # it stands for all that runs within it
+        return last.name
+    first_type, nearest_first = FUSED.get(general_type(kind), last.type), [last]
+    for op in nearest_first:
         if op.type == first_type:
             return op.name
-        waiting += [tensor.op for tensor in op.inputs if tensor.op.name not in trace.types]  # what ran was not fused
+        # What the trace has was not fused.
+        nearest_first += [tensor.op for tensor in op.inputs if tensor.op.name not in trace.types]
     return last.name
 
 

@@ -104,6 +104,18 @@ def test_fused_operation_stands_for_its_first_one(tmp_path):
     assert unmatched == pytest.approx(0)
 
 
+def test_fused_operation_within_a_loop_stands_for_the_loop(tmp_path):
+    with tf.Graph().as_default() as graph:
+        product = tf.matmul(tf.zeros([2, 2]), tf.zeros([2, 2]), name="a/MatMul")
+        tf.while_loop(lambda x: True, lambda x: x, [tf.nn.relu(product, name="a/Relu")], name="b/while")
+    events = [("a/Relu:_FusedMatMul", 1.0), ("b/while/body/BiasAdd:_FusedMatMul", 3.0)]
+    times, _ = read_op_times(write_trace(tmp_path / "t.xplane.pb", [events]), graph, steps=1)
+    assert times == pytest.approx({"a/MatMul": 1.0, "b/while": 3.0})
+    # Where the loop reads a product that was constant, nothing before it counts either.
+    times, _ = read_op_times(write_trace(tmp_path / "t.xplane.pb", [events[1:]]), graph, steps=1)
+    assert times == pytest.approx({"b/while": 3.0})
+
+
 def test_gpu_trace_gives_kernel_times_of_complete_iterations(tmp_path):
     """Kernels of one operation add up. Events of the host, repeated lines and the incomplete step do not count."""
     kernels: list[tuple[str | None, int | None, float]] = []
