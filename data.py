@@ -19,8 +19,8 @@ from elastic_trainer.datasets.images import fingerprint, read
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import find
+from elastic_trainer.errors import UserError
 from elastic_trainer.settings import DataSettings
-from utils import UserError
 
 
 def load(

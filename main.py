@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import utils
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler_command
 from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_text
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
@@ -20,7 +23,6 @@ from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.settings import BEST_MODEL, is_elastic, measures_importance
-from utils import UserError
 
 if TYPE_CHECKING:
     import keras
@@ -30,19 +32,21 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command line. Raises `utils.UserError` for what the user can fix."""
+    """Run the command line. Raises `UserError` for what the user can fix."""
     command = parse_main()
     if isinstance(command, EvaluateCommand):
-        utils.load_tensorflow()
+        load_tensorflow()
         evaluate(command)
         return
+    for text in command.warnings:
+        utils.warn(text)
     if command.chooses_epochs and command.run.resume and is_run(command.run.folder):
         command = command.with_epochs(read_config(command.run.folder)["num_epochs"])
     if command.run.resume and _is_finished_already(command):
         with run_folder(command.run.logdir, command.run.run_name, resume=True) as folder:
             _finish_again(command, folder)
     else:
-        utils.load_tensorflow()
+        load_tensorflow()
         train_run(command)
 
 
@@ -271,12 +275,12 @@ def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) 
 def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
     if command.run.save_txt:
         hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
-        utils.write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
+        write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
 
 
 def _add_power(command: TrainCommand, folder: Path) -> None:
     if command.run.power_csv is not None:
-        utils.load_tensorflow()
+        load_tensorflow()
         from elastic_trainer.runs.power_record import add_external_energy
 
         print(f"energy of training: {add_external_energy(folder, command.run.power_csv):.6g} J")

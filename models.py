@@ -17,6 +17,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import has_bfloat16
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone, image_shape
@@ -25,7 +26,6 @@ from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import HEAD
 from elastic_trainer.settings import NetworkSettings
-from utils import UserError
 
 DROPOUT = 0.2
 

@@ -30,7 +30,9 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
-from elastic_trainer.machine import environment
+from elastic_trainer.errors import figure_text
+from elastic_trainer.files import save_figure, writing
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import Attribution, attribute_times
@@ -282,8 +284,8 @@ def draw_table(table: TimingTable, stem: Path) -> None:
         axes.set_title(f"{label} ({times.sum():.1f} ms in all)", fontsize="medium")
     lower.set_xlabel("tensor, in backward order (0 is next to the output)")
     name, size, batch = (table.settings[key] for key in ("model_name", "input_size", "batch_size"))
-    figure.suptitle(f"{utils.figure_text(name)}, {size}×{size}, batch {batch}: operation times")
-    utils.save_figure(figure, stem)
+    figure.suptitle(f"{figure_text(name)}, {size}×{size}, batch {batch}: operation times")
+    save_figure(figure, stem)
 
 
 def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
@@ -325,9 +327,9 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
 
 
 def main() -> None:
-    """Run the command line. Raises `utils.UserError` for what the user can fix."""
+    """Run the command line. Raises `UserError` for what the user can fix."""
     command = parse_profiler()
-    utils.load_tensorflow()
+    load_tensorflow()
 
     import models
     from elastic_trainer.datasets.sources import count_classes
@@ -359,7 +361,7 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
     from elastic_trainer.networks.tensors import all_mask
 
     check_memory(model, network, all_mask(model))
-    with utils.writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
         return profile(model, network, folder, command.timing, seconds)

@@ -31,6 +31,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData, ImageOrder
+from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import quick_collections
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.pruning.scheme import PruneTrainScheme
@@ -56,7 +57,6 @@ from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
 from elastic_trainer.training.state import TrainState
-from utils import Stopped, UserError
 
 FALLING = 0.98  # mean loss of half an epoch over that of the half before, if training makes progress
 

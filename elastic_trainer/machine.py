@@ -175,3 +175,36 @@ def _integer_in(path: Path) -> int | None:
 def cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow without its start-up chatter, which would bury the one line that matters.
+
+    TensorFlow 2.21 writes some lines before it reads TF_CPP_MIN_LOG_LEVEL, straight to file descriptor 2. Set that
+    variable yourself to see everything. A failing import still raises as usual.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        import tensorflow
+
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with silenced():
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; a process that this one starts drops its own chatter
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what this block writes to file descriptor 2, libraries in C++ included; exceptions pass as usual."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,8 +1,8 @@
 """What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
-import utils
+from elastic_trainer.machine import load_tensorflow
 
-utils.load_tensorflow()
+load_tensorflow()
 
 import keras
 import numpy as np

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-import utils
+from elastic_trainer.files import write_csv, write_json
 from elastic_trainer.machine import environment
 
 EPOCHS = 4
@@ -68,13 +68,13 @@ def made_up_run(folder, train_type="full_training", rho=None, seed=0, scale=1.0,
         "peak_memory_mb": 1000 * scale,
         "energy_joules": None,
     }
-    utils.write_json(folder / "config.json", settings)
-    utils.write_json(folder / "summary.json", summary)
-    utils.write_csv(folder / "metrics.csv", [*rows[0]], [[*row.values()] for row in rows])
+    write_json(folder / "config.json", settings)
+    write_json(folder / "summary.json", summary)
+    write_csv(folder / "metrics.csv", [*rows[0]], [[*row.values()] for row in rows])
     # Importance turns a little each epoch, so similarity falls with distance.
     chosen, columns = [], ["epoch", "step", "name", "importance", "chosen"]
     for epoch in range(EPOCHS):
         angles = 0.3 * epoch + np.array([0, np.pi / 2])
         chosen += [(epoch, epoch, f"t{k}", np.cos(angle), int(k >= epoch % 2)) for k, angle in enumerate(angles)]
-    utils.write_csv(folder / "selections.csv", columns, chosen)
+    write_csv(folder / "selections.csv", columns, chosen)
     return folder

@@ -29,9 +29,12 @@ def test_rooms_import_only_rooms_below_them_and_without_circles():
     assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-@pytest.mark.parametrize("leaf", ["utils", "selection_solver_DP"])
-def test_what_the_package_stands_on_imports_nothing_of_ours(leaf):
-    assert modules_after(f"import {leaf}") & OURS == {leaf}
+def test_the_solver_imports_nothing_of_ours():
+    assert modules_after("import selection_solver_DP") & OURS == {"selection_solver_DP"}
+
+
+def test_what_commands_share_imports_neither_a_step_nor_tensorflow():
+    assert modules_after("import utils") & {*OURS, "tensorflow", "keras"} == {"utils", "elastic_trainer"}
 
 
 @pytest.mark.parametrize("step", ["train", "models", "data"])
@@ -56,11 +59,12 @@ def test_a_step_of_the_paper_imports_no_other_and_no_command(step):
 )
 def test_a_mistake_on_the_command_line_is_answered_without_tensorflow(command, arguments):
     code = f"""
-import sys, {command}, utils
+import sys, {command}
+from elastic_trainer.errors import UserError
 sys.argv[1:] = {arguments!r}
 try:
     {command}.main()
-except utils.UserError:
+except UserError:
     pass
 else:
     sys.exit('not refused')

@@ -12,9 +12,9 @@ from small_images import write_noise
 
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import read_run
 from main import load_to_evaluate, train_run
-from utils import UserError
 
 
 @pytest.fixture

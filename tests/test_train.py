@@ -12,6 +12,7 @@ from small_runs import rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.selection.schemes import FIXED_MASKS, Scheme
@@ -19,7 +20,6 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import FIXED_TYPES, TRAIN_TYPES, Settings
 from elastic_trainer.training.step import Evaluation, TrainStep
-from utils import UserError
 
 
 def test_every_train_type_of_the_command_line_has_a_scheme_and_a_function():

@@ -13,18 +13,28 @@ import tensorflow as tf
 from command_line import ROOT
 
 import utils
+from elastic_trainer.errors import UserError, printable
+from elastic_trainer.files import (
+    atomic_large_path,
+    atomic_path,
+    locked,
+    remove_leftovers,
+    write_csv,
+    write_json,
+    write_text,
+)
 
 
 def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
     path = tmp_path / "summary.json"
-    utils.write_json(path, {"old": 1})
+    write_json(path, {"old": 1})
 
     def full_disk():
-        with utils.atomic_path(path) as temporary:
+        with atomic_path(path) as temporary:
             temporary.write_text("half")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(utils.UserError, match=r"summary\.json: cannot be written: No space left on device"):
+    with pytest.raises(UserError, match=r"summary\.json: cannot be written: No space left on device"):
         full_disk()
     assert json.loads(path.read_text()) == {"old": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
@@ -68,12 +78,12 @@ ODD = "caf\udce9 é\n\x85\u2028\x1b[1m 日本\u200d"
 
 
 def test_printable_escapes_what_breaks_a_line_or_cannot_be_encoded_and_nothing_else():
-    assert utils.printable(ODD) == r"caf\udce9 é\n\x85\u2028\x1b[1m 日本" + "\u200d"
+    assert printable(ODD) == r"caf\udce9 é\n\x85\u2028\x1b[1m 日本" + "\u200d"
 
 
 def test_files_and_output_take_names_that_are_not_utf8(tmp_path):
-    utils.write_text(tmp_path / "text", ODD)
-    utils.write_csv(tmp_path / "table.csv", ["name"], [[ODD]])
+    write_text(tmp_path / "text", ODD)
+    write_csv(tmp_path / "table.csv", ["name"], [[ODD]])
     for name in ("text", "table.csv"):
         assert r"caf\udce9 é" in (tmp_path / name).read_text(encoding="utf-8")
     code = f"import utils; utils.run_cli(lambda: print({ODD!r}))"
@@ -87,15 +97,15 @@ def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
     path = tmp_path / "photos.tar"
     for name in (".1.photos.tar", ".2.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar"):
         (tmp_path / name).write_bytes(b"" if name.startswith(".4") else b"half")
-    with utils.locked(tmp_path / ".1.photos.tar") as is_ours, utils.atomic_large_path(path) as temporary:
+    with locked(tmp_path / ".1.photos.tar") as is_ours, atomic_large_path(path) as temporary:
         temporary.write_bytes(b"all of it")
-        utils.remove_leftovers(tmp_path, ".photos.tar")
+        remove_leftovers(tmp_path, ".photos.tar")
         assert is_ours and temporary.exists() and not (tmp_path / ".2.photos.tar").exists()
     assert path.read_bytes() == b"all of it"
     left = {".1.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar", "photos.tar"}
     assert {entry.name for entry in tmp_path.iterdir()} == left
-    utils.remove_leftovers(tmp_path, ".photos.tar")
-    utils.remove_leftovers(tmp_path / "nowhere", ".photos.tar")
+    remove_leftovers(tmp_path, ".photos.tar")
+    remove_leftovers(tmp_path / "nowhere", ".photos.tar")
     assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}
 
 
@@ -103,7 +113,7 @@ def test_every_step_runs_and_each_failure_is_one_line(capsys):
     done = []
 
     def fail(why):
-        raise utils.UserError(why)
+        raise UserError(why)
 
     with pytest.raises(SystemExit) as stopped:
         utils.run_each(lambda: fail("no energy"), lambda: done.append(1), lambda: fail("no export"))

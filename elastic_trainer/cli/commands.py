@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic_trainer.cli.data_flags import data_parser
 from elastic_trainer.cli.flags import profiler_parser
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.settings import (
     CLIPPING,
@@ -22,7 +23,6 @@ from elastic_trainer.settings import (
     defaults_of,
     is_elastic,
 )
-from utils import UserError
 
 
 @dataclass(frozen=True)

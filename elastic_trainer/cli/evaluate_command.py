@@ -8,9 +8,9 @@ from typing import Any
 
 from elastic_trainer.cli.commands import EvaluateCommand, data_settings
 from elastic_trainer.cli.flags import main_parser
+from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import is_run, read_config
 from elastic_trainer.settings import BEST_MODEL, defaults_of
-from utils import UserError
 
 # Options that come from the run's config.json if they are not given.
 _FROM_RUN = (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import KERAS_NETWORKS, MODEL_NAMES
-from utils import UserError
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -22,12 +22,12 @@ from elastic_trainer.cli.commands import (
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.runs.config import with_later_options
 from elastic_trainer.runs.power_record import check_growing
 from elastic_trainer.runs.reader import read_config, started_with
 from elastic_trainer.settings import RECIPES, RunSettings, Settings, is_elastic, measures_importance
-from utils import UserError, warn
 
 LONGEST_NAME = 230  # bytes of a run's name; file systems allow 255, and files in the folder are named after it
 
@@ -78,8 +78,6 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
     command = parse_training(given)
     if command.run.power_csv is not None and "power_csv" in parser.given(given):
         check_growing(command.run.power_csv)
-    for text in command.warnings:
-        warn(text)
     return command
 
 

@@ -20,11 +20,11 @@ from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
-import utils
 from elastic_trainer.datasets.image_folder import image_folder, reading
 from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.tfds import prepare_tfds, tfds_builder
-from utils import UserError
+from elastic_trainer.errors import UserError, first_line, printable
+from elastic_trainer.files import atomic_large_path, locked, remove_leftovers, writing
 
 CHECKSUMS = "SHA256SUMS"  # the last file of an archive, in the format that sha256sum -c reads
 _BLOCK = 1 << 20
@@ -77,9 +77,9 @@ def pack(name: str, data_dir: Path | None, output: Path | None) -> None:
     if not count:
         raise UserError(f"--data_dir {folder}: contains no files to pack")
     _write_archive(entries, root, output)
-    print(utils.printable(f"{output}: {count} files, {output.stat().st_size / 1e6:,.0f} MB"))
+    print(printable(f"{output}: {count} files, {output.stat().st_size / 1e6:,.0f} MB"))
     unpacking = shlex.join(["python", "data.py", "unpack", output.name, "--data_dir", "DIR"])
-    print(utils.printable(f"on the other machine: {unpacking}"))
+    print(printable(f"on the other machine: {unpacking}"))
 
 
 def _entries(folder: Path, inside: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -113,9 +113,9 @@ def _entries(folder: Path, inside: tuple[Path, ...] = ()) -> Iterator[Path]:
 def _write_archive(entries: Sequence[Path], root: Path, output: Path) -> None:
     """Write `entries` and the checksums of the files among them to `output`, under names relative to `root`."""
     listing = bytearray()
-    utils.remove_leftovers(output.parent, f".{output.name}")
+    remove_leftovers(output.parent, f".{output.name}")
     with (
-        utils.atomic_large_path(output) as temporary,
+        atomic_large_path(output) as temporary,
         tarfile.open(temporary, "w", dereference=True) as archive,  # links become the files that they lead to
         tqdm(total=sum(path.stat().st_size for path in entries), desc="packing", unit="B", unit_scale=True) as bar,
     ):
@@ -169,13 +169,13 @@ def unpack(path: Path, data_dir: Path) -> None:
     Raises:
         UserError: the tar file is damaged or was not written by `pack`, or `data_dir` has such a folder already.
     """
-    with utils.writing(data_dir):
+    with writing(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
-    utils.remove_leftovers(data_dir, ".unpacking")
-    with utils.writing(data_dir):
+    remove_leftovers(data_dir, ".unpacking")
+    with writing(data_dir):
         unpacked = Path(tempfile.mkdtemp(".unpacking", f".{os.getpid()}.", data_dir))
         try:
-            with utils.locked(unpacked):
+            with locked(unpacked):
                 _extract_all(path, unpacked, data_dir)
                 _check(path, unpacked)
                 top = _only_folder(path, unpacked)
@@ -185,8 +185,8 @@ def unpack(path: Path, data_dir: Path) -> None:
     is_tfds = top.name in TFDS_NAMES
     flags = ["--dataset_name", top.name if is_tfds else "image_folder"]
     flags += ["--data_dir", str(data_dir if is_tfds else data_dir / top.name)]
-    print(utils.printable(f"unpacked and checked: {data_dir / top.name}"))
-    print(utils.printable(f"to use it: {shlex.join(['python', 'main.py', *flags])}"))
+    print(printable(f"unpacked and checked: {data_dir / top.name}"))
+    print(printable(f"to use it: {shlex.join(['python', 'main.py', *flags])}"))
 
 
 def _extract_all(path: Path, folder: Path, data_dir: Path) -> None:
@@ -223,7 +223,7 @@ def _reading_archive(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # from the system
             raise
         raise UserError(
-            f"{path}: is not a tar archive, or damaged or incomplete ({utils.first_line(error)}); copy it again"
+            f"{path}: is not a tar archive, or damaged or incomplete ({first_line(error)}); copy it again"
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-import utils
+from elastic_trainer.errors import first_line, printable
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
@@ -81,8 +81,8 @@ def decode_failure(source: ImageSource, index: int, error: Exception) -> str:
     """One line on an image for which `decode` raised `error`: its path (or `index`, if it has none) and the reason."""
     reason = header_error(source) if isinstance(source, str) else None
     name = source if isinstance(source, str) else f"image {index}"
-    return utils.printable(f"{name}: {reason or f'cannot be read as an image: {_first_line(error)}'}")
+    return printable(f"{name}: {reason or f'cannot be read as an image: {_first_line(error)}'}")
 
 
 def _first_line(error: Exception) -> str:
-    return utils.first_line(error).rstrip(".")
+    return first_line(error).rstrip(".")

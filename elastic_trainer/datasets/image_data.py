@@ -17,7 +17,7 @@ import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.images import DecodedImages, room_mb
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -19,7 +19,7 @@ import numpy as np
 from elastic_trainer.datasets.data_source import SPLIT_SEED, DataSource
 from elastic_trainer.datasets.decoding import KINDS, header_error
 from elastic_trainer.datasets.images import ImageFiles
-from utils import UserError, printable
+from elastic_trainer.errors import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.lib import format as npy
 from tqdm import tqdm
 
-import utils
 from elastic_trainer.datasets.decoding import ImageSource, decode, decode_failure
+from elastic_trainer.files import atomic_large_path, remove_leftovers, write_json, writing
 from elastic_trainer.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
@@ -88,7 +88,7 @@ def read(
     needed_mb = count * size * size * 3 / 1e6
     memory_mb = room_mb(memory_mb)
     if folder is not None:
-        utils.remove_leftovers(folder, ".npy")
+        remove_leftovers(folder, ".npy")
     if folder is None or needed_mb <= memory_mb:
         return _by_part(*_read_into_memory(parts, size, count), parts)
     stem = folder / f"{name}_{size}_{_digest(parts, size)}"
@@ -148,12 +148,12 @@ def _read_cached(record: Path, pixels: Path, size: int, count: int) -> tuple[np.
 
 def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[_Label]:
     """Read the images into the file `pixels`; write labels and reasons to `record`, and return them."""
-    with utils.writing(pixels):
+    with writing(pixels):
         pixels.parent.mkdir(parents=True, exist_ok=True)
     labels: list[_Label] = []
     rows = 0
     # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
-    with utils.atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
+    with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
         file.write(_header(0, size))
         for image, label, why in decoded(parts, size):
             if image is not None:
@@ -162,7 +162,7 @@ def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -
             labels.append((label, why))
         file.seek(0)
         file.write(_header(rows, size))
-    utils.write_json(record, labels)
+    write_json(record, labels)
     return labels
 
 

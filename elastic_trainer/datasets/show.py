@@ -8,9 +8,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-import utils
 from elastic_trainer.datasets.images import ImageFiles, decoded
 from elastic_trainer.datasets.sources import find
+from elastic_trainer.files import atomic_path
 
 THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
 SHEET_IMAGES = 60  # approximate size of a contact sheet, which shows at least one image of each class
@@ -38,7 +38,7 @@ def show(name: str, data_dir: Path | None, test_fraction: float | None, output: 
     for split, files in (("train", source.train), ("test", source.test)):
         counts[split], pictures, reasons = _count(files, per_class)
         path = output.with_name(f"{output.name}_{split}.png")
-        with utils.atomic_path(path) as temporary:
+        with atomic_path(path) as temporary:
             contact_sheet([(names[label], picture) for label in sorted(pictures) for picture in pictures[label]]).save(
                 temporary
             )

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import utils
 from elastic_trainer.datasets.data_source import DataSource
 from elastic_trainer.datasets.images import ImageFiles
-from utils import UserError
+from elastic_trainer.errors import UserError
+from elastic_trainer.machine import load_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def tfds_builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     """TFDS' builder of a data set. It knows the classes and the folder, whether or not the data set is prepared."""
-    utils.load_tensorflow()
+    load_tensorflow()
     import tensorflow_datasets as tfds
 
     return tfds.builder(name, data_dir=data_dir)

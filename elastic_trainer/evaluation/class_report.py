@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-import utils
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
 from elastic_trainer.evaluation.predictions import Predictions
+from elastic_trainer.files import atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.machine import environment
 
 SHOWN_CLASSES = 20  # rows of the printed table
@@ -105,11 +105,11 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     results, counts = class_results(predictions, class_names), confusion(predictions, class_names)
     names = output_names(predictions, class_names)
     _write_tables(results, counts, names, folder)
-    utils.save_figure(draw_confusion(counts, names), folder / "confusion")
-    with utils.writing(folder):
+    save_figure(draw_confusion(counts, names), folder / "confusion")
+    with writing(folder):
         (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
     if predictions.misclassified:
-        with utils.atomic_path(folder / "mistakes.png") as temporary:
+        with atomic_path(folder / "mistakes.png") as temporary:
             draw_misclassified(predictions, names).savefig(temporary, dpi=150)
     tested = [result for result in results if result.support]
     means = {f"macro_{key}": _mean([getattr(r, key) for r in tested]) for key in ("precision", "recall", "f1")}
@@ -121,7 +121,7 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
         **means,
     }
     record = {**record, **totals, "classes_without_test_images": len(results) - len(tested)}
-    utils.write_json(folder / "evaluation.json", {**record, "environment": environment()})
+    write_json(folder / "evaluation.json", {**record, "environment": environment()})
     return "\n".join([_totals_line(record), *_class_table(results), f"written to {folder}"])
 
 
@@ -136,8 +136,8 @@ def _write_tables(results: Sequence[ClassResult], counts: np.ndarray, names: Seq
         for r in results
     ]
     columns = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
-    utils.write_csv(folder / "classes.csv", columns, rows)
-    utils.write_csv(
+    write_csv(folder / "classes.csv", columns, rows)
+    write_csv(
         folder / "confusion.csv",
         ("true class \\ predicted", *names),
         ((name, *map(int, row)) for name, row in zip(names, counts, strict=True)),

@@ -23,12 +23,12 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-import utils
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.evaluation.predictions import forward_function
-from elastic_trainer.machine import cores, environment
+from elastic_trainer.files import atomic_path, write_json, write_text
+from elastic_trainer.machine import cores, environment, silenced
 from elastic_trainer.timing.wall_time import measure_ms
-from utils import UserError
 
 CHECKED_IMAGES = 1000  # at most; test images that each file predicts, evenly spread over the split
 LATENCY_SECONDS = 5.0  # of measuring, as far as the bounds on the turns allow
@@ -73,7 +73,7 @@ def convert(model: keras.Model, quantise: bool) -> Converted:
     error: Exception | None = None
     for kernels in ((tf.lite.OpsSet.TFLITE_BUILTINS,), (tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS)):
         try:
-            with utils.silenced():  # the converter logs each of its passes
+            with silenced():  # the converter logs each of its passes
                 converter = tf.lite.TFLiteConverter.from_concrete_functions([infer.get_concrete_function()], module)
                 converter.target_spec.supported_ops = list(kernels)
                 if quantise:
@@ -98,7 +98,7 @@ def _why_not_converted(error: Exception) -> str:
     missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", text)
     if missing:
         return f"it has no kernel for {missing.group(1).strip()}"
-    return utils.first_line(error)[:300]
+    return first_line(error)[:300]
 
 
 class Interpreter:
@@ -111,7 +111,7 @@ class Interpreter:
 
     def __init__(self, converted: Converted, threads: int = 1) -> None:
         make, self.runtime = _interpreter_class(bool(converted.tensorflow_kernels))
-        with warnings.catch_warnings(), utils.silenced():  # tf.lite.Interpreter warns that it is deprecated
+        with warnings.catch_warnings(), silenced():  # tf.lite.Interpreter warns that it is deprecated
             warnings.simplefilter("ignore")
             self._interpreter = make(model_content=converted.content, num_threads=threads)
             self._interpreter.allocate_tensors()
@@ -166,10 +166,10 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
     """
     files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
     for name, converted in files.items():
-        with utils.atomic_path(folder / name) as temporary:
+        with atomic_path(folder / name) as temporary:
             temporary.write_bytes(converted.content)
     names = [*dataset.class_names, *(f"output {k}" for k in range(dataset.num_classes, model.output_shape[-1]))]
-    utils.write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
+    write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
 
     images, labels = checked_images(dataset)
     rows, largest_logit, turns = _compare(model, files, images, labels)
@@ -186,7 +186,7 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         **{name.replace("Keras", "keras"): row for name, row in rows.items()},
         "environment": environment(),
     }
-    utils.write_json(folder / "export.json", record)
+    write_json(folder / "export.json", record)
     return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(rows, record)])
 
 

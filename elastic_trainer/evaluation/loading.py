@@ -6,9 +6,8 @@ from pathlib import Path
 
 import keras
 
-import utils
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.logits import with_logits
-from utils import UserError
 
 
 def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> int | None:
@@ -56,7 +55,7 @@ def with_checked_outputs(
         logits = None if outputs is None else with_logits(model, inputs.shape[1:], outputs, str(path))(inputs)
     except Exception as error:  # a custom layer may raise anything
         raise UserError(
-            f"--evaluate {path}: does not take images of {size}×{size} ({utils.first_line(error)}); see --input_size"
+            f"--evaluate {path}: does not take images of {size}×{size} ({first_line(error)}); see --input_size"
         ) from error
     if outputs is None:
         raise UserError(f"--evaluate {path}: returns {shape or 'several outputs'}, not one number per class")

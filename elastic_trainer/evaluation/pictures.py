@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import utils
+from elastic_trainer.errors import figure_text
 from elastic_trainer.evaluation.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure
 
 
 def _label(name: str, length: int) -> str:
-    return utils.figure_text(shortened(name, length))
+    return figure_text(shortened(name, length))
 
 
 def shortened(text: str, length: int) -> str:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-import utils
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.names import KERAS_NETWORKS, WIDTHS
-from utils import UserError
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
 _PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1, as `_scaling` returns it
@@ -124,6 +123,4 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
             return pretrained.with_imagenet_weights(partial(parts.build, size, alpha), name, alpha)
         return parts.build(size, alpha, None)
     except ValueError as error:  # smaller than Keras allows
-        raise UserError(
-            f"--input_size {size}: {name} cannot be built at this size: {utils.first_line(error)}"
-        ) from error
+        raise UserError(f"--input_size {size}: {name} cannot be built at this size: {first_line(error)}") from error

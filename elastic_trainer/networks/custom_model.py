@@ -13,12 +13,11 @@ from pathlib import Path
 import keras
 import numpy as np
 
-import utils
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.architectures import image_shape
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.saved_model import check_finite, load_model
-from utils import UserError
 
 _GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue: how bright they look
 
@@ -62,7 +61,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
         hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
             f"--model_name {name}: does not take images of shape {shape}{hint}: {type(error).__name__}: "
-            f"{utils.first_line(error)}"
+            f"{first_line(error)}"
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
@@ -104,9 +103,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     except (Exception, SystemExit) as error:  # sys.exit would end this program without a word
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = f" line {frames[-1].lineno}" if frames else ""
-        raise UserError(
-            f"--model_name {name}: {file}{line}: {type(error).__name__}: {utils.first_line(error)}"
-        ) from error
+        raise UserError(f"--model_name {name}: {file}{line}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(model, keras.Model):

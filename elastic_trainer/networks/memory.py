@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb
 from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
-from utils import UserError
 
 # The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
 _INPUT_KEEPERS = (

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-import utils
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
-from utils import UserError
 
 if TYPE_CHECKING:
     import h5py
@@ -43,7 +42,7 @@ def with_imagenet_weights(build: Callable[[str], keras.Model], name: str, alpha:
     try:
         return build("imagenet")
     except ValueError as error:  # a width for which no weights exist
-        raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {utils.first_line(error)}") from error
+        raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
         url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
         where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
@@ -98,7 +97,7 @@ def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
         with h5py.File(path) as file:
             arrays = _count_arrays(file)
     except Exception as error:  # h5py raises many types for a damaged file
-        raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {utils.first_line(error)}") from error
+        raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {first_line(error)}") from error
     try:
         with _all_layers_must_fit():
             backbone.load_weights(path)
@@ -148,7 +147,7 @@ def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
             warnings.simplefilter("always")
             vit_utils.load_weights_numpy(backbone, path, False, patches, patches)
     except Exception as error:  # vit-keras raises assertion errors, key errors and shape errors
-        reason = f"lacks {error}" if isinstance(error, KeyError) else utils.first_line(error)
+        reason = f"lacks {error}" if isinstance(error, KeyError) else first_line(error)
         raise UserError(f"--weights {path}: is damaged or does not fit ViT-B/16: {reason}") from error
     for warning in caught:
         if "Resizing" in str(warning.message):

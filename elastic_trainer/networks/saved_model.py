@@ -9,14 +9,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
-import utils
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.batch_norm import (
     KERAS_NAME,
     FrozenBatchNormalization,
     SavedBatchNormalization,
     freeze_batch_norm_statistics,
 )
-from utils import UserError
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -52,7 +51,7 @@ def load_model(path: Path | str, flag: str) -> keras.Model:
         model = _load(path)
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
-            f"{flag} {path}: Keras cannot load it: {utils.first_line(error)} (a model with custom layers is "
+            f"{flag} {path}: Keras cannot load it: {first_line(error)} (a model with custom layers is "
             "given as file.py:function)"
         ) from error
     check_finite(model, f"{flag} {path}")

@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph
 from elastic_trainer.pruning.channel_groups import ChannelGroups, KeptChannels
 from elastic_trainer.pruning.disjoint_groups import Groups
-from utils import UserError
 
 
 def rebuild_network(

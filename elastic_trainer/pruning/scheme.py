@@ -50,6 +50,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.dead_channels import ChannelContributions, median_contribution
 from elastic_trainer.pruning.group_lasso import group_lasso
@@ -60,7 +61,6 @@ from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import classification_loss
-from utils import UserError
 
 SPREAD_IMAGES = 64  # training images over which the standard deviation of each channel is measured
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import utils
-from utils import UserError
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import atomic_path, writing
 
 VERSION = 3  # of what the state holds
 _STATE = "state"
@@ -45,11 +45,11 @@ class Checkpoints:
         """
         text = json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
-        with utils.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
             for name, array in {_STATE: np.frombuffer(text, np.uint8), **arrays}.items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
-        with utils.writing(self.folder):
+        with writing(self.folder):
             for old in self._paths():
                 if old not in (path, self._last):
                     old.unlink()
@@ -80,7 +80,7 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Delete them all. Raises `UserError` where the system refuses."""
-        with utils.writing(self.folder):
+        with writing(self.folder):
             for path in self._paths():
                 path.unlink()
             if self.folder.is_dir() and not any(self.folder.iterdir()):

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import utils
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import is_temporary, locked, writing
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
-from utils import UserError, writing
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
         raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
     with _locked(folder):
         with writing(folder):
-            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if utils.is_temporary(path)]
+            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if is_temporary(path)]
             if taken and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
                 flag = "--overwrite" if overwrite else "--resume"
                 raise UserError(
@@ -58,7 +58,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Lock `folder` against other runs. Where the system has no such lock, two runs in one folder are not noticed."""
     with contextlib.ExitStack() as stack:
         with writing(folder):
-            is_ours = stack.enter_context(utils.locked(folder))
+            is_ours = stack.enter_context(locked(folder))
         if is_ours is False:
             raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name")
         yield

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-import utils
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import reading, write_csv, write_json, writing
 from elastic_trainer.runs.reader import METRICS, SUMMARY, read_epochs, read_summary
-from utils import UserError
 
 LONGEST_GAP_SECONDS = 60  # between two readings; a longer gap is no measurement
 MOST_WATTS = 1_000_000  # far beyond any machine; much more would overflow
@@ -37,21 +37,21 @@ def add_external_energy(folder: Path, record: Path) -> float:
     """
     times, watts = read_power(record)
     summary, rows = read_summary(folder), read_epochs(folder)
-    with utils.reading(folder / METRICS):
+    with reading(folder / METRICS):
         steps = [int(row.get("step") or "") for row in rows]
         seconds = [float(row.get("train_seconds") or "") for row in rows]
     try:
         joules = integrate_power(times, watts, summary.get("training_spans") or [], seconds)
     except ValueError as error:
         if summary.get("energy_joules") is None:
-            utils.write_json(folder / SUMMARY, {**summary, "energy_missing": f"{record}: {error}"})
+            write_json(folder / SUMMARY, {**summary, "energy_missing": f"{record}: {error}"})
         raise UserError(f"--power_csv {record}: {error}; give the record of this run") from error
     for row, value in zip(rows, joules, strict=True):
         row["energy_joules"] = str(value)
     _write_curve(folder, steps, joules)
-    utils.write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
+    write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
     summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
-    utils.write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, summary)
     return joules[-1]
 
 
@@ -65,7 +65,7 @@ def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) ->
         for step, value in zip(steps, joules, strict=True):
             tf.summary.scalar("meters/energy_joules", value, step)
     writer.close()
-    with utils.writing(folder):
+    with writing(folder):
         for path in earlier:
             path.unlink()
 

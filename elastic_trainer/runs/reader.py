@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import utils
-from utils import UserError
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import read_json, reading
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -35,7 +35,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def _checked(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
     try:
-        return utils.read_json(path, schema)
+        return read_json(path, schema)
     except UserError as error:
         raise UserError(f"{error}; repair the file, or train again with --overwrite") from error
 
@@ -48,7 +48,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def read_epochs(folder: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv of the run in `folder`. Raises `UserError` if there are none or they cannot be read."""
-    with utils.reading(folder / METRICS):
+    with reading(folder / METRICS):
         epochs = read_rows(folder / METRICS)
         if not epochs:
             raise ValueError("holds no epoch")

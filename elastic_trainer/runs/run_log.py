@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import atomic_path, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, SUMMARY
 from elastic_trainer.runs.tables import write_tables
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
-from utils import UserError, atomic_path, write_json
 
 if TYPE_CHECKING:
     import keras

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from utils import Stopped
+from elastic_trainer.errors import Stopped
 
 
 class StopSignals:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_trainer.files import write_csv
 from elastic_trainer.runs.reader import METRICS, SELECTIONS
-from utils import write_csv
 
 if TYPE_CHECKING:
     from elastic_trainer.runs.history import History

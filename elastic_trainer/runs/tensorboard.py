@@ -16,10 +16,11 @@ import tensorflow as tf
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import sync, writing
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.training.state import StepResult
-from utils import UserError, sync, writing
 
 METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # columns of metrics.csv
 POINT_SECONDS = 0.5  # from one point of the training curves to the next

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import TimingTable
-from utils import UserError
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
 PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log.md)

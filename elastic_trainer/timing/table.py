@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-import utils
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import read_json, reading, write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, unfolded
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse, ForwardCosts, forward_costs, forward_sums
-from utils import UserError
 
 if TYPE_CHECKING:
     from elastic_trainer.timing.table_schema import Row
@@ -161,7 +161,7 @@ class TimingTable:
         kernels = ["" if kernel < 0 else self.names[kernel] for kernel in self.kernels]
         others = zip(kernels, self.normalised, self.features_mb, strict=True)
         rows = zip(self.names, self.shapes, range(len(self.names)), times, others, strict=True)
-        utils.write_csv(
+        write_csv(
             folder / "table.csv",
             ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "normalised", "features_mb"),
             (
@@ -183,7 +183,7 @@ class TimingTable:
             "fit": asdict(self.fit),
             **self.details,
         }
-        utils.write_json(folder / "profile.json", record)
+        write_json(folder / "profile.json", record)
 
 
 def table_settings(network: NetworkSettings) -> dict[str, Any]:
@@ -250,14 +250,14 @@ def read_profile(folder: Path) -> dict[str, Any]:
     """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
     from elastic_trainer.timing.table_schema import Profile
 
-    return utils.read_json(folder / "profile.json", Profile)
+    return read_json(folder / "profile.json", Profile)
 
 
 def _read_rows(path: Path) -> list[Row]:
     """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
     from elastic_trainer.timing.table_schema import Table
 
-    with utils.reading(path), path.open(newline="", encoding="utf-8") as file:
+    with reading(path), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         table = Table.model_validate({f"line {reader.line_num}": row for row in reader})
     return sorted(table.root.values(), key=lambda row: row.order)

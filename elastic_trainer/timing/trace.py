@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.image_data import Batch, ImageOrder
+from elastic_trainer.errors import UserError
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import Evaluation, TrainStep
-from utils import UserError
 
 
 class StepResult(NamedTuple):

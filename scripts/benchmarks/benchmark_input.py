@@ -23,7 +23,8 @@ import common
 import numpy as np
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Pa
         axes.invert_yaxis()
         if column:
             axes.set_yticks([])
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def main() -> None:
@@ -176,7 +177,7 @@ def main() -> None:
     )
     if args.quick:
         args.rounds, args.steps, args.photos = 1, 4, 24
-    utils.load_tensorflow()
+    load_tensorflow()
     with tempfile.TemporaryDirectory() as folder:
         photos = args.data_dir or Path(folder) / "photos"
         if args.data_dir is None:

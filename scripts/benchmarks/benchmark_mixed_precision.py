@@ -19,7 +19,8 @@ import common
 import numpy as np
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings
 
 MEASURED = ("full step", "step of the head", "forward pass")
@@ -63,7 +64,7 @@ def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
         axes.bar(np.arange(len(MEASURED)) + offset, values, 0.4, label=label, color=colour)
     axes.set_xticks(np.arange(len(MEASURED)), MEASURED)
     axes.legend(fontsize="small")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def main() -> None:
@@ -73,7 +74,7 @@ def main() -> None:
         seconds={"type": float, "default": 60, "help": "time for measuring (default: %(default)s)"},
         steps={"type": int, "default": 20, "help": "training steps to compare losses over (default: %(default)s)"},
     )
-    utils.load_tensorflow()
+    load_tensorflow()
 
     import models
     from elastic_trainer.timing.measuring import measure_steps

@@ -21,7 +21,8 @@ import common
 import numpy as np
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings, Settings
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.wall_time import measure_ms
@@ -162,7 +163,7 @@ def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
         axes.plot(removed, [row[key] for row in rows], style, label=label, markersize=4)
     axes.set_ylim(0, None)
     axes.legend(fontsize="small")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def main() -> None:
@@ -171,7 +172,7 @@ def main() -> None:
         __doc__,
         rounds={"type": int, "default": 40, "help": "measured steps of each network (default: %(default)s)"},
     )
-    utils.load_tensorflow()
+    load_tensorflow()
 
     import tensorflow as tf
 

@@ -26,7 +26,8 @@ import numpy as np
 from alternating import AlternatingDigits, full_training_step
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.reader import SELECTIONS, read_rows
 from elastic_trainer.runs.run_log import RunLog
@@ -150,7 +151,7 @@ def draw(title: str, medians: dict[float, float], sums: dict[float, float], stem
     axes.plot(asked, [*medians.values()], "o", color="#0072b2", label="median step")
     axes.plot(asked, [*sums.values()], "x", color="#d55e00", label="entire run")
     axes.legend(fontsize="small", loc="upper left")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def is_kept(ratios: dict[float, float]) -> bool:
@@ -228,7 +229,7 @@ def main() -> None:
         intervals={"type": int, "default": 4, "help": "selections a run (default: %(default)s)"},
         importance_batches={"type": int, "default": 1, "help": "averaged for a selection (default: %(default)s)"},
     )
-    utils.load_tensorflow()
+    load_tensorflow()
     if args.quick:
         args.rounds, args.steps, args.intervals = 1, 12, 2
     settings = Settings(

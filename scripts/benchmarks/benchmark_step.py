@@ -40,7 +40,8 @@ from torch_worker import TorchWorker, check_network, prepare_environment
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, flo
     labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
     axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
     figure.legend(loc="outside lower center", fontsize="small", ncols=4)
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def main() -> None:
     if args.torch:
         check_network(network)
         worker = TorchWorker(network, prepare_environment(), compiled=not args.quick)
-    utils.load_tensorflow()
+    load_tensorflow()
 
     import models
     from elastic_trainer.timing.measuring import MEASURING_SECONDS

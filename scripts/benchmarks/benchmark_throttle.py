@@ -24,7 +24,8 @@ import numpy as np
 from alternating import AlternatingDigits, full_training_step
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
@@ -108,7 +109,7 @@ def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
         axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 class Measured(NamedTuple):
@@ -170,7 +171,7 @@ def main() -> None:
         num_epochs={"type": int, "default": 16, "help": "default: %(default)s"},
         busy={"type": int, "default": 2, "help": "competing processes (default: %(default)s)"},
     )
-    utils.load_tensorflow()
+    load_tensorflow()
     epochs = 4 if args.quick else args.num_epochs
     settings = Settings(optimizer=network.optimizer, num_epochs=epochs, interval=max(epochs // 8, 1), rho=args.rho)
     measured = measure(network, settings, args.busy)

@@ -25,7 +25,8 @@ import common
 import numpy as np
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
@@ -112,7 +113,7 @@ def draw(title: str, points: Sequence[dict[str, Any]], stem: Path) -> None:
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.legend(fontsize="small")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 class Measured(NamedTuple):
@@ -212,7 +213,7 @@ def main() -> None:
         selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
         seconds={"type": float, "default": 150, "help": "time for measuring (default: %(default)s)"},
     )
-    utils.load_tensorflow()
+    load_tensorflow()
     count = args.selections or (12 if network.model_name == "vit" else 32)
     if args.quick:
         count, args.seconds = 8, 5

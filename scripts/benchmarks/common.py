@@ -13,10 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import utils
 from elastic_trainer.cli.commands import fill_in_defaults, network_settings
 from elastic_trainer.cli.flags import add_network_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.errors import figure_text
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 
@@ -60,7 +60,7 @@ def measured_network(network: NetworkSettings, kind: str, output: Path | None) -
         output: the figure's path if the user named one.
     """
     label = model_label(network.model_name, network.alpha)
-    title = f"{utils.figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
+    title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
     stem = output or Path("figures") / f"{kind}_{label}_{network.input_size}_{network.batch_size}"
     return title, stem, {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from made_up_networks import RESNET50_TENSORS
 
-import utils
+from elastic_trainer.files import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def draw(record: dict[str, Any], stem: Path) -> None:
     draw_quality(record, panels[3])
     draw_over_tensors(record, panels[4], "solve_ms", "time (ms)", "e  Solver's time")
     draw_over_tensors(record, panels[5], "peak_memory_mb", "peak memory (MB)", "f  Solver's memory")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, label: str, title: str) -> None:

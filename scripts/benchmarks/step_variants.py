@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import utils
-from elastic_trainer.machine import text_of
+from elastic_trainer.machine import load_tensorflow, text_of
 from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
@@ -187,7 +186,7 @@ def peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> 
 
 
 def _own_peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
-    utils.load_tensorflow()
+    load_tensorflow()
 
     import models
     from elastic_trainer.timing.measuring import idle_optimizer

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from common import ROOT
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import cores
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.settings import NetworkSettings
-from utils import UserError
 
 ENVIRONMENT, REQUIREMENTS = ROOT / ".venv-torch", ROOT / "requirements-torch.txt"
 WORKER = Path(__file__).with_name("torch_steps.py")

@@ -26,7 +26,8 @@ from typing import Any
 import common
 
 import utils
-from elastic_trainer.machine import environment
+from elastic_trainer.errors import UserError
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows, read_summary
 
 # Columns that come from clocks and other meters; all others must be equal.
@@ -45,7 +46,7 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for the end. Raises `UserError` with the last line of its log if the process failed."""
     if process.wait():
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise utils.UserError(f"a run failed: {lines[-1] if lines else 'without a message'}")
+        raise UserError(f"a run failed: {lines[-1] if lines else 'without a message'}")
 
 
 def kill_at(process: subprocess.Popen[bytes], folder: Path, seconds: float, while_saving: bool) -> str | None:
@@ -119,7 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.kills, args.num_epochs = 3, 3
-    utils.load_tensorflow()
+    load_tensorflow()
     work = Path(tempfile.mkdtemp(prefix="torture-"))
     try:
         record = torture(work, args)
@@ -129,7 +130,7 @@ def main() -> None:
         shutil.rmtree(work)
     print(json.dumps(record))
     if not all(record["held"].values()):
-        raise utils.UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
+        raise UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
 
 
 def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:

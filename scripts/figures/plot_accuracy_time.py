@@ -20,7 +20,7 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, stem_to_write
-from utils import UserError
+from elastic_trainer.errors import UserError, figure_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def draw(
         if paper_end is not None:
             _mark_paper_end(panels[0][column], group, colour, paper_end, size, has_label=not column)
     for column, name in enumerate(datasets):
-        panels[0][column].set_title(utils.figure_text(name))
+        panels[0][column].set_title(figure_text(name))
         panels[1][column].set_xlabel(f"training and testing ({unit})")
         for axes in panels[:, column]:
             axes.set_xlim(left=0)

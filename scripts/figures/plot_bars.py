@@ -21,6 +21,7 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.errors import figure_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +105,7 @@ def draw(
         if quantity is QUANTITIES[name]:
             is_marked |= _mark_paper_values(axes, placed, reference or {}, index)
     middles = [float(np.mean([one.place for one in cluster])) for cluster in clusters.values()]
-    panels[-1].set_xticks(middles, ["\n".join(map(utils.figure_text, cluster)) for cluster in clusters])
+    panels[-1].set_xticks(middles, ["\n".join(map(figure_text, cluster)) for cluster in clusters])
     bars: dict[str, Any] = dict(zip((one.group.label for one in placed), panels[0].patches, strict=True))
     if is_marked:
         bars["the paper's"] = Line2D([], [], color="black", lw=1, alpha=0.5)

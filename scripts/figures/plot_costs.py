@@ -25,9 +25,9 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.settings import PAPER, is_elastic
 from elastic_trainer.timing.table import read_profile
-from utils import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,7 +248,7 @@ def draw_profiling(
     title = f"time of profiling, once, over that of one epoch of full training ({names})"
     figure = plotting.new_figure(plotting.COLUMN, 2.0, title, scale)
     axes = figure.add_subplot(xlabel="% of an epoch")
-    bars = axes.barh([utils.figure_text(row[0]) for row in rows], [row[3] for row in rows], color="#0072b2")
+    bars = axes.barh([figure_text(row[0]) for row in rows], [row[3] for row in rows], color="#0072b2")
     axes.bar_label(bars, [f"{row[3]:.0f}" if row[3] >= 100 else f"{row[3]:.2g}" for row in rows], fontsize=6, padding=2)
     for place, percent in paper_percents:
         axes.vlines(percent, place - 0.4, place + 0.4, color="black", alpha=0.5, label="the paper's")
@@ -346,7 +346,7 @@ def draw_time_to_accuracy(
 
 def _draw_speedups(axes: Axes, rows: Sequence[Speedup]) -> None:
     """A bar for each row; a row without a speedup says why."""
-    labels = [f"{utils.figure_text(row.dataset)}\n{100 * row.accuracy:.1f} %" for row in rows]
+    labels = [f"{figure_text(row.dataset)}\n{100 * row.accuracy:.1f} %" for row in rows]
     heights = [row.speedup if np.isfinite(row.speedup) else 0 for row in rows]
     spreads = [row.speedup_sd for row in rows]
     bars = axes.bar(labels, heights, yerr=spreads if any(spreads) else None, color="#0072b2")

@@ -16,6 +16,7 @@ import plotting
 from plotting import Group
 
 import utils
+from elastic_trainer.errors import figure_text
 
 
 def draw_flops(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
@@ -46,7 +47,7 @@ def draw_maps(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
         run = group.first
         epochs, chosen, _ = run.selections()
         edges = np.array([*epochs, run.summary["epochs"]])
-        network, dataset = map(utils.figure_text, group.place)
+        network, dataset = map(figure_text, group.place)
         title = f"{network}\n{dataset}, ρ={100 * (run.summary['rho'] or 1):g}%"
         axes = figure.add_subplot(1, len(groups), index + 1, xlabel="epoch", title=title)
         axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)

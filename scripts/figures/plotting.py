@@ -23,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
-import utils
 from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.errors import UserError, figure_text
+from elastic_trainer.files import save_figure, write_csv
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.config import with_later_options, without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
-from utils import UserError
 
 if TYPE_CHECKING:
     import keras
@@ -179,7 +180,7 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     Raises:
         UserError: there is no such table, or it is of another network.
     """
-    utils.load_tensorflow()
+    load_tensorflow()
     import keras
 
     import models
@@ -199,13 +200,13 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
 
 
 def network_label(run: FinishedRun) -> str:
-    """The network's name in figures; drawn as `utils.figure_text`."""
+    """The network's name in figures; drawn as `figure_text`."""
     name, alpha = run.config["model_name"], run.config.get("alpha", 1)
     return NETWORK_LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
 
 
 def dataset_label(run: FinishedRun) -> str:
-    """The data set's name in figures; drawn as `utils.figure_text`."""
+    """The data set's name in figures; drawn as `figure_text`."""
     name = run.config["dataset_name"]
     if name == "image_folder":
         return Path(run.config["data_dir"]).name
@@ -227,7 +228,7 @@ def caption(groups: Sequence[Group]) -> str:
     random = ", random weights" if any(run.config.get("weights") == "none" for run in runs) else ""
     seeds = max(len(group.runs) for group in groups)
     return (
-        f"{utils.figure_text(f'{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}')}, "
+        f"{figure_text(f'{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}')}, "
         f"{all_of(sizes)} px, batch {all_of(batches)}, "
         f"{all_of(map(length, runs))}{random}, {seeds} seed{'s' if seeds > 1 else ''}"
     )
@@ -263,8 +264,8 @@ def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, colour: str, l
 
 def save(figure: Figure, stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Write the figure as PDF and PNG and its numbers as CSV; prints where."""
-    utils.save_figure(figure, stem)
-    utils.write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
+    save_figure(figure, stem)
+    write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
     print(f"figure: {stem}.pdf and .png; its numbers: {stem}.csv")
 
 

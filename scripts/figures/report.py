@@ -28,8 +28,9 @@ from plotting import FinishedRun, Group
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, file_to_write
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_text
 from elastic_trainer.runs.reader import SUMMARY
-from utils import UserError
 
 CURVE = "curve"  # a column of docs/results/ too wide for a page
 VARIANTS = {"ego": "elastic runs alone", "subproblems": "a, subproblems"}
@@ -312,7 +313,7 @@ def main() -> None:
     args = parser.parse_args()
     output = args.output or args.figures / f"report_{args.scale}.html"
     logdir = args.logdir or Path("logs") / f"figures_{args.scale}"
-    utils.write_text(output, page(args.scale, logdir, args.figures, args.results))
+    write_text(output, page(args.scale, logdir, args.figures, args.results))
     print(f"report: {output}")
 
 

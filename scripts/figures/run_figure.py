@@ -41,11 +41,12 @@ from elastic_trainer.cli.parser import (
     whole_number,
 )
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import PAPER, DataSettings
-from utils import Stopped, UserError
 
 NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
 SCALES = ("full", "quick")
@@ -210,7 +211,7 @@ def estimated_hours(job: Job, images: tuple[int, int]) -> float | None:
 
 def dry_run(jobs: Sequence[Job], hours: tuple[float | None, float | None]) -> None:
     """List the runs, their state, and how long they would take here; `hours`: see `PaperFigure`."""
-    utils.load_tensorflow()
+    load_tensorflow()
     total, unknown = 0.0, 0
     counts = _counts(jobs)
     for job in jobs:

@@ -19,8 +19,10 @@ from tqdm import tqdm
 import utils
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_csv
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.reader import is_finished, read_summary
-from utils import UserError
 
 COLUMNS = ("setting", "seed", "first_before", "first_after", "second", "train_seconds")
 
@@ -49,14 +51,14 @@ def main() -> None:
         raise UserError(
             f"--logdir {args.logdir}: holds no run of the part second_half; make them with run_study.py second_half"
         )
-    utils.load_tensorflow()
+    load_tensorflow()
     rows = []
     for run in tqdm(runs, unit="run"):
         assert run.after is not None, "a run of the second half comes after one of the first"
         before, after = accuracies_on_first(firsts[run.after], run.folder(args.logdir))
         summary = read_summary(run.folder(args.logdir))
         rows.append([run.label, run.seed, before, after, summary["best_accuracy"], summary["train_seconds"]])
-    utils.write_csv(args.results / f"forgetting_{args.data}.csv", COLUMNS, rows)
+    write_csv(args.results / f"forgetting_{args.data}.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":

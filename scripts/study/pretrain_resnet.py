@@ -20,6 +20,7 @@ from study_networks import resnet
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, file_to_write
+from elastic_trainer.files import atomic_path
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     network = resnet((SIZE, SIZE, 3), len(LETTERS))
     accuracy = train_on_glyphs(network, seed=0, count=16_000, epochs=12)
-    with utils.atomic_path(args.output) as path:
+    with atomic_path(args.output) as path:
         network.save(path)
     print(f"{args.output}: {accuracy:.1%} on newly drawn letters")
 

@@ -24,8 +24,9 @@ from common import ROOT
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import reading, save_figure, write_text
 from elastic_trainer.runs import reader
-from utils import UserError
 
 RESULTS, PAGES = ROOT / "docs" / "results", [ROOT / page for page in ("docs/results.md", "docs/log.md", "README.md")]
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -79,7 +80,7 @@ def scheme_of(setting: str) -> str:
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file. Raises `UserError` if it cannot be read."""
-    with utils.reading(path):
+    with reading(path):
         return reader.read_rows(path)
 
 
@@ -221,7 +222,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.xaxis.set_minor_formatter(lambda x, _: f"{x:.0f}" if f"{x:.0f}"[0] in "2357" else "")  # others overlap
     figure.legend(loc="outside right center", fontsize="small")
-    utils.save_figure(figure, stem)
+    save_figure(figure, stem)
 
 
 def updated(page: str) -> str:
@@ -237,7 +238,7 @@ def updated(page: str) -> str:
 def main() -> None:
     OneLineParser(prog="results_page.py", description=__doc__).parse_args()
     for page in PAGES:
-        utils.write_text(page, updated(page.read_text(encoding="utf-8")))
+        write_text(page, updated(page.read_text(encoding="utf-8")))
     for path in sorted(RESULTS.glob("budget_*.csv")):
         draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.partition("_")[2]])
 

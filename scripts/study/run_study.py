@@ -34,8 +34,9 @@ from tqdm import tqdm
 import utils
 from elastic_trainer.cli.parser import OneLineParser, as_words, count, existing_file, folder, one_of
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_csv
 from elastic_trainer.runs.reader import is_finished, read_run
-from utils import UserError
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
@@ -178,7 +179,7 @@ class Study:
         rows |= {_identity(row): row for row in finished}
         found = [row for row in rows.values() if row]
         if found:
-            utils.write_csv(self._results, [*found[0]], [[*row.values()] for row in found])
+            write_csv(self._results, [*found[0]], [[*row.values()] for row in found])
 
     def _row(self, run: StudyRun) -> dict[str, Any]:
         finished = read_run(run.folder(self._args.logdir))

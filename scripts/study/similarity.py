@@ -21,8 +21,9 @@ from study_runs import PARTS
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_csv
 from elastic_trainer.runs.reader import is_finished, read_run
-from utils import UserError
 
 COLUMNS = ("setting", "seed", "similarity")
 
@@ -44,7 +45,7 @@ def main() -> None:
             rows.append([run.label, run.seed, sum(alike) / len(alike)])
     if not rows:
         raise UserError(f"--logdir {args.logdir}: holds no run of the part interval; see run_study.py interval")
-    utils.write_csv(args.results / f"similarity_{args.data}.csv", COLUMNS, rows)
+    write_csv(args.results / f"similarity_{args.data}.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":

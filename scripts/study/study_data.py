@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 FIRST, SECOND = HALVES = ("first_half", "second_half")
 SPLITS = ("val", "test", *HALVES)

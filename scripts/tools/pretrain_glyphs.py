@@ -26,8 +26,8 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
-import utils
 from elastic_trainer.cli.parser import file_to_write
+from elastic_trainer.files import atomic_path, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 
@@ -116,7 +116,7 @@ def main() -> None:
     backbone, classifier = build_classifier()
     accuracy = train_on_glyphs(classifier, args.seed, args.images, args.epochs)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    with utils.atomic_path(args.output) as path:
+    with atomic_path(args.output) as path:
         backbone.save_weights(path)
     record = {
         "made_by": "scripts/tools/pretrain_glyphs.py",
@@ -131,7 +131,7 @@ def main() -> None:
         **environment(),
     }
     name = args.output.name.removesuffix(".weights.h5") + ".json"
-    utils.write_json(args.output.with_name(name), record)
+    write_json(args.output.with_name(name), record)
     print(f"{args.output}: {accuracy:.1%} on newly drawn letters")
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import keras
 import tensorflow as tf
 
-import utils
+from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.timing.trace import is_operation, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
@@ -80,7 +80,7 @@ def main() -> None:
         trace = trace_step(lambda: step(*batch), STEPS, Path(folder))
         space = xplane_pb2.XSpace()
         space.ParseFromString(trace.read_bytes())
-    with utils.atomic_path(TARGET) as temporary:
+    with atomic_path(TARGET) as temporary:
         temporary.write_bytes(stripped(space).SerializeToString(deterministic=True))
     print(f"{TARGET.relative_to(ROOT)}: {TARGET.stat().st_size} bytes")
 

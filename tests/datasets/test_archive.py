@@ -23,7 +23,7 @@ from small_images import pairs, write_photos
 from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from PIL import Image
 from small_images import labels_of, pairs, shades, write_red_and_blue
 
 import data
-import utils
 from elastic_trainer.datasets.sources import count_classes
-from utils import UserError
+from elastic_trainer.errors import UserError, printable
 
 
 @pytest.fixture
@@ -165,7 +164,7 @@ def test_class_names_are_one_line_of_text_whatever_bytes_the_folders_have(folder
     images = data.load("image_folder", 16, 2, data_dir=folder)
     assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
     assert len(labels_of(pairs(images.train(0)))) == 10
-    assert utils.printable(names[2].decode()) == names[2].decode()
+    assert printable(names[2].decode()) == names[2].decode()
 
 
 def test_images_are_recognised_by_content_not_extension(folder):

@@ -15,7 +15,7 @@ from small_images import encoded
 
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.images import ImageFiles
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 
 def example_files(folder, count):

@@ -11,7 +11,7 @@ from PIL import Image
 from small_images import write_photos
 
 from elastic_trainer.datasets.show import GAP, MOST_REASONS, THUMBNAIL
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
 from elastic_trainer.datasets.sources import count_classes
-from utils import UserError
+from elastic_trainer.errors import UserError
 
 
 @pytest.mark.parametrize("name", data.TFDS_NAMES)

@@ -16,9 +16,9 @@ from small_networks import as_if_trained, behind_augmentation_layers
 import models
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
 from main import load_to_evaluate
-from utils import UserError
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from conftest import CLASSES, SIZE, make_small_data, make_small_model
 from small_networks import as_if_trained, behind_augmentation_layers, some_images
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation import export
-from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
 

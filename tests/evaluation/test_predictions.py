@@ -7,8 +7,8 @@ from conftest import BATCH, CLASSES, make_small_data, make_small_model
 from small_images import write_noise
 
 import data
+from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
-from utils import UserError
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
-from utils import UserError
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

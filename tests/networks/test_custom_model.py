@@ -11,6 +11,7 @@ from conftest import BATCH, CLASSES, full_step, naive_needs
 
 import models
 import profiler
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.settings import NetworkSettings
@@ -18,7 +19,6 @@ from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
-from utils import UserError
 
 SIZE = 12
 STEPS = 4

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks import memory
 from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.settings import TRAIN_TYPES, NetworkSettings, measures_importance
-from utils import UserError
 
 
 def everything(model):

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.networks.saved_model import save_model
-from utils import UserError
 
 SHARED_WEIGHTS = (
     Path(__file__).resolve().parents[3]

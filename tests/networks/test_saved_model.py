@@ -13,11 +13,11 @@ from conftest import SIZE, make_small_model
 from small_networks import as_if_trained, some_images
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
 from elastic_trainer.networks.saved_model import check_saving, load_model, save_model
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
-from utils import UserError
 
 ZOO = str(Path(zoo.__file__))
 

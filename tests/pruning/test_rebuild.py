@@ -19,11 +19,11 @@ from pruning_networks import (
 )
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.rebuild import take_kept
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep
-from utils import UserError
 
 
 @pytest.mark.parametrize("name", NETWORKS)

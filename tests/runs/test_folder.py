@@ -7,8 +7,8 @@ import sys
 import pytest
 from command_line import ROOT
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.runs.folder import run_folder
-from utils import UserError
 
 
 def test_second_run_in_the_same_folder_is_refused(tmp_path):

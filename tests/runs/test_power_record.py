@@ -9,8 +9,8 @@ from made_up_runs import made_up_run
 from small_runs import curve, train_and_read
 
 import train
+from elastic_trainer.errors import UserError
 from elastic_trainer.runs.power_record import add_external_energy, check_growing, integrate_power, read_power
-from utils import UserError
 
 
 def write_power(path, readings):

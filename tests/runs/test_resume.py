@@ -12,13 +12,13 @@ from small_runs import rows_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
+from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.clocks import CLOCKS
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.time_budget import GRADIENT_PASSES, RhoBudget
 from elastic_trainer.settings import Settings
-from utils import Stopped, UserError
 
 
 def events_of(folder):

@@ -15,9 +15,9 @@ from command_line import error_line
 from conftest import make_small_model, make_table
 from made_up_runs import EPOCHS, made_up_run, rows_of
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.table import table_settings
-from utils import UserError
 
 
 def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):

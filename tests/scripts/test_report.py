@@ -9,8 +9,8 @@ import pytest
 import report
 from made_up_runs import made_up_run
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import environment
-from utils import UserError
 
 
 def test_page_contains_the_figures_and_a_verdict_on_each_claim(tmp_path):

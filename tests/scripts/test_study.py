@@ -16,10 +16,10 @@ from study_data import HALVES, split_folder
 from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
 
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.selection.schemes import FIXED_MASKS
 from elastic_trainer.settings import is_elastic
-from utils import UserError
 
 STEPS = 100  # an epoch
 

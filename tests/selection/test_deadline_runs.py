@@ -8,6 +8,7 @@ from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run
 
 import train
+from elastic_trainer.errors import Stopped
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
@@ -16,7 +17,6 @@ from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.step import Evaluation, TrainStep
-from utils import Stopped
 
 
 def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):

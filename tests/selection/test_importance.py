@@ -7,9 +7,9 @@ from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
 from elastic_trainer.training.step import TrainStep, classification_loss
-from utils import UserError
 
 
 def without_dropout(model):

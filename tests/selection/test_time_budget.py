@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import make_small_model, make_table
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection import time_budget
@@ -24,7 +25,6 @@ from elastic_trainer.selection.time_budget import (
 )
 from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import StepPrediction, TimingTable
-from utils import UserError
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_names_seeds_and_weights_do_not_change_the_digest():
 ELSEWHERE = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-import utils; utils.load_tensorflow()
+from elastic_trainer.machine import load_tensorflow; load_tensorflow()
 import tensorflow as tf; tf.config.experimental.enable_op_determinism()
 import keras; keras.utils.set_random_seed(5)
 import zoo

@@ -12,6 +12,7 @@ from conftest import BATCH, CLASSES, SIZE, make_table
 from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
@@ -25,7 +26,6 @@ from elastic_trainer.timing.table import (
     table_folder,
     table_settings,
 )
-from utils import UserError
 
 GRAPH = "a1b2"
 

@@ -1,0 +1,37 @@
+"""Errors that a person can fix, and text in one line (nothing of the project is imported here)."""
+
+from __future__ import annotations
+
+import re
+
+
+class UserError(Exception):
+    """A mistake that the user can fix: the message names the flag or file, what is wrong and what would be right."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """The user or the system requested a stop, by signal `number`; the message says how to continue."""
+
+    def __init__(self, number: int, message: str = "stopped") -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the lines that follow the first."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """`text` in one line: line breaks, control characters and bytes that are not UTF-8 become escapes.
+
+    The name of a file may contain all of them.
+    """
+    unfit = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+    return re.sub(unfit, lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def figure_text(text: str) -> str:
+    """`text`, such as the name of a class, as matplotlib draws it literally: a `$` starts no formula."""
+    return printable(text).replace("$", r"\$")

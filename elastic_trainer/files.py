@@ -1,0 +1,180 @@
+"""Files that are written completely or not at all, locks, and readers that name the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import re
+import reprlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_trainer.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pydantic import BaseModel
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What cannot be read in this block, or fails pydantic's checks, becomes a `UserError` of `path` and the field."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise UserError(f"{path}: {_first_field(error)}") from error
+
+
+def _first_field(error: Exception) -> str:
+    """What an error says; of a `pydantic.ValidationError` (not imported for this), what the first wrong field says."""
+    if not hasattr(error, "errors"):
+        return first_line(error)
+    wrong = error.errors(include_url=False)[0]
+    shown = f", not {reprlib.repr(wrong['input'])}" if wrong["loc"] and wrong["type"] != "missing" else ""
+    return ": ".join([*map(str, wrong["loc"]), wrong["msg"].removeprefix("Value error, ") + shown])
+
+
+def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+    """A JSON file that `schema` accepts, without fields that the file lacks.
+
+    Raises:
+        UserError: it cannot be read, or a field is missing or wrong; the message names both.
+    """
+    with reading(path):
+        content = path.read_bytes()
+        if b"\\udc" in content:  # a name that may not be UTF-8, which pydantic's own reader refuses: "?" stands for it
+            record = json.loads(content)
+            schema.model_validate_json(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
+            return record
+        return schema.model_validate_json(content).model_dump(exclude_unset=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses in this block becomes a `UserError` that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path` with the same endings; rename it to `path` once the block succeeded.
+
+    What was written is on the disk before it takes the name, so that a power cut leaves the old file or the new one.
+
+    Raises:
+        UserError: the folder cannot be written to, or the disk is full.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether `path` has a name that `atomic_path` gives."""
+    return re.match(r"\.\d+\.", path.name) is not None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[bool | None]:
+    """Lock the file or folder `path` itself: the system unlocks it when the block or its process ends in any way.
+
+    Yields:
+        True; False if another process has locked it; None if the system cannot lock it.
+
+    Raises:
+        OSError: there is no such file or folder, or it may not be read.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield None
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours: bool | None = True
+        except BlockingIOError:
+            is_ours = False
+        except OSError:  # a file system without locks
+            is_ours = None
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_large_path(path: Path) -> Iterator[Path]:
+    """`atomic_path` for a file of gigabytes: if this process is killed, `remove_leftovers` finds what it wrote."""
+    with contextlib.ExitStack() as lock, atomic_path(path) as temporary:  # locked until it is renamed
+        temporary.touch()
+        lock.enter_context(locked(temporary))
+        yield temporary
+
+
+def remove_leftovers(folder: Path, ending: str) -> None:
+    """Delete what killed processes left in `folder`: temporary names with this ending that no process has `locked`.
+
+    An empty file stays: its process may be about to lock it.
+    """
+    with contextlib.suppress(OSError):
+        for path in [path for path in folder.iterdir() if is_temporary(path) and path.name.endswith(ending)]:
+            with contextlib.suppress(OSError), locked(path) as is_ours:
+                if is_ours and path.is_dir():
+                    shutil.rmtree(path)
+                elif is_ours and path.stat().st_size:
+                    path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder `path` is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically; bytes of a file's name that are not UTF-8 become escapes."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_json(path: Path, record: object) -> None:
+    """Write `record` to `path` as indented JSON, atomically."""
+    write_text(path, json.dumps(record, indent=2) + "\n")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table with a header line to `path`, atomically."""
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write a matplotlib figure as `stem`.pdf and `stem`.png, atomically."""
+    for ending in (".pdf", ".png"):
+        with atomic_path(stem.with_name(stem.name + ending)) as temporary:
+            figure.savefig(temporary, bbox_inches="tight", dpi=150)
