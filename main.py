@@ -139,15 +139,18 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
     """The network's timing table. A rho that is too small is refused now, before images are read for minutes."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.selection.time_budget import check_rho
+    from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table import load_table, table_folder
+    from elastic_trainer.timing.table import load_table, table_folder, table_settings
 
     network, run = command.network, command.run
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     remake = profiler_command(network, command.data, run.logdir)
     folder = table_folder(network, run.logdir)
-    graph = graph_digest(model, network.batch_size)
-    table = load_table(folder, network, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
+    graph = graph_digest(ImageClassification(model), network.batch_size)
+    table = load_table(
+        folder, table_settings(network), tensor_names(model), shapes, graph, remake, run.allow_stale_profile
+    )
     if command.training.deadline is None:  # the images' share in making features is not known yet
         share = 1.0 if command.training.feature_cache == "off" else 0.0
         check_rho(table, head_mask(model), command.training.rho, share)

@@ -12,6 +12,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.optimizers import make_optimizer
@@ -76,7 +77,7 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):
 def full_step(model, optimizer_name="sgd"):
     optimizer = make_optimizer(optimizer_name, 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, BATCH)
+    return TrainStep(ImageClassification(model), optimizer, BATCH)
 
 
 def ancestors(op, found):

@@ -234,7 +234,7 @@ def checked_images(dataset: ImageData, most: int = CHECKED_IMAGES) -> tuple[np.n
     """
     chosen = np.unique(np.linspace(0, dataset.test_count - 1, min(most, dataset.test_count)).round().astype(int))
     images, labels, seen = [], [], 0
-    for batch, batch_labels in dataset.test():
+    for batch, batch_labels in ((one.inputs, one.targets) for one in dataset.test()):
         inside = chosen[(chosen >= seen) & (chosen < seen + len(batch_labels))] - seen
         images.append(batch.numpy()[inside])
         labels.append(batch_labels.numpy()[inside])

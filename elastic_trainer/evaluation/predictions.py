@@ -95,7 +95,8 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
     losses_seen: list[np.ndarray] = []
     worst: list[Misclassified] = []  # a heap, the lowest loss first
     with tqdm(total=dataset.test_count, unit="image", dynamic_ncols=True, desc="testing") as bar:
-        for images, labels in dataset.test():
+        for batch in dataset.test():
+            images, labels = batch.inputs, batch.targets
             logits = forward(images)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits).numpy()
             if not np.isfinite(losses).all():

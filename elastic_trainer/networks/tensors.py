@@ -6,8 +6,12 @@ bool [N] over `model.trainable_variables`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 HEAD = "head"
 
@@ -68,3 +72,14 @@ def last_layers_mask(model: keras.Model, count: int) -> np.ndarray:
     layers = [name.rpartition("/")[0] for name in tensor_names(model)]
     last = [*dict.fromkeys(layers)][-count:]
     return np.array([layer in last for layer in layers]) | head_mask(model)
+
+
+@contextmanager
+def restored(variables: Sequence[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
+    """Restore `variables` afterwards, bit for bit; yields their current values, by `id` of the variable."""
+    before = {id(variable): tf.identity(variable.value) for variable in variables}
+    try:
+        yield before
+    finally:
+        for variable in variables:
+            variable.value.assign(before[id(variable)])

@@ -49,7 +49,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.dead_channels import ChannelContributions, median_contribution
@@ -59,8 +59,8 @@ from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.settings import Settings
+from elastic_trainer.task import classification_loss
 from elastic_trainer.training.state import TrainState
-from elastic_trainer.training.step import classification_loss
 
 SPREAD_IMAGES = 64  # training images over which the standard deviation of each channel is measured
 
@@ -82,7 +82,7 @@ class PruneTrainScheme(Scheme):
         UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
     """
 
-    def __init__(self, model: keras.Model, data: ImageData, settings: Settings, multiple: int = 8) -> None:
+    def __init__(self, model: keras.Model, data: ShuffledData, settings: Settings, multiple: int = 8) -> None:
         channels = ChannelGroups(model)
         if not channels.prunable():
             raise UserError(
@@ -96,8 +96,8 @@ class PruneTrainScheme(Scheme):
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
         self.full_counts = {name: channels.size(group) for name, group in channels.prunable().items()}
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
-        [(images, labels)] = data.importance_batches(0)
-        loss = float(classification_loss(labels, model(images, training=False)))
+        [batch] = data.importance_batches(0)
+        loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
         self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
 
     def is_due(self, step: int) -> bool:
@@ -114,7 +114,7 @@ class PruneTrainScheme(Scheme):
         everything, epoch = np.ones(self._tensor_count, bool), progress.step / self._data.steps_per_epoch
         return Selection(everything, feature_steps=0, epoch=epoch)
 
-    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""
         state.replace(*self.restore(record, state.model, state.optimizer))
 
@@ -134,7 +134,7 @@ class PruneTrainScheme(Scheme):
         """
         channels = ChannelGroups(model)
         batches = math.ceil(SPREAD_IMAGES / self._data.batch_size)
-        images = [self._data.importance_batches(self._batches_drawn + k)[0][0] for k in range(batches)]
+        images = [self._data.importance_batches(self._batches_drawn + k)[0].inputs for k in range(batches)]
         contributions = ChannelContributions(channels, model, images)
         self._batches_drawn += batches
         if not self._medians:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file each, complete or absent, the last two kept; and when the next one is due.
+"""Checkpoints of a run: one file each, complete or absent, the last two kept.
 
 A file has NumPy's .npz format: the arrays of all variables, and the rest of the run's state as JSON. A single file can
 be renamed into place at once, and zip's checksum of each array detects damage.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +17,20 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path, writing
 
-VERSION = 3  # of what the state holds
+VERSION = 4  # of what the state holds
 _STATE = "state"
 
 
-class Checkpoint(NamedTuple):
-    """What one checkpoint holds: arrays by name, and JSON-able state."""
+class State(NamedTuple):
+    """All that a run needs to go on from a step, on another machine too.
+
+    Attributes:
+        arrays: variables of the network and the optimizer, by name.
+        record: everything else, in JSON's types.
+    """
 
     arrays: dict[str, np.ndarray]
-    state: dict[str, Any]
+    record: dict[str, Any]
 
 
 class Checkpoints:
@@ -37,16 +40,16 @@ class Checkpoints:
         self.folder = folder
         self._last: Path | None = None  # what was saved or loaded last, so known to be good
 
-    def save(self, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: State) -> None:
         """Write the checkpoint of `step`; keep it and the last good one before, and delete all others.
 
         Raises:
             UserError: the disk is full or cannot be written to; the older checkpoints are still there.
         """
-        text = json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode()
+        text = json.dumps({"version": VERSION, **state.record}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
-            for name, array in {_STATE: np.frombuffer(text, np.uint8), **arrays}.items():
+            for name, array in {_STATE: np.frombuffer(text, np.uint8), **state.arrays}.items():
                 with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
         with writing(self.folder):
@@ -55,7 +58,7 @@ class Checkpoints:
                     old.unlink()
         self._last = path
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> State | None:
         """The newest one that is intact, or None if there is none. A damaged one is skipped, with a message.
 
         Raises:
@@ -64,16 +67,16 @@ class Checkpoints:
         paths = self._paths()
         for path in paths:
             try:
-                checkpoint = _read(path)
+                state = _read(path)
             except PermissionError as error:
                 raise UserError(f"{path}: cannot be read: {error.strerror}") from error
             except Exception as error:  # damage takes many forms in zip, numpy and JSON
                 print(f"{path} is damaged ({' '.join(str(error).split())}); trying the one before", file=sys.stderr)
                 continue
-            if checkpoint.state.get("version") != VERSION:
+            if state.record.get("version") != VERSION:
                 raise UserError(f"{path}: was written by another version of this program; start again with --overwrite")
             self._last = path
-            return checkpoint
+            return state
         if paths:
             raise UserError(f"{self.folder}: every checkpoint in it is damaged; start again with --overwrite")
         return None
@@ -91,29 +94,7 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.npz"), reverse=True)
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path) -> State:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}  # reading checks the checksums
-    return Checkpoint(arrays, json.loads(arrays.pop(_STATE).tobytes()))
-
-
-class CheckpointClock:
-    """When the next checkpoint is due.
-
-    Args:
-        minutes: from one checkpoint to the next.
-        steps: a checkpoint every so many steps as well, or None.
-    """
-
-    def __init__(self, minutes: float, steps: int | None) -> None:
-        self._minutes, self._steps = minutes, steps
-        self.restart()
-
-    def restart(self) -> None:
-        """A checkpoint was written just now."""
-        self._last = time.monotonic()
-
-    def is_due(self, step: int | None) -> bool:
-        """Whether one is due after `step` steps (None: by time alone)."""
-        by_steps = self._steps is not None and step is not None and step % self._steps == 0
-        return by_steps or time.monotonic() - self._last >= 60 * self._minutes
+    return State(arrays, json.loads(arrays.pop(_STATE).tobytes()))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elastic_trainer.machine import text_of
+from elastic_trainer.runs.listener import Listener
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
@@ -88,6 +89,30 @@ class EnergyMeter:
                 self._joules += (earlier + value) / 2 * (now - before)
             else:
                 self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
+
+
+class Energy(Listener):
+    """Measures the energy of training: the clocks of the history read a meter.
+
+    Args:
+        meter: of energy, or why there is none.
+    """
+
+    def __init__(self, meter: EnergyMeter | str) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if isinstance(self._meter, EnergyMeter):
+            self.trainer.history.clocks.meter = self._meter.joules
+
+    def report(self, joules: float | None) -> dict[str, Any]:
+        """What summary.json says of energy besides the `joules` of the run: the meter, or why nothing is known."""
+        meter, missing = self._meter, None
+        if joules is None:
+            here = meter if isinstance(meter, str) else meter.failure
+            missing = here or "a part of the run was trained without an energy meter"
+        return {"energy_meter": None if isinstance(meter, str) else meter.name, "energy_missing": missing}
 
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:

@@ -48,11 +48,12 @@ class History:
         step: steps done.
         intervals: selections in their order.
         epochs: rows of metrics.csv, one for each epoch that was completed and validated.
-        results: steps of the present epoch.
+        results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
         out_of_time: the deadline leaves no time for another step.
-        saved_accuracy: of the best model that was saved, 0…1; -1 if there is none.
-        start_accuracy: of the model that training started from, 0…1; -1 if it was not tested.
+        is_stopped: a listener ended the run.
+        saved_score: `task.Score` of the best model that was saved; None if there is none.
+        start: validation of the model that training started from; None if it was not tested.
     """
 
     step: int = 0
@@ -62,8 +63,9 @@ class History:
     validation_seconds: list[float] = field(default_factory=list)
     out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
-    saved_accuracy: float = -1.0
-    start_accuracy: float = -1.0
+    is_stopped: bool = False
+    saved_score: float | None = None
+    start: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
@@ -71,7 +73,7 @@ class History:
 
     @property
     def selection(self) -> Selection:
-        """The present selection."""
+        """The current selection."""
         return self.intervals[-1].selection
 
     @property
@@ -88,11 +90,6 @@ class History:
     def selection_seconds(self) -> float | None:
         """Mean time of a selection; None before the first."""
         return self.clocks.seconds("selection") / len(self.intervals) if self.intervals else None
-
-    @property
-    def best_accuracy(self) -> float:
-        """On the test images, 0…1; -1 before the first validation."""
-        return max((row["test_accuracy"] for row in self.epochs), default=-1.0)
 
     def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
         """Start an interval: `selection` trains from now on, in steps of `step_flops`."""
@@ -116,9 +113,18 @@ class History:
         if slowdown is not None:
             self.intervals[-1].slowdowns.append(slowdown)
 
-    def record_epoch(self, test_loss: float, test_accuracy: float) -> None:
-        """End the present epoch with its validation."""
+    def record_epoch(self, test: dict[str, float], is_running: bool = False) -> None:
+        """End the current epoch.
+
+        Args:
+            test: the loss and the measures of its validation.
+            is_running: whether the measures of its steps are results since its start; else they are averaged.
+        """
         results, self.results = self.results, []
+        measures = {
+            name: results[-1].measures[name] if is_running else float(np.mean([one.measures[name] for one in results]))
+            for name in results[-1].measures
+        }
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
         self.epochs.append(
             {
@@ -129,9 +135,8 @@ class History:
                 "validation_seconds": self.clocks.seconds("validation"),
                 "learning_rate": results[-1].learning_rate,
                 "train_loss": float(np.mean([result.loss for result in results])),
-                "train_accuracy": float(np.mean([result.accuracy for result in results])),
-                "test_loss": test_loss,
-                "test_accuracy": test_accuracy,
+                **{f"train_{name}": value for name, value in measures.items() if name != "loss"},
+                **{f"test_{name}": value for name, value in test.items()},
                 "median_step_ms": float(np.median(step_ms)) if step_ms else None,
                 "budget_step_ms": self.selection.budget_step_ms,
                 "trained_tensors": int(self.selection.mask.sum()),
@@ -199,38 +204,31 @@ class History:
         return None
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types, which keep floats to the last bit.
-
-        The keys `choice` and `test_seconds` are those of existing checkpoints, which must still load.
-        """
+        """All of it in JSON's types, which keep floats to the last bit."""
         return {
             "step": self.step,
             "intervals": [_interval_record(interval) for interval in self.intervals],
             "epochs": self.epochs,
             "results": self.results,
-            "test_seconds": self.validation_seconds,
+            "validation_seconds": self.validation_seconds,
             "clocks": self.clocks.to_record(),
             "out_of_time": self.out_of_time,
-            "saved_accuracy": self.saved_accuracy,
-            "start_accuracy": self.start_accuracy,
+            "is_stopped": self.is_stopped,
+            "saved_score": self.saved_score,
+            "start": self.start,
         }
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
-        history = cls(
-            record["step"],
-            [_interval(one) for one in record["intervals"]],
-            record["epochs"],
-            [StepResult(*result) for result in record["results"]],
-            record["test_seconds"],
-            record["out_of_time"],
-            Clocks(**record["clocks"]),
+        return cls(
+            **{
+                **record,
+                "intervals": [_interval(one) for one in record["intervals"]],
+                "results": [StepResult(*result) for result in record["results"]],
+                "clocks": Clocks(**record["clocks"]),
+            }
         )
-        # A checkpoint of an earlier version does not say; then `--save_model` could not change.
-        history.saved_accuracy = record.get("saved_accuracy", history.best_accuracy)
-        history.start_accuracy = record.get("start_accuracy", history.start_accuracy)
-        return history
 
 
 def _interval_record(interval: SelectionInterval) -> dict[str, Any]:
@@ -238,12 +236,12 @@ def _interval_record(interval: SelectionInterval) -> dict[str, Any]:
     del fields["selection"]
     importance = None if selection.importance is None else selection.importance.tolist()
     chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**fields, "choice": chosen}
+    return {**fields, "selection": chosen}
 
 
 def _interval(record: dict[str, Any]) -> SelectionInterval:
-    fields, chosen = dict(record), dict(record["choice"])
-    del fields["choice"]
+    fields, chosen = dict(record), dict(record["selection"])
+    del fields["selection"]
     chosen["mask"] = np.array(chosen["mask"], bool)
     if chosen["importance"] is not None:
         chosen["importance"] = np.array(chosen["importance"])

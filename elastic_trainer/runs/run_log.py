@@ -1,4 +1,4 @@
-"""The log of a run: everything that it leaves in its folder is written through this."""
+"""The log of a run: its options, tables, curves and summary."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import atomic_path, write_json
+from elastic_trainer.files import write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.reader import CONFIG, SUMMARY
 from elastic_trainer.runs.tables import write_tables
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.runs.history import History
     from elastic_trainer.runs.tensorboard import EventsWriter
 
 
-class RunLog:
-    """config.json, metrics.csv, selections.csv, summary.json, checkpoints, saved models and TensorBoard's events.
+class RunLog(Listener):
+    """config.json, metrics.csv, selections.csv, summary.json and TensorBoard's events.
 
     The tables are written completely after each epoch. Use as a context manager, which closes the events file.
 
@@ -37,9 +34,11 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], tensor_names: Sequence[str]) -> None:
+        super().__init__()
         self.folder, self._config, self._names = folder, config, list(tensor_names)
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self._events: EventsWriter | None = None
+        self._flushed: dict[str, int] | None = None
         if not (folder / CONFIG).exists():
             write_json(folder / CONFIG, {**config, "environment": environment()})
 
@@ -51,53 +50,41 @@ class RunLog:
             with contextlib.nullcontext() if exception[0] is None else contextlib.suppress(UserError):
                 self._events.close()
 
-    def start(self, history: History, events: dict[str, int] | None = None) -> None:
-        """Start recording, from a checkpoint's `history` and `flushed_events` if there is one.
+    def resume(self, events: dict[str, int]) -> None:
+        """Go on from a checkpoint with these `flushed_events`: what was recorded after it is recorded again."""
+        self._flushed = events
 
-        What was recorded after that checkpoint is deleted, since it is recorded again.
-        """
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         from elastic_trainer.runs.tensorboard import EventsWriter
 
-        self._history = history
-        self._events = EventsWriter(self.folder, history, events)
-        if events is not None:
-            write_tables(self.folder, history, self._names)
+        self._events = EventsWriter(self.folder, self.trainer.history, self._flushed)
+        if self._flushed is not None:
+            write_tables(self.folder, self.trainer.history, self._names)
 
     @property
     def _writer(self) -> EventsWriter:
         """TensorBoard's events, once recording has started."""
-        assert self._events is not None, "start comes first"
+        assert self._events is not None, "on_train_begin comes first"
         return self._events
 
     def flushed_events(self) -> dict[str, int]:
         """Have all events up to now on the disk; returns the size in bytes of each of their files."""
         return self._writer.flushed()
 
-    def end_interval(self) -> None:
-        """To be called before a new selection is recorded: what was trained so far belongs to the budget so far."""
+    def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        """What was trained so far belongs to the budget so far."""
         self._writer.end_point()
 
-    def record_selection(self) -> None:
-        """Record the latest selection of the history."""
-        self._writer.add_selection(self._history.selection)
+    def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        self._writer.add_selection(self.trainer.history.selection)
 
-    def record_step(self) -> None:
-        """Record the latest training step of the history."""
-        self._writer.add_step(self._history.results[-1])
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._writer.add_step(self.trainer.history.results[-1])
 
-    def record_epoch(self) -> None:
-        """Record the latest epoch of the history."""
-        self._writer.add_epoch(self._history.epochs[-1])
-        write_tables(self.folder, self._history, self._names)
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._writer.add_epoch(self.trainer.history.epochs[-1])
+        write_tables(self.folder, self.trainer.history, self._names)
         self._writer.flush()
-
-    def save_model(self, model: keras.Model, best: bool) -> None:
-        """Keep `model` as last.keras, and as best.keras if it is the best so far."""
-        from elastic_trainer.networks.saved_model import save_model
-
-        for name in (LAST_MODEL, BEST_MODEL) if best else (LAST_MODEL,):
-            with atomic_path(self.folder / name) as temporary:
-                save_model(model, temporary)
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write summary.json from the run's options and its `results`, delete the checkpoints; returns the summary."""

@@ -9,11 +9,13 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 from elastic_trainer.errors import Stopped
+from elastic_trainer.runs.listener import Listener
 
 
-class StopSignals:
+class StopSignals(Listener):
     """In this context SIGINT and SIGTERM only request a stop, which `check` reports; a second one exits at once.
 
     A thread receives them, because Python's own handlers wait until TensorFlow returns from a step or a compilation.
@@ -23,7 +25,14 @@ class StopSignals:
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
+        super().__init__()
         self.number: int | None = None
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.check()
+
+    def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self.check()
 
     def check(self) -> None:
         """Raise `Stopped` if a signal came."""

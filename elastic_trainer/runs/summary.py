@@ -10,35 +10,36 @@ import numpy as np
 from elastic_trainer.selection.select import SELECTION_PARTS
 
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
-    from elastic_trainer.runs.energy import EnergyMeter
     from elastic_trainer.runs.history import History
+    from elastic_trainer.task import Score
 
 
 FEWEST_STEPS = 10  # measured ones, for a ratio of a run's time
 LEAST_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
 
 
-def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) -> dict[str, Any]:
+def run_results(history: History, planned_steps: int, score: Score) -> dict[str, Any]:
     """What summary.json holds of a finished run.
 
     Args:
         history: of the run.
         planned_steps: that the run was to have; a deadline may have ended it earlier.
-        meter: of energy, or why there is none.
+        score: says which model is best.
 
     Returns:
-        Accuracies in 0…1, times in seconds, memory in MB, energy in J (or null, and why), FLOPs (two for each
+        Accuracies in 0…1, times in seconds, memory in MB, energy in J (or null), FLOPs (two for each
         multiply-accumulate), time over that of full training (or null, and why).
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
+    values = [row[f"test_{score.name}"] for row in history.epochs]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
     return {
         "epochs": len(history.epochs),
         "steps": history.step,
         "planned_steps": planned_steps,
-        "start_accuracy": history.start_accuracy if history.start_accuracy >= 0 else None,
-        "best_accuracy": history.best_accuracy,
-        "final_accuracy": history.epochs[-1]["test_accuracy"],
+        f"start_{score.name}": history.start[score.name] if history.start else None,
+        f"best_{score.name}": (max if score.is_higher_better else min)(values, default=None),
+        f"final_{score.name}": values[-1] if values else None,
         "train_seconds": training,
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
@@ -54,7 +55,7 @@ def run_results(history: History, planned_steps: int, meter: EnergyMeter | str) 
         "train_flops": history.flops(),
         "peak_memory_mb": _peak(history, "peak_memory_mb"),
         "gpu_peak_memory_mb": _peak(history, "gpu_peak_memory_mb"),
-        **_energy(history, meter),
+        "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
     }
 
@@ -94,15 +95,6 @@ def _selection_part_seconds(history: History) -> dict[str, float]:
 def _peak(history: History, column: str) -> float | None:
     """The largest value of a column of metrics.csv (a resumed run is another process with a separate peak)."""
     return max((row[column] for row in history.epochs if row[column] is not None), default=None)
-
-
-def _energy(history: History, meter: EnergyMeter | str) -> dict[str, Any]:
-    joules, missing = history.clocks.joules, None
-    if joules is None:
-        here = meter if isinstance(meter, str) else meter.failure
-        missing = here or "a part of the run was trained without an energy meter"
-    name = None if isinstance(meter, str) else meter.name
-    return {"energy_joules": joules, "energy_meter": name, "energy_missing": missing}
 
 
 def summary_line(summary: dict[str, Any], deadline: float | None) -> str:

@@ -93,8 +93,10 @@ class EventsWriter:
         if not results:
             return
         self._last_point = time.monotonic()
-        loss, accuracy = (statistics.fmean(getattr(r, name) for r in results) for name in ("loss", "accuracy"))
-        self._write_curves("train", self._history.step, self._history.clocks.seconds("training"), loss, accuracy)
+        means = {"loss": statistics.fmean(result.loss for result in results)}
+        for name in results[-1].measures.keys() - means.keys():
+            means[name] = statistics.fmean(result.measures[name] for result in results)
+        self._write_curves("train", self._history.step, self._history.clocks.seconds("training"), means)
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
         self._write(
             self._history.step,
@@ -108,7 +110,8 @@ class EventsWriter:
     def add_epoch(self, row: dict[str, Any]) -> None:
         """The validation and the costs of an epoch, a row of metrics.csv."""
         self.end_point()
-        self._write_curves("test", row["step"], row["train_seconds"], row["test_loss"], row["test_accuracy"])
+        results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
+        self._write_curves("test", row["step"], row["train_seconds"], results)
         selection = {"seconds_so_far": row["selection_seconds"], "trained_tensors": row["trained_tensors"]}
         values = {f"selection/{name}": value for name, value in selection.items()}
         self._write(row["step"], {**values, **{f"meters/{name}": row[name] for name in METERS}})
@@ -138,15 +141,14 @@ class EventsWriter:
         with self._reporting(), self._writer.as_default(step=step):
             yield
 
-    def _write_curves(self, split: str, step: int, train_seconds: float, loss: float, accuracy: float) -> None:
-        """The same two curves twice: over steps, and over training seconds, rounded, in the place of steps."""
-        self._write(step, {f"{split}/loss": loss, f"{split}/accuracy": accuracy})
+    def _write_curves(self, split: str, step: int, train_seconds: float, results: dict[str, float]) -> None:
+        """The same curves twice: over steps, and over training seconds, rounded, in the place of steps."""
+        self._write(step, {f"{split}/{name}": value for name, value in results.items()})
         second = round(train_seconds)
         if split == "train" and second == self._last_second:
             return
         self._last_second = second
-        over_seconds = {f"{split}_loss": loss, f"{split}_accuracy": accuracy}
-        self._write(second, {f"over_training_seconds/{name}": value for name, value in over_seconds.items()})
+        self._write(second, {f"over_training_seconds/{split}_{name}": value for name, value in results.items()})
 
     def _write(self, step: int, values: dict[str, float | None]) -> None:
         """Write scalars by tag; those that are None are left out. `tf.summary.scalar` takes seven times as long."""

@@ -10,22 +10,24 @@ NoImportance          0: nothing is measured but the device's speed
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.networks.tensors import restored
+from elastic_trainer.task import Structure, Task
 from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import in_float16
 from elastic_trainer.training.state import not_finite
-from elastic_trainer.training.step import batch_spec, training_loss
+from elastic_trainer.training.step import one_replica, present
 
 TRIAL_RATE = 1e-4  # the highest learning rate for which the paper measures importance
 FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
-Batch = tuple[tf.Tensor, tf.Tensor]
 
 
 class ImportanceEvaluator:
@@ -44,17 +46,17 @@ class ImportanceEvaluator:
     (docs/results.md). On other images noise cancels on average.
     """
 
-    def __init__(self, model: keras.Model, batch_size: int) -> None:
-        self._model = model
+    def __init__(self, task: Task, batch_size: int | None) -> None:
+        model = self._model = task.model
         self._is_warm = False
         variables = [variable.value for variable in model.trainable_variables]
         scale = FLOAT16_SCALE if in_float16() else 1.0
 
-        def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        def gradients(inputs: Structure, targets: Structure, weights: Structure) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 with folded_batch_norm(model):
-                    loss, _ = training_loss(model, images, labels)
+                    loss, _ = task.run(inputs, targets, weights, training=True)
                 loss = loss * scale if scale != 1 else loss
             gradients = tape.gradient(loss, variables)
             self._matters = [gradient is not None for gradient in gradients]
@@ -64,7 +66,8 @@ class ImportanceEvaluator:
             ]
             return [gradient / scale for gradient in filled] if scale != 1 else filled
 
-        self._gradients = tf.function(gradients, autograph=False).get_concrete_function(*batch_spec(model, batch_size))
+        function = tf.function(gradients, autograph=False).get_concrete_function(*task.signature(batch_size))
+        self._gradients = lambda batch: function(batch.inputs, batch.targets, batch.weights)
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -78,65 +81,70 @@ class ImportanceEvaluator:
         importance = self._measure(optimizer, batches)
         if not np.isfinite(importance).all():
             step = int(optimizer.iterations)
-            is_trial_the_cause = all(self._has_finite_gradients(*batch) for batch in batches)
+            is_trial_the_cause = all(self._has_finite_gradients(batch) for batch in batches)
             raise not_finite(f"importance is not finite at step {step}", step + is_trial_the_cause, optimizer)
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         """Importance [N] before it is normalised."""
         if len(batches) == 1:
-            return -_products(*self._after_trial(optimizer, *batches[0]))
+            return -_products(*self._after_trial(optimizer, batches[0]))
         halves = [self._mean_gradients(batches[half::2]) for half in (0, 1)]
         updates = [self._updates(optimizer, gradients) for gradients in halves]
         return -(_products(halves[0], updates[1]) + _products(halves[1], updates[0])) / 2
 
     def _mean_gradients(self, batches: Sequence[Batch]) -> list[tf.Tensor]:
-        sums = self._gradients_on(*batches[0])
+        sums = self._gradients_on(batches[0])
         for batch in batches[1:]:
-            sums = [total + gradient for total, gradient in zip(sums, self._gradients_on(*batch), strict=True)]
+            sums = [total + gradient for total, gradient in zip(sums, self._gradients_on(batch), strict=True)]
         return [total / len(batches) for total in sums]
 
-    def _gradients_on(self, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+    def _gradients_on(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients on one batch; the random state and whatever else changes in a forward pass is restored."""
-        with _restored(self._model.non_trainable_variables):
-            return self._gradients(images, labels)
+        with self._unchanged():
+            return self._gradients(batch)
+
+    def _unchanged(self) -> AbstractContextManager[object]:
+        """Restores what a forward pass changes: the random state, and Keras' metrics of each loss."""
+        return restored([*self._model.non_trainable_variables, *self._model.metrics_variables])
 
     def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
         variables = self._model.trainable_variables
-        with _restored([*variables, *optimizer.variables]) as before:
-            _unscaled(optimizer).apply(gradients, variables)
+        with restored([*variables, *optimizer.variables]) as before:
+            with one_replica(optimizer):
+                _unscaled(optimizer).apply(*present(gradients, variables))
             return [variable.value - before[id(variable)] for variable in variables]
 
     def _after_trial(
-        self, optimizer: keras.optimizers.Optimizer, images: tf.Tensor, labels: tf.Tensor
+        self, optimizer: keras.optimizers.Optimizer, batch: Batch
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The gradients on a batch after (a share of) the update on it, and that update."""
-        variables, gradients = self._model.trainable_variables, self._gradients_on(images, labels)
+        variables, gradients = self._model.trainable_variables, self._gradients_on(batch)
         share = min(1.0, TRIAL_RATE / max(float(_unscaled(optimizer).learning_rate), 1e-30))
         updates = self._updates(optimizer, gradients)
-        with _restored(variables):
+        with restored(variables):
             for variable, update in zip(variables, updates, strict=True):
                 variable.value.assign_add(share * update)
-            return self._gradients_on(images, labels), updates
+            return self._gradients_on(batch), updates
 
-    def _has_finite_gradients(self, images: tf.Tensor, labels: tf.Tensor) -> bool:
-        return all(np.isfinite(gradient).all() for gradient in self._gradients_on(images, labels))
+    def _has_finite_gradients(self, batch: Batch) -> bool:
+        return all(np.isfinite(gradient).all() for gradient in self._gradients_on(batch))
 
-    def pass_ms(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+    def pass_ms(self, batch: Batch) -> float:
         """Wall time in ms of a gradient pass, which does not change the random state.
 
         A pass that is not timed precedes the very first: TensorFlow optimises the graph in it.
         """
-        with _restored(self._model.non_trainable_variables):
+        with self._unchanged():
             if not self._is_warm:
-                self._gradient_pass(images, labels)
+                self._gradient_pass(batch)
             self._is_warm = True
-            return float(measure_ms([lambda: self._gradient_pass(images, labels)], 1)[0, 0])
+            return float(measure_ms([lambda: self._gradient_pass(batch)], 1)[0, 0])
 
-    def _gradient_pass(self, images: tf.Tensor, labels: tf.Tensor) -> float:
+    def _gradient_pass(self, batch: Batch) -> float:
         """Compute every gradient and train nothing: a measure of the device's speed. Returns when that is done."""
-        return float(tf.reduce_sum(self._gradients(images, labels)[-1]))
+        return float(tf.reduce_sum(self._gradients(batch)[-1]))
 
 
 class WeightMagnitude(ImportanceEvaluator):
@@ -151,7 +159,7 @@ class GradientMagnitude(ImportanceEvaluator):
     """I_k = sum(|g|) over the weights of tensor k."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        sums = [[float(tf.reduce_sum(tf.abs(g))) for g in self._gradients_on(*batch)] for batch in batches]
+        sums = [[float(tf.reduce_sum(tf.abs(g))) for g in self._gradients_on(batch)] for batch in batches]
         return np.mean(sums, axis=0)
 
 
@@ -159,8 +167,8 @@ class Random(ImportanceEvaluator):
     """I_k uniform in 0…1, drawn again at each selection: a baseline (TraDy, arXiv 2510.19675, selects at random)."""
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        images, labels = batches[0]
-        seed = zlib.crc32(np.asarray(labels).tobytes() + np.asarray(images).tobytes())  # a resumed run repeats it
+        parts = tf.nest.flatten((batches[0].targets, batches[0].inputs))
+        seed = zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))  # a resumed run repeats it
         return np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))
 
 
@@ -179,14 +187,3 @@ def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
 def _products(gradients: list[tf.Tensor], updates: list[tf.Tensor]) -> np.ndarray:
     """Of each tensor, float64 [N]."""
     return np.array([float(tf.reduce_sum(g * dw)) for g, dw in zip(gradients, updates, strict=True)])
-
-
-@contextmanager
-def _restored(variables: list[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
-    """Restore `variables` afterwards, bit for bit; yields their present values, by `id` of the variable."""
-    before = {id(variable): tf.identity(variable.value) for variable in variables}
-    try:
-        yield before
-    finally:
-        for variable in variables:
-            variable.value.assign(before[id(variable)])

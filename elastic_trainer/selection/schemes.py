@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.image_data import Batch, ImageData
+from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.networks.tensors import all_mask, head_mask, last_layers_mask, normalisation_and_bias_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
@@ -33,9 +33,23 @@ from elastic_trainer.selection.time_budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
+from elastic_trainer.task import Task
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
+
+
+class SchemeContext(NamedTuple):
+    """What a scheme is made from.
+
+    Attributes:
+        budget: of an elastic scheme (`make_budget`); None for the others.
+    """
+
+    task: Task
+    data: ShuffledData
+    settings: Settings
+    budget: TimeBudget | None = None
 
 
 class Scheme:
@@ -72,8 +86,8 @@ class Scheme:
         """What a checkpoint must keep of the scheme, besides the selection, in JSON's types."""
         return {}
 
-    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
-        """Continue from what a checkpoint kept; `state` gets the network that its weights belong to."""
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
+        """Continue from what a checkpoint kept and its selection, if any; `state` gets the network of its weights."""
 
 
 class FixedScheme(Scheme):
@@ -126,7 +140,7 @@ class HeadFirst(Scheme):
         """See `Scheme.to_record`."""
         return self._scheme.to_record()
 
-    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""
         self._scheme.resume(record, selection, state)
 
@@ -148,7 +162,7 @@ class ElasticScheme(Scheme):
     """The most important tensors that fit into the time budget, measured again every `settings.interval` epochs.
 
     Args:
-        model: the network.
+        task: what is trained.
         data: gives the batches that importance is measured on.
         settings: of the run.
         budget: what a selection may cost, see `make_budget`.
@@ -158,16 +172,16 @@ class ElasticScheme(Scheme):
 
     def __init__(
         self,
-        model: keras.Model,
-        data: ImageData,
+        task: Task,
+        data: ShuffledData,
         settings: Settings,
         budget: TimeBudget,
         importance: type[ImportanceEvaluator] = ImportanceEvaluator,
         select: Callable[..., Selection] = select_tensors,
     ) -> None:
         self._data, self._settings, self._budget = data, settings, budget
-        self._head = head_mask(model)
-        self._evaluator, self._select_tensors = importance(model, data.batch_size), select
+        self._head = head_mask(task.model)
+        self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._has_new_table = False
         self._measured: _Measured | None = None
         schedule = Schedule.of(settings, data.steps_per_epoch)
@@ -211,7 +225,7 @@ class ElasticScheme(Scheme):
         if not self._settings.correct_budget:
             progress = progress._replace(step_ms=())
         elif not progress.slowdowns or self._has_new_table:
-            slowdowns = [self._measured_slowdown(*batches[0]) for _ in range(GRADIENT_PASSES[0])]
+            slowdowns = [self._measured_slowdown(batches[0]) for _ in range(GRADIENT_PASSES[0])]
             progress = progress._replace(slowdowns=slowdowns)
             self._has_new_table = False
         allowance = self._budget.allow(progress)
@@ -247,10 +261,10 @@ class ElasticScheme(Scheme):
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""
-        return self._measured_slowdown(batch.images, batch.labels) if step in self._pass_steps else None
+        return self._measured_slowdown(batch) if step in self._pass_steps else None
 
-    def _measured_slowdown(self, images: tf.Tensor, labels: tf.Tensor) -> float:
-        return self._evaluator.pass_ms(images, labels) / self._budget.table.gradient_pass_ms
+    def _measured_slowdown(self, batch: Batch) -> float:
+        return self._evaluator.pass_ms(batch) / self._budget.table.gradient_pass_ms
 
     def is_out_of_time(self, progress: Progress) -> bool:
         """See `Scheme.is_out_of_time`."""
@@ -260,16 +274,16 @@ class ElasticScheme(Scheme):
         """See `Scheme.to_record`."""
         return {"table": self._budget.table.digest()}
 
-    def resume(self, record: dict[str, Any], selection: Selection, state: TrainState) -> None:
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""
         if record != self.to_record():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
-        if selection.rho is not None:  # else it is of `HeadFirst`, which has no budget
+        if selection is not None and selection.rho is not None:  # else it is of `HeadFirst`, which has no budget
             self._budget.resume(selection)
 
 
-def making_share(data: ImageData, steps: int) -> float:
+def making_share(data: ShuffledData, steps: int) -> float:
     """How many features a new cache computes for so many steps, over those that the steps use; 1: it saves nothing."""
     return data.distinct_views(steps) / (steps * data.batch_size)
 
@@ -289,7 +303,7 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
 
 
 def make_budget(
-    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, features_possible: bool = False
+    model: keras.Model, data: ShuffledData, settings: Settings, table: TimingTable, features_possible: bool = False
 ) -> TimeBudget:
     """The time budget that `settings` ask for. `features_possible`: as in `Progress`, when the run starts.
 

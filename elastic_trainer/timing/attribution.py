@@ -6,12 +6,12 @@
         created later comes first
     t_dw  operations of B_k in no other B_j, and the update of tensor k
     t_dy  operations of B_k shared with others, if k is the first in the order to need them
-    t_fw  operations of F that depend on the images, on k, and on no tensor before it in the order
+    t_fw  operations of F that depend on the inputs, on k, and on no tensor before it in the order
 
 A step that trains down to tensor k recomputes t_fw of all tensors up to k. The frozen prefix, the operations of F that
-depend on the images and on none of these tensors, is t_fw of the deeper tensors and the preprocessing, and can be
+depend on the inputs and on none of these tensors, is t_fw of the deeper tensors and the preprocessing, and can be
 computed once. What is random, or follows a variable that the step writes, is never part of it and belongs to no tensor.
-Nor does what needs no image, such as a regulariser, or a folded kernel.
+Nor does what needs no input, such as a regulariser, or a folded kernel.
 
 Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
 t_dw of one of these tensors (`Pair.tensors`). A pair whose gamma trains without its kernel is not folded: its batch
@@ -48,7 +48,7 @@ class Attribution:
     Attributes:
         positions: index into `model.trainable_variables` of each tensor of the backward order.
         t_dw_ms, t_dy_ms, t_fw_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
-        preprocessing_ms: operations of F that depend on the images alone, such as rescaling them.
+        preprocessing_ms: operations of F that depend on the inputs alone, such as rescaling them.
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
         kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
         normalised: of these gammas the elements of the batch norm's output in a step, in millions, else 0.
@@ -111,8 +111,8 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     updates = owner >= 0
     update_ms = np.bincount(owner[updates], times[updates], count)[positions]
     other = ~(in_forward | (sharers > 0) | updates)
-    reached, reads_images = forward_reach(step, [variables[k] for k in positions])
-    from_images = in_forward & reads_images & (reached >= 0)
+    reached, reads_inputs = forward_reach(step, [variables[k] for k in positions])
+    from_images = in_forward & reads_inputs & (reached >= 0)
     of_tensor = from_images & (reached < count)
     return Attribution(
         positions=positions,
@@ -123,7 +123,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         preprocessing_ms=float(times[from_images & ~of_tensor].sum()),
         forward_ms=float(times[in_forward].sum()),
         other_ms=float(times[other].sum()),
-        features_mb=_features_mb(operations, inputs, in_forward, reached, reads_images, count),
+        features_mb=_features_mb(operations, inputs, in_forward, reached, reads_inputs, count),
         **_gammas(step, [variables[k] for k in positions]),
     )
 
@@ -133,7 +133,7 @@ def _features_mb(
     inputs: Sequence[list[int]],
     in_forward: np.ndarray,
     reached: np.ndarray,
-    reads_images: np.ndarray,
+    reads_inputs: np.ndarray,
     count: int,
 ) -> np.ndarray:
     """`Attribution.features_mb` [count] from what `attribute_times` knows of each operation.
@@ -145,7 +145,7 @@ def _features_mb(
         for before in inputs[i]:
             lowest[before] = min(lowest[before], reached[i])
     added = np.zeros(count + 2)  # at each depth
-    for i in np.flatnonzero(in_forward & reads_images & (reached >= 0) & (lowest < reached)).tolist():
+    for i in np.flatnonzero(in_forward & reads_inputs & (reached >= 0) & (lowest < reached)).tolist():
         for output in operations[i].outputs[:1]:  # of several, the others are small
             megabytes = 1e-6 * output.dtype.size * (output.shape.num_elements() or 0)
             added[lowest[i] + 1] += megabytes
@@ -157,7 +157,7 @@ def _gammas(step: TrainStep, in_order: Sequence[keras.Variable]) -> dict[str, np
     """`Attribution.kernels` and `.normalised` of N variables in backward order."""
     place = {id(variable): k for k, variable in enumerate(in_order)}
     kernels, normalised = np.full(len(in_order), -1), np.zeros(len(in_order))
-    batch_size = step.graph.inputs[0].shape[0]
+    batch_size = step.inputs[0].shape[0]
     for pair in step.folded_pairs:
         kernel, *gamma = [place.get(id(variable), -1) for variable in pair.kernel_variables]
         if kernel >= 0 and gamma and gamma[0] >= 0:
@@ -173,8 +173,8 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
         in_order: N variables in backward order.
 
     Returns:
-        Int [operations], the first of the variables that it depends on; N if it depends on none, -1 if on the labels or
-        on what differs from step to step. And bool [operations], whether it depends on the images.
+        Int [operations], the first of the variables that it depends on; N if it depends on none, -1 if on the targets
+        or on what differs from step to step. And bool [operations], whether it depends on the inputs.
     """
     operations, count = inputs_first(step.graph), len(in_order)
     number = {op.name: i for i, op in enumerate(operations)}
@@ -182,15 +182,15 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
     stateful = [op for op in operations if is_stateful(op)]
     variables = {inside.op.name for _, inside in step.graph.captures if inside.dtype.name == "resource"}
     written = variables & {tensor.op.name for op in stateful for tensor in op.inputs}
-    images, labels = (tensor.op.name for tensor in step.graph.inputs[:2])
-    first = dict.fromkeys([labels, *written, *(op.name for op in stateful)], -1)
+    inputs, targets = ({tensor.op.name for tensor in part} for part in (step.inputs, step.targets))
+    first = dict.fromkeys([*targets, *written, *(op.name for op in stateful)], -1)
     first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}
-    reached, reads_images = np.full(len(operations), count), np.zeros(len(operations), bool)
+    reached, reads_inputs = np.full(len(operations), count), np.zeros(len(operations), bool)
     for i, op in enumerate(operations):
         before = [number[tensor.op.name] for tensor in op.inputs] + [number[c.name] for c in op.control_inputs]
         reached[i] = min([first.get(op.name, count), *reached[before]])
-        reads_images[i] = op.name == images or reads_images[before].any()
-    return reached, reads_images
+        reads_inputs[i] = op.name in inputs or reads_inputs[before].any()
+    return reached, reads_inputs
 
 
 def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variables: Sequence[keras.Variable]) -> None:

@@ -11,28 +11,27 @@ from typing import TYPE_CHECKING, Any
 from elastic_trainer.training.traced_graph import bodies, inputs_first
 
 if TYPE_CHECKING:
-    import keras
+    from elastic_trainer.task import Task
 
 _NAMES = ("container", "shared_name", "debug_name")
 _SEEDS = ("seed", "seed2")
 
 
-def graph_digest(model: keras.Model, batch_size: int) -> str:
-    """Digest of the traced forward pass of `model` in training, as steps compute it; the same in every process.
+def graph_digest(task: Task, batch_size: int | None) -> str:
+    """Digest of the traced forward pass of a network in training, as steps compute it; the same in every process.
 
     The loss is left out: TensorFlow computes it by other operations if it is to be deterministic.
     """
     import tensorflow as tf
 
     from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
-    from elastic_trainer.training.step import batch_spec
 
-    def forward(images: tf.Tensor) -> list[tf.Tensor]:
-        with folded_batch_norm(model):
-            return [model(images, training=True), *model.losses]
+    def forward(inputs: Any) -> list[tf.Tensor]:
+        with folded_batch_norm(task.model):
+            return [*tf.nest.flatten(task.outputs(inputs, training=True)), *task.model.losses]
 
-    images, _ = batch_spec(model, batch_size)
-    return _digest(tf.function(forward).get_concrete_function(images).graph)[:16]
+    inputs, _, _ = task.signature(batch_size)
+    return _digest(tf.function(forward).get_concrete_function(inputs).graph)[:16]
 
 
 def _digest(graph: Any) -> str:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
 if TYPE_CHECKING:
     import keras
 
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.task import Task
     from elastic_trainer.training.step import TrainStep
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
@@ -34,15 +35,15 @@ _CALIBRATION = (
 )
 
 
-def calibration_masks(positions: np.ndarray, head: np.ndarray) -> list[np.ndarray]:
+def calibration_masks(positions: np.ndarray, head: np.ndarray, is_short: bool = False) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
     The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head. No two
-    are the same, so a network of few tensors has fewer of them.
+    are the same, so a network of few tensors has fewer of them. A short profile measures half of them.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
-    for depth, density in _CALIBRATION:
+    for depth, density in _CALIBRATION[:: 2 if is_short else 1]:
         deepest = max(int(depth * len(positions)), 1)
         chosen = rng.random(deepest) < density
         chosen[-1] = True
@@ -82,27 +83,33 @@ def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False)
     return optimizer
 
 
-def compile_steps(
-    model: keras.Model, network: NetworkSettings, masks: Sequence[np.ndarray | None]
-) -> list[tuple[TrainStep, partial[Any]]]:
-    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on a made-up batch."""
+def made_up_images(task: Task, batch_size: int) -> Batch:
+    """A batch of noise, all of the first class, for a task that classifies images."""
     import tensorflow as tf
 
-    from elastic_trainer.training.step import TrainStep, batch_spec
+    from elastic_trainer.datasets.batches import Batch
 
-    images, labels = (spec.shape for spec in batch_spec(model, network.batch_size))
-    batch = (tf.random.uniform(images, 0, 255, seed=0), tf.zeros(labels, tf.int32))
-    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
+    images, labels, _ = task.signature(batch_size)
+    return Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
+
+
+def compile_steps(
+    task: Task, optimizer: keras.optimizers.Optimizer, batch: Batch, masks: Sequence[np.ndarray | None]
+) -> list[tuple[TrainStep, partial[Any]]]:
+    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on `batch`."""
+    from elastic_trainer.training.step import TrainStep
+
     steps: list[tuple[TrainStep, partial[Any]]] = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
-        step = TrainStep(model, optimizer, network.batch_size, mask)
-        step(*batch)  # the first call compiles
-        steps.append((step, partial(step, *batch)))
+        step = TrainStep(task, optimizer, len(batch), mask)
+        run = partial(step, batch.inputs, batch.targets, batch.weights)
+        run()  # the first call compiles
+        steps.append((step, run))
     return steps
 
 
 def compile_from_features(run: partial[Any]) -> partial[Any] | None:
-    """A call that trains from cached features as `run` does from images; None if there is nothing to cache.
+    """A call that trains from cached features as `run` does from inputs; None if there is nothing to cache.
 
     Args:
         run: of `compile_steps`, whose traced step it shares.
@@ -112,9 +119,9 @@ def compile_from_features(run: partial[Any]) -> partial[Any] | None:
     cut = Cut(run.func)  # type: ignore[arg-type]  # the TrainStep
     if not cut.tensors:
         return None
-    images, labels = run.args
+    inputs, targets, weights = run.args
     parts = SplitStep(run.func, cut)  # type: ignore[arg-type]
-    from_features = partial(parts, parts.prefix(images), labels)
+    from_features = partial(parts, parts.prefix(inputs), targets, weights)
     from_features()  # the first call compiles
     return from_features
 
@@ -142,7 +149,7 @@ class Measurement:
     """Measured steps of one network, which a timing table is fitted to.
 
     Attributes:
-        model, network: as for `profiler.profile`.
+        task: as of `measure`.
         full: the step that trains everything; `run_full` runs it.
         masks: selections, bool [N] over `model.trainable_variables`, the full one last.
         step_ms: [rounds, len(masks)] wall times.
@@ -152,8 +159,7 @@ class Measurement:
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
     """
 
-    model: keras.Model
-    network: NetworkSettings
+    task: Task
     full: TrainStep
     run_full: Callable[[], object]
     masks: list[np.ndarray]
@@ -164,23 +170,35 @@ class Measurement:
     compiling_ms: float
 
 
-def measure(model: keras.Model, network: NetworkSettings, seconds: float = MEASURING_SECONDS) -> Measurement:
-    """Measure steps of a few selections. The weights do not change. Arguments as for `profiler.profile`."""
+def measure(
+    task: Task,
+    optimizer: keras.optimizers.Optimizer,
+    batch: Batch,
+    seconds: float = MEASURING_SECONDS,
+    with_features: bool = True,
+) -> Measurement:
+    """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
+
+    Args:
+        task: what is trained.
+        optimizer: built for all of `task.model.trainable_variables`.
+        batch: that every step trains on.
+        seconds: time for measuring steps; at least five rounds are measured, however long they take.
+        with_features: measure steps from cached features, too. Without them, half as many selections are measured.
+    """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import forward_pass
 
-    [(full, run_full)] = compile_steps(model, network, [None])
-    positions = attribute_times(full, model.trainable_variables, {}).positions
-    masks = calibration_masks(positions, head_mask(model))
+    [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
+    positions = attribute_times(full, task.model.trainable_variables, {}).positions
+    masks = calibration_masks(positions, head_mask(task.model), is_short=not with_features)
     start = time.perf_counter()
-    runs = [*(run for _, run in compile_steps(model, network, masks[:-1])), run_full]
-    from_features = [compile_from_features(run) for run in runs]
+    runs = [*(run for _, run in compile_steps(task, optimizer, batch, masks[:-1])), run_full]
+    from_features = [compile_from_features(run) if with_features else None for run in runs]
     compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
     cached = [index for index, run in enumerate(from_features) if run is not None]
-    forward = partial(forward_pass(model, network.batch_size), *run_full.args)
+    forward = partial(forward_pass(task, len(batch)), *run_full.args)
     times = measure_steps([forward, *runs, *(run for run in from_features if run is not None)], seconds)
     forward_ms, step_ms, cached_ms = np.split(times, [1, 1 + len(runs)], axis=1)
     median_ms = float(np.median(forward_ms))
-    return Measurement(
-        model, network, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms=compiling_ms
-    )
+    return Measurement(task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms=compiling_ms)

@@ -77,7 +77,7 @@ class TimingTable:
         gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates
             by their traced times.
         fit: from operation times to wall time.
-        settings: those in `TABLE_SETTINGS` that it was measured with.
+        settings: that it was measured with, such as those in `TABLE_SETTINGS`.
         details: further measurements, kept in profile.json.
     """
 
@@ -202,7 +202,7 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
 
 def load_table(
     folder: Path,
-    network: NetworkSettings,
+    wanted: dict[str, Any],
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     graph: str,
@@ -213,7 +213,7 @@ def load_table(
 
     Args:
         folder: see `table_folder`.
-        network: the settings it must have been measured with.
+        wanted: the settings it must have been measured with, such as `table_settings`.
         names, shapes: of `model.trainable_variables`, in their order.
         graph: the network's `graph_digest`.
         remake_command: makes the table; part of error messages.
@@ -228,8 +228,7 @@ def load_table(
     try:
         record = read_profile(folder)
         record.setdefault("clips_gradients", False)  # older tables do not say
-        settings = {key: record.pop(key) for key in TABLE_SETTINGS}
-        wanted = table_settings(network)
+        settings = {key: record.pop(key, None) for key in wanted}
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
         if others:
             raise UserError(f"{folder}: measured with {'; '.join(others)}")

@@ -48,13 +48,13 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    model_name: str
-    alpha: float
-    input_size: Size
-    num_classes: Size
-    batch_size: Size
+    model_name: str | None = None
+    alpha: float | None = None
+    input_size: Size | None = None
+    num_classes: Size | None = None
+    batch_size: Size | None = None
     optimizer: str
-    mixed_precision: bool
+    mixed_precision: bool | None = None
     clips_gradients: bool = False
     forward_ms: Milliseconds
     preprocessing_ms: Milliseconds

@@ -1,4 +1,4 @@
-"""Where features of images are kept: in memory, or in a file that vanishes with the process.
+"""Where features of examples are kept: in memory, or in a file that vanishes with the process.
 
 A store holds `count` rows; a row has one array for each cut tensor (`training.prefix`). Rows are written once and read
 at random.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_data import Batch, ImageData, ImageOrder
+from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
 from elastic_trainer.training.feature_cache import FeatureCache
 from elastic_trainer.training.prefix import Cut, SplitStep
 from elastic_trainer.training.step import TrainStep
@@ -21,8 +21,8 @@ class Features:
     """What a run keeps of its frozen prefix.
 
     Args:
-        data: the training images; without them none ever are.
-        folder: of a file for features that exceed the memory which the images leave (`ImageData.room_mb`).
+        data: the training examples; without them none ever are.
+        folder: of a file for features that exceed the memory which the examples leave (`ShuffledData.room_mb`).
         in_float16: round them to float16, for half the room.
         measures: keep them only where that is measured to save time; else wherever they are asked for.
 
@@ -33,7 +33,7 @@ class Features:
 
     def __init__(
         self,
-        data: ImageData | None = None,
+        data: ShuffledData | None = None,
         folder: Path = Path(),
         in_float16: bool = False,
         measures: bool = True,
@@ -44,12 +44,12 @@ class Features:
         self._keys: frozenset[int] | None = None
         self.megabytes = 0.0
 
-    def adopt(self, step: TrainStep, coming: ImageOrder, steps: int, keep: bool = True) -> None:
+    def adopt(self, step: TrainStep, upcoming: Order, steps: int, keep: bool = True) -> None:
         """Decide whether `step` starts from features.
 
         Args:
             step: trains from now on.
-            coming: the images of the next steps.
+            upcoming: the examples of the next steps.
             steps: for which new features are of use; 0: none are made.
             keep: use the features that are kept at present, if `step` can.
         """
@@ -71,7 +71,7 @@ class Features:
             try:
                 cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
                 if self._measures:
-                    cache.check_saving(coming, steps)
+                    cache.check_saving(upcoming, steps)
                 self.cache, self._keys = cache, cut.keys
                 self.megabytes = max(cache.megabytes, self.megabytes)
             except (OSError, ValueError, FloatingPointError) as error:
@@ -82,8 +82,8 @@ class Features:
         """Whether a step may get some: they were not found to be impossible, or of no use."""
         return self._data is not None and self._data.view_count is not None and not self._reported
 
-    def prepare(self, batch: Batch, coming: ImageOrder) -> float:
-        """Compute the features of `batch` if they are missing, and some of the images `coming` after it.
+    def prepare(self, batch: Batch, upcoming: Order) -> float:
+        """Compute the features of `batch` if they are missing, and some of the `upcoming` examples.
 
         Returns:
             Seconds that it took. If features can no longer be kept, which is reported, `cache` is None afterwards.
@@ -92,7 +92,7 @@ class Features:
             return 0.0
         start = time.perf_counter()
         try:
-            self.cache.prepare(batch, coming)
+            self.cache.prepare(batch, upcoming)
         except (OSError, FloatingPointError) as error:
             self._report(str(error))
             self.drop()
@@ -110,4 +110,4 @@ class Features:
         """Say once why no features are kept."""
         if why not in self._reported:
             self._reported.add(why)
-            tqdm.write(f"no features are kept: {why}")
+            tqdm.write(f"feature cache disabled: {why}")

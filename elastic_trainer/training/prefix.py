@@ -1,12 +1,12 @@
 """A training step in two parts: the frozen prefix, and the rest. The data flow of the traced step alone decides.
 
-    prefix     what depends on the images and on nothing that changes: no trained variable, no random number
-    cut        the tensors that pass from the prefix to the rest, each with a row for each image; their values are
+    prefix     what depends on the inputs and on nothing that changes: no trained variable, no random number
+    cut        the tensors that pass from the prefix to the rest, each with a row for each example; their values are
                called features
-    rest       the loss, the gradients and the updates, from the features and the labels. What it needs of the prefix
+    rest       the loss, the gradients and the updates, from the features and the targets. What it needs of the prefix
                that has no such rows, as the list of time steps that a recurrent layer reads, it computes again
 
-The features of an image stay the same for as long as the same tensors train, so a run may keep them
+The features of an example stay the same for as long as the same tensors train, so a run may keep them
 (`training.features`). A run that does not keep them trains with the `TrainStep` itself. Both parts consist of that
 step's operations, which TensorFlow imports into two functions: no layer is called again.
 """
@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.task import Structure
+from elastic_trainer.training.step import StepValues, TrainStep, as_floats
 from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 
 
@@ -44,10 +45,10 @@ class Cut:
         prefix = prefix_operations(step)
         key_of = _tensor_keys(graph, prefix)
         self.prefix, self.effects = prefix, [op for op in graph.control_outputs if op.name not in prefix]
-        chosen = _passing(graph, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
+        chosen = _passing(step, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
         found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
         needed = needed_operations([*graph.outputs, *self.effects], chosen, prefix)
-        if keys is not None and (len(found) < len(keys) or graph.inputs[0].op.name in needed):
+        if keys is not None and (len(found) < len(keys) or any(tensor.op.name in needed for tensor in step.inputs)):
             found = []
         self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
         self.keys = frozenset(key_of[tensor.name] for tensor in self.tensors)
@@ -68,38 +69,43 @@ class SplitStep:
 
     def __init__(self, step: TrainStep, cut: Cut) -> None:
         graph, self.dtypes = step.graph, [tensor.dtype for tensor in cut.tensors]  # the step's graph is not kept
-        images, labels = graph.inputs[:2]
         names = [tensor.name for tensor in cut.tensors]
+        inputs, targets = ([tensor.name for tensor in part] for part in (step.inputs, step.targets))
+        self._packed = step.packed
 
-        def prefix(batch: tf.Tensor) -> list[tf.Tensor]:
-            return _imported(graph, {images.name: batch}, cut.tensors, (), cut.prefix)
+        def prefix(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            return _imported(graph, dict(zip(inputs, values, strict=True)), cut.tensors, (), cut.prefix)
 
-        def rest(features: Sequence[tf.Tensor], label: tf.Tensor) -> list[tf.Tensor]:
-            feeds = {**dict(zip(names, features, strict=True)), labels.name: label}
+        def rest(features: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            feeds = dict(zip([*names, *targets], [*features, *values], strict=True))
             return _imported(graph, feeds, graph.outputs, cut.effects, cut.prefix)
 
         self._rows = None
-        self._prefix = _traced(prefix, tf.TensorSpec((None, *images.shape[1:]), images.dtype))
+        self._prefix = _traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
         if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):  # the number is part of a shape
-            self._rows = images.shape[0]
-            self._prefix = _traced(prefix, tf.TensorSpec(images.shape, images.dtype))
-        features = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in cut.tensors]
-        self._rest = _traced(rest, features, tf.TensorSpec(labels.shape, labels.dtype))
+            self._rows = step.inputs[0].shape[0]
+            self._prefix = _traced(prefix, _specs(step.inputs))
+        self._rest = _traced(rest, _specs(cut.tensors), _specs(step.targets))
         self.graph: tf.Graph = self._rest.graph
 
-    def prefix(self, images: tf.Tensor) -> list[tf.Tensor]:
-        """The features of `images`, any number of them: each [images, …], in the order of `cut.tensors`."""
+    def prefix(self, inputs: Structure) -> list[tf.Tensor]:
+        """The features of examples, any number of them: each [examples, …], in the order of `cut.tensors`."""
+        values = tf.nest.flatten(inputs)
         if self._rows is None:
-            return self._prefix(images)
-        count = len(images)
-        filled = tf.concat([images, tf.repeat(images[-1:], -count % self._rows, axis=0)], axis=0)
-        parts = [self._prefix(filled[start : start + self._rows]) for start in range(0, len(filled), self._rows)]
+            return self._prefix(values)
+        count, rows = len(values[0]), self._rows
+        filled = [tf.concat([each, tf.repeat(each[-1:], -count % rows, axis=0)], axis=0) for each in values]
+        parts = [self._prefix([each[start : start + rows] for each in filled]) for start in range(0, count, rows)]
         return [tf.concat(values, axis=0)[:count] for values in zip(*parts, strict=True)]
 
-    def __call__(self, features: Sequence[tf.Tensor], labels: tf.Tensor) -> tuple[float, float, float]:
-        """Train on one batch; returns loss, accuracy (0…1) and learning rate once the device is done."""
-        loss, accuracy, rate = self._rest([*features], labels)
-        return float(loss), float(accuracy), float(rate)
+    def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
+        """Train on one batch; returns loss, measures and learning rate once the device is done."""
+        values = [value for value in tf.nest.flatten((targets, weights)) if value is not None]
+        return as_floats(*self._packed(self._rest([*features], values)))
+
+
+def _specs(tensors: Iterable[tf.Tensor]) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
 def _traced(function: Callable[..., Any], *specs: Any) -> Any:
@@ -107,22 +113,22 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Any:
 
 
 def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
-    """Names of the operations of a step that depend on the images and on nothing that changes.
+    """Names of the operations of a step that depend on the inputs and on nothing that changes.
 
     Random numbers and all other stateful operations change; so does each variable that the step writes.
 
     Args:
         step: the step.
-        with_random: only the trained variables and the labels count as changing.
+        with_random: only the trained variables and the targets count as changing.
     """
     graph = step.graph
     operations = inputs_first(graph)
-    images, labels = graph.inputs[:2]
     stateful = [] if with_random else [op for op in operations if is_stateful(op)]
     trained = {id(variable.value.handle) for variable in step.variables}
     written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
     written |= {tensor.name for op in stateful for tensor in op.inputs if tensor.dtype == tf.resource}
-    found, changing = {images.op.name}, {labels.op.name, *(op.name for op in stateful)}
+    found = {tensor.op.name for tensor in step.inputs}
+    changing = {*(tensor.op.name for tensor in step.targets), *(op.name for op in stateful)}
     for op in operations:
         before = {*(tensor.op.name for tensor in op.inputs), *(control.name for control in op.control_inputs)}
         if op.name in changing or before & changing or any(tensor.name in written for tensor in op.inputs):
@@ -132,8 +138,9 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
     return found
 
 
-def _passing(graph: Any, prefix: set[str]) -> set[str]:
-    """Names of the tensors of `prefix` with a row for each image that the rest needs for the results of the step."""
+def _passing(step: TrainStep, prefix: set[str]) -> set[str]:
+    """Names of the tensors of `prefix` with a row for each example that the rest needs for the results of the step."""
+    graph = step.graph
     needed = needed_operations([*graph.outputs, *graph.control_outputs])
     beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
     waiting = [tensor for op in beyond for tensor in op.inputs]
@@ -144,7 +151,7 @@ def _passing(graph: Any, prefix: set[str]) -> set[str]:
         if tensor.name in seen or tensor.op.name not in prefix:
             continue
         seen.add(tensor.name)
-        if _has_rows(tensor, graph.inputs[0].shape[0]):
+        if _has_rows(tensor, step.inputs[0].shape[0]):
             passing.add(tensor.name)
         else:
             waiting += tensor.op.inputs
@@ -152,7 +159,7 @@ def _passing(graph: Any, prefix: set[str]) -> set[str]:
 
 
 def _has_rows(tensor: Any, count: int) -> bool:
-    """Whether `tensor` may have a row for each of `count` images: features of which this is not true are not kept."""
+    """Whether `tensor` may have a row for each of `count` examples: features of which this is not true are not kept."""
     if tensor.dtype == tf.variant or tensor.shape.rank == 0:
         return False
     return tensor.shape.rank is None or tensor.shape[0] in (count, None)

@@ -12,22 +12,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.image_data import Batch, ImageOrder
+from elastic_trainer.datasets.batches import Batch, Order
 from elastic_trainer.errors import UserError
+from elastic_trainer.task import Task
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import Evaluation, TrainStep
 
 
 class StepResult(NamedTuple):
-    """One training step: loss, accuracy on the batch (0…1), learning rate, and wall time.
+    """One training step: loss on the batch, `Task.measures`, learning rate, and wall time.
 
     Either `step_ms` is None or `first_call_ms`, the time of the first step of a new graph, which TensorFlow then
     optimises. `making_ms` is what it took before to compute features that are kept for this step and later ones.
     """
 
     loss: float
-    accuracy: float
+    measures: dict[str, float]
     learning_rate: float
     step_ms: float | None
     first_call_ms: float | None = None
@@ -56,45 +57,51 @@ class TrainState:
     """What training changes.
 
     Args:
-        model: the network.
-        optimizer: built for all of `model.trainable_variables`.
-        batch_size: images a step.
+        task: what is trained.
+        optimizer: built for all of `task.model.trainable_variables`.
+        batch_size: examples a step; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: what is kept of the frozen prefix; by default nothing.
 
     Attributes:
-        model, optimizer: as given, or as last replaced.
+        task, optimizer: as given, or with the network that last replaced it.
         features: as given.
-        evaluation: loss and accuracy of `model` over the test images.
+        evaluation: results of `task` over test examples.
     """
 
     def __init__(
         self,
-        model: keras.Model,
+        task: Task,
         optimizer: keras.optimizers.Optimizer,
-        batch_size: int,
+        batch_size: int | None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         features: Features | None = None,
     ) -> None:
         self._batch_size, self._penalty = batch_size, penalty
         self.features = features or Features()
-        self.replace(model, optimizer)
+        self.task = task
+        self.replace(task.model, optimizer)
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Train another network from now on; its first step needs `adopt`."""
         gc.unfreeze()  # of `machine.quick_collections`: the network of before is collected
-        self.model, self.optimizer = model, optimizer
-        self.evaluation = Evaluation(model)
+        self.task, self.optimizer = self.task.with_model(model), optimizer
+        self.evaluation = Evaluation(self.task)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | None = None
         self._warm_step: TrainStep | SplitStep | None = None  # the last that was called
 
-    def adopt(self, mask: np.ndarray, coming: ImageOrder, steps: int, keep_features: bool = True) -> bool:
+    @property
+    def model(self) -> keras.Model:
+        """The network."""
+        return self.task.model
+
+    def adopt(self, mask: np.ndarray, upcoming: Order, steps: int, keep_features: bool = True) -> bool:
         """Train bool [N] `mask` from now on; returns whether a new step was compiled for it.
 
         Args:
             mask: over `model.trainable_variables`.
-            coming: the images of the next steps.
+            upcoming: the examples of the next steps.
             steps: for which new features are of use; 0: none are made.
             keep_features: use the features that are kept at present, if the new step can.
         """
@@ -105,7 +112,7 @@ class TrainState:
         self._step = self._warm_step = None  # the old graph is released before a new one is made
         gc.collect()
         self._step, self._mask = self._traced(mask), mask
-        self.features.adopt(self._step, coming, steps, keep_features)
+        self.features.adopt(self._step, upcoming, steps, keep_features)
         return True
 
     def cut_as_for(self, mask: np.ndarray) -> None:
@@ -113,7 +120,7 @@ class TrainState:
         self.features.cut_like(self._traced(mask))
 
     def _traced(self, mask: np.ndarray) -> TrainStep:
-        return TrainStep(self.model, self.optimizer, self._batch_size, mask, self._penalty)
+        return TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
 
     @property
     def is_adopted(self) -> bool:
@@ -123,27 +130,28 @@ class TrainState:
     @property
     def step_graph(self) -> tf.Graph:
         """The traced graph of the present step; without the prefix if its features are kept."""
-        return self._present_step().graph
+        return self._current_step().graph
 
-    def train(self, batch: Batch, coming: ImageOrder) -> StepResult:
-        """One step on one batch, before those on the images `coming`.
+    def train(self, batch: Batch, upcoming: Order) -> StepResult:
+        """One step on one batch, before those on the `upcoming` examples.
 
         Raises:
             UserError: the loss is not finite.
         """
-        making_ms = 1e3 * self.features.prepare(batch, coming)
-        step, cache = self._present_step(), self.features.cache
-        inputs: Any = batch.images if cache is None else None  # as in the timing table, not part of the step
+        making_ms = 1e3 * self.features.prepare(batch, upcoming)
+        step, cache = self._current_step(), self.features.cache
+        inputs: Any = batch.inputs if cache is None else None  # as in the timing table, not part of the step
         start = time.perf_counter()
-        loss, accuracy, rate = step(inputs if cache is None else cache.read(cache.keys(batch)), batch.labels)
+        values = inputs if cache is None else cache.read(cache.keys(batch.order))
+        loss, measures, rate = step(values, batch.targets, batch.weights)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         if not math.isfinite(loss):
             number = int(self.optimizer.iterations)
             raise not_finite(f"the loss is {loss} at step {number}", number - 1, self.optimizer)
-        return StepResult(loss, accuracy, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
+        return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
-    def _present_step(self) -> TrainStep | SplitStep:
+    def _current_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from images, or from features if they are kept."""
         assert self._step is not None, "a scheme must select before the first step"
         return self._step if self.features.cache is None else self.features.cache.split

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm
+from elastic_trainer.task import Structure, Task
 
-
-def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Mean softmax cross-entropy of logits [batch, classes] against integer labels [batch]."""
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-
-
-def training_loss(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss that training lowers, the model's own regularisers included, and the logits [batch, classes]."""
-    logits = tf.cast(model(images, training=True), tf.float32)  # also if the network computes in half precision
-    return tf.add_n([classification_loss(labels, logits), *model.losses]), logits
-
-
-def batch_spec(model: keras.Model, batch_size: int | None) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """Shapes and types of one batch of (images, labels) for `model`."""
-    return tf.TensorSpec((batch_size, *model.input_shape[1:]), tf.float32), tf.TensorSpec((batch_size,), tf.int32)
+StepValues = tuple[float, dict[str, float], float]  # loss, `Task.measures`, learning rate
 
 
 class TrainStep:
@@ -36,10 +25,11 @@ class TrainStep:
     no other optimizer slot is written. The graph is freed with the object.
 
     Args:
-        model, optimizer: the optimizer is built for all of `model.trainable_variables`.
-        batch_size: images a step.
-        mask: bool [N] over `model.trainable_variables`; all if left out.
-        penalty: returns what is added to the loss of `model`, or None. It is not part of the reported loss.
+        task: what is trained.
+        optimizer: built for all of `task.model.trainable_variables`.
+        batch_size: examples a step; None: any number.
+        mask: bool [N] over `task.model.trainable_variables`; all if left out.
+        penalty: returns what is added to the loss of the model, or None. It is not part of the reported loss.
         fold: whether frozen batch norm is folded where that saves time (`networks.batch_norm_folding`).
 
     Attributes:
@@ -49,79 +39,128 @@ class TrainStep:
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
             no influence on the loss.
         graph: the traced graph.
+        inputs, targets: symbolic tensors of the batch; weights of examples are among the targets.
+        packed: gives values of `graph.outputs` the structure of `StepValues`.
     """
 
     def __init__(
         self,
-        model: keras.Model,
+        task: Task,
         optimizer: keras.optimizers.Optimizer,
-        batch_size: int,
+        batch_size: int | None,
         mask: np.ndarray | None = None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         fold: bool = True,
     ) -> None:
+        model = task.model
         self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
         trained = {id(variable) for variable in variables}
         self.variables = variables
 
-        def step(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def step(
+            inputs: Structure, targets: Structure, weights: Structure
+        ) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
                 folding: AbstractContextManager[list[Pair]]
                 folding = folded_batch_norm(model, trained) if fold else nullcontext([])
                 with folding as self.folded_pairs:
-                    loss, logits = training_loss(model, images, labels)
-                in_float16 = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+                    loss, outputs = task.run(inputs, targets, weights, training=True)
                 added = penalty(model)
-                total = loss if added is None else loss + added
-                scaled = optimizer.scale_loss(total) if in_float16 else total
+                scaled = optimizer.scale_loss(loss if added is None else loss + added)
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
             self.loss, self.gradients = loss, gradients
-            optimizer.apply(gradients, variables)
-            correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
-            return loss, tf.reduce_mean(tf.cast(correct, tf.float32)), rate
+            with one_replica(optimizer):
+                optimizer.apply(*present(gradients, variables))
+            return loss, task.measures(loss, inputs, targets, weights, outputs), rate
 
-        self._function = tf.function(step, autograph=False).get_concrete_function(*batch_spec(model, batch_size))
+        signature = task.signature(batch_size)
+        self._function = tf.function(step, autograph=False).get_concrete_function(*signature)
         self.graph: tf.Graph = self._function.graph
+        count = len(tf.nest.flatten(signature[0]))
+        batch = self.graph.inputs[: len([spec for spec in tf.nest.flatten(signature) if spec is not None])]
+        self.inputs, self.targets = batch[:count], batch[count:]
+        self.packed = partial(tf.nest.pack_sequence_as, self._function.structured_outputs)
 
-    def __call__(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[float, float, float]:
-        """Train on one batch; returns loss, accuracy (0…1) and learning rate once the device is done."""
-        loss, accuracy, rate = self._function(images, labels)
-        return float(loss), float(accuracy), float(rate)
+    def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
+        """Train on one batch; returns loss, measures and learning rate once the device is done."""
+        return as_floats(*self._function(inputs, targets, weights))
 
 
-def forward_pass(model: keras.Model, batch_size: int) -> Any:
-    """The compiled training-mode forward pass, (images, labels) -> loss as a float. Every step contains it."""
+def as_floats(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:
+    """What a step returned, as Python's numbers."""
+    return float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
 
-    def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        with folded_batch_norm(model):
-            return training_loss(model, images, labels)[0]
 
-    function = tf.function(loss).get_concrete_function(*batch_spec(model, batch_size))
-    return lambda images, labels: float(function(images, labels))
+def present(
+    gradients: Iterable[tf.Tensor | None], variables: Iterable[keras.Variable]
+) -> tuple[list[tf.Tensor], list[keras.Variable]]:
+    """The gradients that exist, and their variables: Keras' optimizers warn of others, or refuse them."""
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    return [g for g, _ in pairs], [v for _, v in pairs]
+
+
+@contextmanager
+def one_replica(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Trace updates in this block without Keras' sum of gradients over replicas.
+
+    At every trace, that sum registers a custom gradient in a global table, which keeps the graph in memory: each new
+    selection would leak the graph of the one before (10 MB for MobileNetV2).
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not hasattr(inner, "_all_reduce_sum_gradients"):
+        yield
+        return
+    object.__setattr__(inner, "_all_reduce_sum_gradients", lambda pairs: pairs)
+    try:
+        yield
+    finally:
+        object.__delattr__(inner, "_all_reduce_sum_gradients")
+
+
+def forward_pass(task: Task, batch_size: int | None) -> Any:
+    """The compiled training-mode forward pass, (inputs, targets, weights) -> loss. Every step contains it."""
+
+    def loss(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
+        with folded_batch_norm(task.model):
+            return task.run(inputs, targets, weights, training=True)[0]
+
+    function = tf.function(loss).get_concrete_function(*task.signature(batch_size))
+    return lambda inputs, targets, weights=None: float(function(inputs, targets, weights))
 
 
 class Evaluation:
-    """Loss and accuracy over the test images; compiled once, whatever trains."""
+    """The loss and the measures of a task over test examples; compiled once, whatever trains."""
 
-    def __init__(self, model: keras.Model) -> None:
-        def batch(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            with folded_batch_norm(model):
-                logits = tf.cast(model(images, training=False), tf.float32)
-            correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
-            return classification_loss(labels, logits), tf.reduce_mean(tf.cast(correct, tf.float32))
+    def __init__(self, task: Task) -> None:
+        def batch(inputs: Structure, targets: Structure, weights: Structure) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            with folded_batch_norm(task.model):
+                loss, outputs = task.run(inputs, targets, weights, training=False)
+            return loss, task.measures(loss, inputs, targets, weights, outputs)
 
-        self._function = tf.function(batch, input_signature=batch_spec(model, None))
+        self._task, self._batch = task, batch
+        self._function: Any = None
 
-    def __call__(
-        self, batches: Iterable[tuple[tf.Tensor, tf.Tensor]], between: Callable[[], None] = lambda: None
-    ) -> tuple[float, float]:
-        """Mean loss and accuracy (0…1) over all images of `batches`; calls `between` before each batch."""
-        totals = np.zeros(3)
-        for images, labels in batches:
+    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and measures over all examples of `batches`, means unless the task has running results.
+
+        `between` is called before each batch.
+        """
+        if self._function is None:
+            self._function = tf.function(self._batch).get_concrete_function(*self._task.signature(None))
+        self._task.reset()
+        totals: dict[str, float] = {}
+        count, measures = 0, dict[str, tf.Tensor]()
+        for one in batches:
             between()
-            loss, accuracy = self._function(images, labels)
-            totals += np.array([float(loss), float(accuracy), 1.0]) * len(labels)
-        return float(totals[0] / totals[2]), float(totals[1] / totals[2])
+            loss, measures = self._function(one.inputs, one.targets, one.weights)
+            for name, value in {"loss": loss, **({} if self._task.is_running else measures)}.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(one)
+            count += len(one)
+        means = {name: total / count for name, total in totals.items()}
+        if self._task.is_running:
+            means |= {name: float(value) for name, value in measures.items()}
+        self._task.reset()
+        return means

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
 from elastic_trainer.settings import PAPER, NetworkSettings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
@@ -66,4 +67,4 @@ def full_training_step(network: NetworkSettings) -> TrainStep:
     model = models.build(network)
     optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, network.batch_size)
+    return TrainStep(ImageClassification(model), optimizer, network.batch_size)

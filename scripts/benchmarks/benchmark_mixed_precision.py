@@ -22,6 +22,7 @@ import utils
 from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings
+from elastic_trainer.task import ImageClassification
 
 MEASURED = ("full step", "step of the head", "forward pass")
 
@@ -36,7 +37,7 @@ def runs_of(network: NetworkSettings) -> list[Any]:
     model = models.build(network)
     head = head_mask(model)
     steps = [run for _, run in compile_steps(model, network, [None, head])]
-    return [*steps, partial(forward_pass(model, network.batch_size), *steps[0].args)]
+    return [*steps, partial(forward_pass(ImageClassification(model), network.batch_size), *steps[0].args)]
 
 
 def losses(network: NetworkSettings, steps: int) -> list[float]:
@@ -49,7 +50,7 @@ def losses(network: NetworkSettings, steps: int) -> list[float]:
     model = models.build(network)
     optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, optimizer, network.batch_size)
+    step = TrainStep(ImageClassification(model), optimizer, network.batch_size)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
     return [step(batch.images, batch.labels)[0] for batch in digits.train(0, count=steps)]
 

@@ -24,6 +24,7 @@ import utils
 from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings, Settings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -46,7 +47,7 @@ class Measured:
 
         self.parameters = model.count_params()
         variables = [variable.value for variable in model.trainable_variables]
-        step = TrainStep(model, optimizer, batch[0].shape[0])
+        step = TrainStep(ImageClassification(model), optimizer, batch[0].shape[0])
         self.flops = sum(count_flops(step.graph).values())
 
         @tf.function

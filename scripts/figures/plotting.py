@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elastic_trainer.task import ImageClassification
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import common  # noqa: F401 (puts the checkout on the path)
@@ -195,7 +197,7 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     remake = profiler_command(network, command.data, logdir)
     folder = table_folder(network, logdir)
-    graph = graph_digest(model, network.batch_size)
+    graph = graph_digest(ImageClassification(model), network.batch_size)
     return model, load_table(folder, network, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from elastic_trainer.task import ImageClassification
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import keras
@@ -46,7 +48,7 @@ def full_step(model: keras.Model) -> TrainStep:
     """A step that trains all of `model`, at learning rate 0, with batch norm as other programs compute it."""
     optimizer = make_optimizer("sgd", 0.0, 5e-4, 1)
     optimizer.build(model.trainable_variables)
-    return TrainStep(model, optimizer, BATCH, fold=False)
+    return TrainStep(ImageClassification(model), optimizer, BATCH, fold=False)
 
 
 def stripped(space: Any) -> Any:

@@ -14,6 +14,7 @@ from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -113,7 +114,7 @@ def test_other_networks_train_with_frozen_statistics_and_load_after_saving(name,
         "head/bias",
     ]
     images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
-    step = TrainStep(model, optimizer, 2)
+    step = TrainStep(ImageClassification(model), optimizer, 2)
     assert np.isfinite(float(step(images, tf.constant([0, 1]))[0]))
     after = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
     for old, new in zip(before, after, strict=True):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import models
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -56,7 +57,7 @@ def test_training_does_not_change_batch_norm_statistics(name):
     keras.Sequential([model])(images, training=True)
     optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, optimizer, 4)
+    step = TrainStep(ImageClassification(model), optimizer, 4)
     for _ in range(3):
         step(images, labels)
     for old, new in zip(before, statistics_of(model), strict=True):

@@ -11,6 +11,7 @@ from small_networks import as_if_trained, built_optimizer, some_images, values
 import models
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep
 
 layers = keras.layers
@@ -174,7 +175,7 @@ def test_layers_are_as_before_after_folding_and_after_a_failure():
 def operation_types(model, trained):
     mask = np.array([variable.name in trained for variable in model.trainable_variables])
     mask[-2:] = True  # the head
-    step = TrainStep(model, built_optimizer("sgd", model), 4, mask)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), 4, mask)
     return [op.type for op in step.graph.get_operations()]
 
 
@@ -205,7 +206,7 @@ def test_frozen_pair_uses_the_weights_of_the_moment_of_selection():
     images, labels = some_images(SIZE), np.array([0, 1, 2, 0], np.int32)
     everything, head = np.ones(len(variables), bool), np.arange(len(variables)) >= len(variables) - 2
     for mask in (everything, head, everything, head):
-        step = TrainStep(model, optimizer, 4, mask)
+        step = TrainStep(ImageClassification(model), optimizer, 4, mask)
         before = values(variables)
         expected = float(
             tf.reduce_mean(

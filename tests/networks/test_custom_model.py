@@ -15,6 +15,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
@@ -94,7 +95,7 @@ def test_a_step_changes_only_selected_variables_and_no_statistics(traced):
     for _ in range(2):
         mask = head_mask(model) | (rng.random(len(variables)) < 0.5)
         before = [v.numpy() for v in variables], [v.numpy() for v in statistics]
-        step = TrainStep(model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
         step(*a_batch())
         for old, variable, selected in zip(before[0], variables, mask, strict=True):
             assert selected or (old == variable.numpy()).all()
@@ -128,7 +129,7 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     from elastic_trainer.selection.importance import ImportanceEvaluator
     from elastic_trainer.selection.select import select_tensors
 
-    evaluator = ImportanceEvaluator(model, BATCH)
+    evaluator = ImportanceEvaluator(ImageClassification(model), BATCH)
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
     optimizer.build(model.trainable_variables)
     importance = evaluator(optimizer, [a_batch()])

@@ -16,6 +16,7 @@ import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
 from elastic_trainer.networks.saved_model import check_saving, load_model, save_model
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -93,7 +94,7 @@ def test_saving_during_training_does_not_change_the_result(tmp_path):
         model = as_if_trained(make_small_model())
         optimizer = make_optimizer("sgd", 0.1, 5e-4, 10)
         optimizer.build(model.trainable_variables)
-        step = TrainStep(model, optimizer, 4)
+        step = TrainStep(ImageClassification(model), optimizer, 4)
         for k in range(4):
             step(tf.constant(some_images(SIZE, seed=k)), tf.constant([0, 1, 2, 0]))
             if saving:

@@ -20,6 +20,7 @@ from pruning_networks import (
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep, classification_loss
 
@@ -45,12 +46,12 @@ def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
     model = two_convolutions(reader_size=3, beta=0.5)
     data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
     scheme = scheme_of(model)
-    state = TrainState(model, optimizer, data.batch_size)
+    state = TrainState(ImageClassification(model), optimizer, data.batch_size)
     assert scheme.select(Progress(), state).mask.sum() == len(model.trainable_variables)
     for seed in (0, 1):  # the second removal starts from a smaller network
         kill_readers(model, share=0.5, seed=seed)
         model, optimizer = scheme.reconfigure(model, optimizer)
-        TrainStep(model, optimizer, BATCH)(*data.batch)
+        TrainStep(ImageClassification(model), optimizer, BATCH)(*data.batch)
     record = json.loads(json.dumps(scheme.to_record()))
 
     fresh = two_convolutions(reader_size=3, beta=0.5)

@@ -22,6 +22,7 @@ import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.rebuild import take_kept
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep
 
@@ -32,7 +33,7 @@ def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
     killed = kill_readers(model)
-    step = TrainStep(model, optimizer, BATCH)
+    step = TrainStep(ImageClassification(model), optimizer, BATCH)
     channels = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
 
@@ -42,7 +43,7 @@ def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
     assert smaller.count_params() < 0.8 * model.count_params()
     assert_same_logits(model, smaller, data.batch[0])
 
-    smaller_step = TrainStep(smaller, carried, BATCH)
+    smaller_step = TrainStep(ImageClassification(smaller), carried, BATCH)
     flops, fewer = (sum(count_flops(s.graph).values()) for s in (step, smaller_step))
     assert fewer < 0.8 * flops
     assert step(*data.batch)[0] == pytest.approx(smaller_step(*data.batch)[0], rel=1e-5)
@@ -66,7 +67,7 @@ def test_custom_networks_keep_their_logits_or_are_refused(function):
     smaller, carried = scheme.reconfigure(model, optimizer)
     assert smaller.count_params() < model.count_params()
     assert_same_logits(model, smaller, data.batch[0])
-    TrainStep(smaller, carried, BATCH)(*data.batch)
+    TrainStep(ImageClassification(smaller), carried, BATCH)(*data.batch)
 
 
 @pytest.mark.parametrize("sequential", [True, False])
@@ -85,7 +86,7 @@ def test_inner_models_and_custom_layers_are_rebuilt_with_fewer_channels(sequenti
     smaller, carried = scheme.reconfigure(model, optimizer)
     assert [v.shape[-1] for v in smaller.trainable_variables if v.name == "kernel"] == [3, 3, 4, 4, CLASSES]
     assert_same_logits(model, smaller, data.batch[0])
-    TrainStep(smaller, carried, BATCH)(*data.batch)
+    TrainStep(ImageClassification(smaller), carried, BATCH)(*data.batch)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -94,10 +95,10 @@ def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
     data, optimizer = Batches(model), built_optimizer(model, name)
     scheme = scheme_of(model)
     mask = np.ones(len(model.trainable_variables), bool)
-    TrainStep(model, optimizer, BATCH, mask)(*data.batch)
+    TrainStep(ImageClassification(model), optimizer, BATCH, mask)(*data.batch)
     mask[1] = False  # the tensors take different numbers of steps
     for _ in range(2):
-        TrainStep(model, optimizer, BATCH, mask)(*data.batch)
+        TrainStep(ImageClassification(model), optimizer, BATCH, mask)(*data.batch)
     kill_readers(model, share=0.5, seed=1)
     channels = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
@@ -116,8 +117,8 @@ def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
             assert np.abs(old.numpy()).max() > 0
     if name == "adam":
         assert [int(steps) for steps in carried._steps][:3] == [3, 1, 3]
-    TrainStep(model, optimizer, BATCH)(*data.batch)
-    TrainStep(smaller, carried, BATCH)(*data.batch)
+    TrainStep(ImageClassification(model), optimizer, BATCH)(*data.batch)
+    TrainStep(ImageClassification(smaller), carried, BATCH)(*data.batch)
     assert_survivors_equal(smaller, model, channels, kept)
 
 

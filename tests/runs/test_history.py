@@ -11,6 +11,7 @@ import train
 from elastic_trainer.machine import peak_memory_mb
 from elastic_trainer.runs.history import History, SelectionInterval
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep
 
@@ -39,7 +40,7 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
         model = make_small_model()
         optimizer = train.make_optimizer("sgd", 0.05, 5e-4, 18)
         optimizer.build(model.trainable_variables)
-        one_step = TrainStep(model, optimizer, 4, np.array(mask))
+        one_step = TrainStep(ImageClassification(model), optimizer, 4, np.array(mask))
         expected += 6 * sum(count_flops(one_step.graph).values())
     assert elastic["train_flops"] == pytest.approx(expected)
     assert elastic["train_flops"] < full["train_flops"]

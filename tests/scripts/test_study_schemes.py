@@ -11,6 +11,7 @@ from study_schemes import VARIANTS, Betti, PathGain, select_as_published, select
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import training_loss
@@ -82,7 +83,9 @@ def test_betti_importance_is_of_layers_and_counts_holes(small_data):
     inside = make_small_model()
     inputs = keras.Input(inside.input_shape[1:])
     model = keras.Model(inputs, keras.layers.Dense(CLASSES)(inside(inputs)))  # layers of layers count, too
-    importance = Betti(model, BATCH)(built_optimizer("sgd", model), small_data.importance_batches(0, 4))
+    importance = Betti(ImageClassification(model), BATCH)(
+        built_optimizer("sgd", model), small_data.importance_batches(0, 4)
+    )
     layers = [name.rpartition("/")[0] for name in tensor_names(model)]
     assert len(importance) == len(layers) and (importance >= 0).all()
     for layer in set(layers):
@@ -96,7 +99,7 @@ def test_gain_over_a_path_is_the_fall_of_the_loss_and_changes_nothing(small_data
     optimizer = make_optimizer("sgd", 1e-3, 0.0, 100_000)
     optimizer.build(model.trainable_variables)
     [batch] = small_data.importance_batches(0, 1)
-    evaluator = PathGain(model, BATCH)
+    evaluator = PathGain(ImageClassification(model), BATCH)
     before = [variable.numpy() for variable in [*model.variables, *optimizer.variables]]
     gains = evaluator._measure(optimizer, [batch] * 30)
     for variable, old in zip([*model.variables, *optimizer.variables], before, strict=True):

@@ -9,6 +9,7 @@ from small_networks import built_optimizer, values
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep, classification_loss
 
 
@@ -32,13 +33,13 @@ def gradients_on(model, images, labels):
 @pytest.mark.parametrize("batches", [1, 3])
 def test_measuring_importance_restores_all_variables(batches, name, small_model, small_data):
     optimizer = built_optimizer(name, small_model)
-    step = TrainStep(small_model, optimizer, BATCH)
+    step = TrainStep(ImageClassification(small_model), optimizer, BATCH)
     for images, labels in pairs(small_data.train(0)):
         step(images, labels)
     everything = [*small_model.variables, *optimizer.variables]
     assert any("seed" in v.path for v in everything)
     before = values(everything)
-    evaluator = ImportanceEvaluator(small_model, BATCH)
+    evaluator = ImportanceEvaluator(ImageClassification(small_model), BATCH)
     evaluator(optimizer, small_data.importance_batches(0, batches))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
@@ -54,7 +55,7 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share,
     optimizer = built_optimizer("sgd", model, rate, decay)
     [(images, labels)] = small_data.importance_batches(0)
 
-    measured = ImportanceEvaluator(model, BATCH)(optimizer, [(images, labels)])
+    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, [(images, labels)])
     loss_before, first = gradients_on(model, images, labels)
     start = values(model.trainable_variables)
     updates = [-rate * (decay * weights + gradient.numpy()) for weights, gradient in zip(start, first, strict=True)]
@@ -73,7 +74,7 @@ def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, 
     [(images, labels)] = small_data.importance_batches(0)
     everything = [*small_model.variables, *optimizer.variables]
     before = values(everything)
-    measured = evaluator(small_model, BATCH)(optimizer, [(images, labels)])
+    measured = evaluator(ImageClassification(small_model), BATCH)(optimizer, [(images, labels)])
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     expected = values(small_model.trainable_variables)
@@ -90,7 +91,7 @@ def test_importance_over_several_batches_judges_an_update_on_other_batches(small
     batches = small_data.importance_batches(0, 5)
     assert (batches[0][0].numpy() != batches[1][0].numpy()).any()
     np.testing.assert_array_equal(batches[0][0], small_data.importance_batches(0)[0][0])
-    measured = ImportanceEvaluator(model, BATCH)(optimizer, batches)
+    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, batches)
     gradients = [gradients_on(model, *batch)[1] for batch in batches]
     expected = []
     for index, weights in enumerate(values(model.trainable_variables)):
@@ -104,7 +105,7 @@ def test_importance_over_several_batches_judges_an_update_on_other_batches(small
 def test_timing_a_gradient_pass_restores_the_random_state(small_model, small_data):
     before = values(small_model.variables)
     [(images, labels)] = small_data.importance_batches(0)
-    assert ImportanceEvaluator(small_model, BATCH).pass_ms(images, labels) > 0
+    assert ImportanceEvaluator(ImageClassification(small_model), BATCH).pass_ms(images, labels) > 0
     for variable, old in zip(small_model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
 
@@ -124,4 +125,4 @@ def test_importance_that_is_not_finite_raises_an_error_that_fits_its_cause(
     optimizer.iterations.assign(steps)
     small_model.get_layer("head").bias.assign([weight, 0, 0])
     with pytest.raises(UserError, match=f"importance is not finite at step {steps}.*{cause}"):
-        ImportanceEvaluator(small_model, BATCH)(optimizer, small_data.importance_batches(0))
+        ImportanceEvaluator(ImageClassification(small_model), BATCH)(optimizer, small_data.importance_batches(0))

@@ -20,6 +20,7 @@ from elastic_trainer.selection.time_budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
@@ -82,7 +83,7 @@ def elastic_scheme(settings, features_possible=True, selector=(), **times):
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
     scheme = ElasticScheme(model, data, settings, budget, *selector)
-    return scheme, budget, TrainState(model, optimizer, data.batch_size)
+    return scheme, budget, TrainState(ImageClassification(model), optimizer, data.batch_size)
 
 
 def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkeypatch):

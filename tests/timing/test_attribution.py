@@ -12,6 +12,7 @@ from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, naive_ne
 from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import attribute_times, forward_reach
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
@@ -101,7 +102,7 @@ def test_features_take_the_room_of_what_passes_the_cut():
     for depth in range(head + 1, len(costs.positions) + 1):
         mask = np.zeros(len(costs.positions), bool)
         mask[costs.positions[:depth]] = True
-        tensors = Cut(TrainStep(model, optimizer, BATCH, mask)).tensors
+        tensors = Cut(TrainStep(ImageClassification(model), optimizer, BATCH, mask)).tensors
         megabytes = sum(1e-6 * 4 * BATCH * tensor.shape[1:].num_elements() for tensor in tensors)
         if tensors:  # else nothing but preprocessing is left
             assert costs.features_mb[depth - 1] == pytest.approx(megabytes)
@@ -114,7 +115,7 @@ def test_clipping_counts_in_the_update_of_its_tensor_and_not_in_the_heads():
     head = np.flatnonzero(head_mask(model)).tolist()
     optimizer = make_optimizer("sgd", 0.1, 5e-4, 10, clipping=0.02, unclipped=head)
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, optimizer, BATCH)
+    step = TrainStep(ImageClassification(model), optimizer, BATCH)
     norms = {op.name: 1.0 for op in step.graph.get_operations() if op.type == "L2Loss"}
     costs = attribute_times(step, model.trainable_variables, norms)
     update_ms = dict(zip(costs.positions.tolist(), costs.update_ms, strict=True))  # of the gradient and of the weights
@@ -225,14 +226,14 @@ def test_prefix_of_a_step_is_the_forward_operations_that_reach_no_deeper_tensor(
     """Steps that train all tensors down to some depth are cut where the full step's attribution says."""
     model = NETWORKS[name]()
     optimizer = built_optimizer("sgd", model)
-    full = TrainStep(model, optimizer, BATCH)
+    full = TrainStep(ImageClassification(model), optimizer, BATCH)
     positions = attribute_times(full, model.trainable_variables, {}).positions
     reached, reads_images = forward_reach(full, [model.trainable_variables[k] for k in positions])
     forward = needed_operations([full.loss])
     for depth in (1, 2, len(positions) // 2, len(positions) - 1, len(positions)):
         mask = np.zeros(len(positions), bool)
         mask[positions[:depth]] = True
-        step = TrainStep(model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
         expected = {
             op.name
             for op, first, reads in zip(inputs_first(full.graph), reached, reads_images, strict=True)

@@ -5,6 +5,7 @@ import record_trace_fixture as fixture
 from small_networks import built_optimizer
 
 from elastic_trainer.errors import UserError
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.trace import OperationTrace, read_trace
@@ -32,7 +33,7 @@ def test_committed_trace_matches_its_network(small):
 
 def test_trace_of_a_program_that_does_not_fold_batch_norm_is_recognised(small):
     model, step, trace = small
-    folded = TrainStep(model, built_optimizer("sgd", model), fixture.BATCH)
+    folded = TrainStep(ImageClassification(model), built_optimizer("sgd", model), fixture.BATCH)
     assert foreign_trace.has_folded_batch_norm(trace, step)
     assert not foreign_trace.has_folded_batch_norm(trace, folded)
     without_norm = OperationTrace({"head_1/MatMul": 1.0}, {"head_1/MatMul": "MatMul"}, 0.0, 1, ())

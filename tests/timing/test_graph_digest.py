@@ -9,6 +9,7 @@ import zoo
 from command_line import ROOT
 from keras import layers
 
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 
 SIZE, BATCH = 16, 4
@@ -35,8 +36,8 @@ def test_names_seeds_and_weights_do_not_change_the_digest():
     expected = graph_digest(network(), BATCH)
     model = network(seed=7)  # Keras numbers its layers on
     model.trainable_variables[0].assign(keras.ops.ones(model.trainable_variables[0].shape))
-    assert graph_digest(model, BATCH) == expected
-    assert graph_digest(model, BATCH) == expected
+    assert graph_digest(ImageClassification(model), BATCH) == expected
+    assert graph_digest(ImageClassification(model), BATCH) == expected
 
 
 ELSEWHERE = """

@@ -10,6 +10,7 @@ from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model
 from small_networks import built_optimizer, values
 
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.feature_cache import FeatureCache
 from elastic_trainer.training.feature_store import FileStore, Kind, MemoryStore
 from elastic_trainer.training.features import Features
@@ -32,7 +33,7 @@ def head(model):
 
 
 def split_at_head(model):
-    step = TrainStep(model, built_optimizer("sgd", model), BATCH, head(model))
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, head(model))
     return SplitStep(step, Cut(step))
 
 
@@ -70,7 +71,9 @@ def train(state, data, epochs, mask):
 
 def state_of(model, data, folder, **more):
     optimizer = built_optimizer("sgd", model)
-    return TrainState(model, optimizer, BATCH, features=Features(data, folder, **more) if folder else None)
+    return TrainState(
+        ImageClassification(model), optimizer, BATCH, features=Features(data, folder, **more) if folder else None
+    )
 
 
 @pytest.mark.parametrize("limit_mb", [None, 0.0])

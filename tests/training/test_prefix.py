@@ -9,6 +9,7 @@ from conftest import BATCH, CLASSES, SIZE, ancestors, make_small_model
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
 from elastic_trainer.training.step import TrainStep
@@ -72,7 +73,7 @@ def test_a_step_from_features_changes_what_the_step_changes_bit_for_bit(name):
     images, labels = batch()
     cuts = 0
     for mask in masks(model):
-        step = TrainStep(model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
         cut = Cut(step)
         if not cut.tensors:
             continue
@@ -91,7 +92,7 @@ def test_a_loop_behind_a_cut_has_as_many_flops_as_in_the_step():
     inputs = keras.Input((SIZE, SIZE, 3))
     x = layers.Dense(8)(layers.Reshape((SIZE, SIZE * 3))(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GRU(5)(x)))
-    step = TrainStep(model, built_optimizer("sgd", model), BATCH, upper_part(model, 0.7))
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, upper_part(model, 0.7))
     cut = Cut(step)
     step_flops, graph = count_flops(step.graph), SplitStep(step, cut).graph
     flops = count_flops(graph)
@@ -121,7 +122,7 @@ def test_the_prefix_is_all_that_depends_on_images_and_on_no_trained_variable(nam
         model = network(name)
     optimizer = built_optimizer("sgd", model)
     for mask in masks(model, 2):
-        step = TrainStep(model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
         assert prefix_operations(step) == naive_prefix(step)
 
 
@@ -131,12 +132,12 @@ def test_a_residual_network_has_two_cut_tensors_inside_a_block():
     inner = layers.Conv2D(4, 3, padding="same", name="inner")(layers.Conv2D(4, 1)(x))
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Add()([x, inner]))))
     mask = np.array(["inner" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
-    assert len(Cut(TrainStep(model, built_optimizer("sgd", model), BATCH, mask)).tensors) == 2
+    assert len(Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)).tensors) == 2
 
 
 def test_nothing_is_cut_where_all_tensors_train():
     model = make_small_model()
-    cut = Cut(TrainStep(model, built_optimizer("sgd", model), BATCH))
+    cut = Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH))
     assert cut.tensors == [] and cut.random is None
 
 
@@ -144,7 +145,7 @@ def test_a_cut_is_found_again_in_the_step_of_a_shallower_selection_and_in_no_dee
     model = network("small")
     optimizer = built_optimizer("sgd", model)
     deep, middle, shallow = (
-        TrainStep(model, optimizer, BATCH, upper_part(model, share)) for share in (0.75, 0.5, 0.15)
+        TrainStep(ImageClassification(model), optimizer, BATCH, upper_part(model, share)) for share in (0.75, 0.5, 0.15)
     )
     cut = Cut(middle)
     served = Cut(shallow, cut.keys)
@@ -170,7 +171,10 @@ def test_a_cut_is_not_found_again_where_batch_norm_is_folded_since(policy):
     optimizer = built_optimizer("sgd", model)
     in_head = np.array(["head" in variable.path for variable in model.trainable_variables])
     with_gamma = in_head | np.array([variable.name == "gamma" for variable in model.trainable_variables])
-    cut, later = Cut(TrainStep(model, optimizer, BATCH, with_gamma)), TrainStep(model, optimizer, BATCH, in_head)
+    cut, later = (
+        Cut(TrainStep(ImageClassification(model), optimizer, BATCH, with_gamma)),
+        TrainStep(ImageClassification(model), optimizer, BATCH, in_head),
+    )
     assert cut.tensors and Cut(later).tensors
     assert Cut(later, cut.keys).tensors == []
 
@@ -181,7 +185,7 @@ def test_the_prefix_takes_any_number_of_images(name):
     model = network(name)
     mask = np.zeros(len(model.trainable_variables), bool)
     mask[-2:] = True
-    step = TrainStep(model, built_optimizer("sgd", model), BATCH, mask)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
     split = SplitStep(step, Cut(step))
     images = some_images(SIZE, 2 * BATCH + 3)
     together = [value.numpy() for value in split.prefix(tf.constant(images))]
@@ -196,7 +200,7 @@ def test_features_below_a_recurrent_layer_have_a_row_for_each_image():
     """Its input is passed on as a list of time steps, which cannot be kept image by image."""
     model = network("recurrent")
     mask = np.array(["gru" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
-    step = TrainStep(model, built_optimizer("sgd", model), BATCH, mask)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
     features = SplitStep(step, Cut(step)).prefix(tf.constant(some_images(SIZE, BATCH)))
     assert [value.numpy().shape for value in features] == [(BATCH, SIZE, 8)]
 
@@ -206,7 +210,7 @@ def test_a_random_operation_below_frozen_layers_ends_the_prefix_and_is_named():
     x = layers.Conv2D(4, 1)(layers.RandomFlip(seed=1, name="shaken")(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
     mask = np.array(["head" in variable.path for variable in model.trainable_variables])
-    cut = Cut(TrainStep(model, built_optimizer("sgd", model), BATCH, mask))
+    cut = Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask))
     assert cut.tensors == [] and cut.random is not None and "shaken" in cut.random
 
 
@@ -215,7 +219,7 @@ def test_dropout_before_the_head_is_drawn_in_every_step():
     model = make_small_model()
     mask = np.zeros(len(model.trainable_variables), bool)
     mask[-2:] = True
-    step = TrainStep(model, built_optimizer("sgd", model, rate=0.0), BATCH, mask)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model, rate=0.0), BATCH, mask)
     split = SplitStep(step, Cut(step))
     images, labels = batch()
     features = split.prefix(images)

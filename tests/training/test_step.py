@@ -11,6 +11,7 @@ from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep, classification_loss, forward_pass
 
 
@@ -38,7 +39,7 @@ def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small
     masks[0][-2:] = True  # only the head
     batches = list(pairs(small_data.train(0)))
     for mask in masks:
-        step = TrainStep(small_model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(small_model), optimizer, BATCH, mask)
         for images, labels in batches[:2]:
             before, slots_before = values(variables), [values(one) for one in slots]
             step(images, labels)
@@ -65,12 +66,12 @@ def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_m
     optimizer = built_optimizer(name, small_model)
     batches = list(pairs(small_data.train(0)))
     for mask in (alone, others):
-        step = TrainStep(small_model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(small_model), optimizer, BATCH, mask)
         for images, labels in batches[:3]:
             step(images, labels)
     slots = [slot.numpy() for slot in slots_of(optimizer, len(variables))[0]]
     before, rate = variables[0].numpy(), float(optimizer.learning_rate)
-    step = TrainStep(small_model, optimizer, BATCH, alone)
+    step = TrainStep(ImageClassification(small_model), optimizer, BATCH, alone)
     step(*batches[3])
     if name == "sgd":
         momentum = slots_of(optimizer, len(variables))[0][0].numpy()
@@ -93,9 +94,9 @@ def test_step_loss_includes_the_regularisers_of_the_model(small_data):
     model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
     kernel = model.get_layer("head").kernel.numpy()
     expected = float(classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
-    step = TrainStep(model, built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
     assert step(images, labels)[0] == pytest.approx(expected, rel=1e-5)
-    assert forward_pass(model, BATCH)(images, labels) < expected
+    assert forward_pass(ImageClassification(model), BATCH)(images, labels) < expected
 
 
 def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small_data):
@@ -106,7 +107,7 @@ def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small
         next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
         optimizer = built_optimizer("sgd", model, rate=1e-2)
         start = values(model.trainable_variables)
-        loss = TrainStep(model, optimizer, BATCH)(*next(iter(pairs(small_data.train(0)))))[0]
+        loss = TrainStep(ImageClassification(model), optimizer, BATCH)(*next(iter(pairs(small_data.train(0)))))[0]
         changes = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
         results.append((loss, np.concatenate([one.ravel() for one in changes])))
     (loss, moved), (single_loss, single_moved) = results
@@ -131,7 +132,7 @@ def test_memory_stays_flat_over_30_selections():
         step = None
         gc.collect()
         mask = rng.random(len(model.trainable_variables)) < 0.3
-        step = TrainStep(model, optimizer, BATCH, mask)
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
         step(images, labels)
         used.append(resident_mb())
     assert step is not None

@@ -5,6 +5,7 @@ from conftest import BATCH, CLASSES, SIZE
 from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import all_mask
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep
 from elastic_trainer.training.traced_graph import inputs_first
 
@@ -25,7 +26,7 @@ def test_each_operation_comes_after_its_inputs_even_where_a_loop_was_given_more_
     inputs = keras.Input((SIZE, SIZE, 3))
     x = layers.GRU(4)(layers.Reshape((SIZE, SIZE * 3))(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES)(x))
-    graph = TrainStep(model, built_optimizer("sgd", model), BATCH, all_mask(model)).graph
+    graph = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, all_mask(model)).graph
     assert not is_in_order(graph.get_operations())
     operations = inputs_first(graph)
     assert is_in_order(operations)

@@ -1,0 +1,80 @@
+"""Training and test examples as arrays in memory, of any structure: for `Trainer` in a program of your own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure
+from elastic_trainer.datasets.images import room_mb
+
+Examples = tuple[Any, ...]  # (inputs, targets) or (inputs, targets, weights)
+
+
+class ArrayData(ShuffledData):
+    """Examples as arrays [examples, …].
+
+    Args:
+        train, test: each (inputs, targets) or (inputs, targets, weights of the examples in the loss). Inputs, targets
+            and weights are arrays, or lists, tuples or dicts of arrays.
+        batch_size: examples a step.
+        seed: of the training order.
+        memory_mb: MB that features may take in memory; by default a quarter of what is available.
+
+    Raises:
+        ValueError: the arrays of a split differ in length.
+        UserError: there are fewer training examples than a batch needs.
+    """
+
+    def __init__(
+        self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
+    ) -> None:
+        self._train, self._test, self._memory_mb = _checked(train), _checked(test), memory_mb
+        super().__init__("the data", _count(self._train), _count(self._test), batch_size, seed)
+
+    def training_inputs(self, order: Order) -> Structure:
+        return _rows(self._train[0], order.rows)
+
+    def training_targets(self, rows: np.ndarray) -> tuple[Structure, Structure]:
+        return _rows(self._train[1], rows), _rows(self._train[2], rows)
+
+    def test_batch(self, rows: np.ndarray) -> Batch:
+        inputs, targets, weights = (_rows(part, rows) for part in self._test)
+        return Batch(lambda: inputs, targets, weights)
+
+    @property
+    def room_mb(self) -> float:
+        return room_mb(self._memory_mb, 0.0)
+
+    @property
+    def specs(self) -> tuple[Structure, Structure, Structure]:
+        """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is that of the batch."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(
+            lambda array: None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype), self._train
+        )
+
+
+def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
+    import tensorflow as tf
+
+    inputs, targets, weights = (*examples, None)[:3]
+    parts = tf.nest.map_structure(lambda part: None if part is None else np.asarray(part), (inputs, targets, weights))
+    lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
+    if len(lengths) != 1:
+        raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
+    return parts
+
+
+def _count(parts: Structure) -> int:
+    import tensorflow as tf
+
+    return len(tf.nest.flatten(parts)[0])
+
+
+def _rows(structure: Structure, rows: np.ndarray) -> Structure:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda array: None if array is None else tf.constant(array[rows]), structure)

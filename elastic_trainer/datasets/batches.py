@@ -1,0 +1,185 @@
+"""Training examples as shuffled batches, in an order that can be made again at any time.
+
+The order of an epoch, and which view of each example it shows (`augmentation`), depend only on the seed and the number
+of the epoch. So a run can be repeated, and resumed in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from elastic_trainer.errors import UserError
+
+Structure = Any  # of arrays or tensors [examples, …]
+_IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
+
+
+class Order(NamedTuple):
+    """Examples in an order, each in one view: `rows` and `views` are int64 [n], as of a `Batch`."""
+
+    rows: np.ndarray
+    views: np.ndarray
+
+    def after(self, count: int) -> Order:
+        """Without the first `count`."""
+        return Order(self.rows[count:], self.views[count:])
+
+
+NOTHING = Order(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class Batch:
+    """Examples of one split, each in one view; the inputs are made when they are asked for.
+
+    Attributes:
+        targets, weights: structures of tensors [batch, …]; weights may be None.
+        order: which examples they are, and the view of each.
+        make: returns `inputs`.
+    """
+
+    def __init__(
+        self, make: Callable[[], Structure], targets: Structure, weights: Structure = None, order: Order = NOTHING
+    ) -> None:
+        self.make, self.targets, self.weights, self.order = make, targets, weights, order
+
+    @cached_property
+    def inputs(self) -> Structure:
+        """Structure of tensors [batch, …]."""
+        return self.make()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the inputs were asked for."""
+        return "inputs" in vars(self)
+
+    def __len__(self) -> int:
+        import tensorflow as tf
+
+        return int(tf.nest.flatten(self.targets)[0].shape[0])
+
+
+class ShuffledData:
+    """Training and test examples in memory. A subclass gives the examples themselves.
+
+    Args:
+        name: of the data set.
+        train_count, test_count: number of examples of each split.
+        batch_size: examples a step.
+        seed: of the training order.
+
+    Attributes:
+        steps_per_epoch: training batches per epoch; an incomplete last batch is dropped.
+        view_count: number of views of each training example; None if every epoch has a new one.
+
+    Raises:
+        UserError: there are fewer training examples than a batch needs.
+    """
+
+    view_count: int | None = 1
+
+    def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
+        if train_count < batch_size:
+            raise UserError(
+                f"--batch_size {batch_size}: {name} has only {train_count} training examples; choose at most that"
+            )
+        self.name, self.train_count, self.test_count = name, train_count, test_count
+        self.batch_size, self.seed = batch_size, seed
+        self.steps_per_epoch = train_count // batch_size
+
+    def training_inputs(self, order: Order) -> Structure:
+        """The inputs of training examples, tensors [n, …]."""
+        raise NotImplementedError
+
+    def training_targets(self, rows: np.ndarray) -> tuple[Structure, Structure]:
+        """Targets and weights (or None) of the training examples `rows`, int [n]."""
+        raise NotImplementedError
+
+    def test_batch(self, rows: np.ndarray) -> Batch:
+        """Test examples `rows`, int [n], as they are."""
+        raise NotImplementedError
+
+    @property
+    def room_mb(self) -> float:
+        """MB that features of the examples may take in memory."""
+        raise NotImplementedError
+
+    @property
+    def guessing_loss(self) -> float | None:
+        """The loss of a model that ignores its inputs; None if that is not known."""
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """What identifies the examples, in JSON's types, so that a run is not continued with others."""
+        return {"examples": [self.train_count, self.test_count]}
+
+    def views(self, epoch: int) -> np.ndarray:
+        """The view, int64 [examples], that each training example shows in an epoch."""
+        return np.zeros(self.train_count, np.int64)
+
+    def order(self, epoch: int, skip: int = 0, count: int | None = None) -> Order:
+        """The examples of the batches that `train` yields for the same arguments, one after the other."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.train_count)
+        end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
+        rows = order[skip * self.batch_size : end * self.batch_size]
+        return Order(rows, self.views(epoch)[rows])
+
+    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Batch]:
+        """The batches of epoch `epoch`, shuffled by seed and epoch: at most `count`, without the first `skip`.
+
+        All are of full batch size. The next batch's inputs are made in the background once a batch's were asked for.
+        """
+        order = self.order(epoch, skip, count)
+        parts = self._parts(len(order.rows))
+        return _made_ahead(self._training_batch(Order(order.rows[part], order.views[part])) for part in parts)
+
+    def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
+        """Training batches for the `index`-th evaluation of importance; their order is independent of the epochs'.
+
+        Returns:
+            `count` of them, augmented as in training; or fewer if an epoch has fewer.
+        """
+        return [*self.train(_IMPORTANCE_STREAM + index, 0, count)]
+
+    def test(self) -> Iterator[Batch]:
+        """All test examples as they are, in a fixed order. The last batch may be smaller."""
+        rows = np.arange(self.test_count)
+        return _made_ahead(self.test_batch(rows[part]) for part in self._parts(self.test_count))
+
+    @property
+    def test_batches(self) -> int:
+        """How many batches of test examples there are."""
+        return -(-self.test_count // self.batch_size)
+
+    def distinct_views(self, steps: int) -> float:
+        """How many different views of different examples so many steps are expected to show.
+
+        An epoch shows every example once, in a view drawn at random.
+        """
+        epochs = steps * self.batch_size / self.train_count
+        if self.view_count is None or epochs <= 1:
+            return steps * self.batch_size
+        return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
+
+    def _parts(self, count: int) -> Iterator[slice]:
+        return (slice(start, min(start + self.batch_size, count)) for start in range(0, count, self.batch_size))
+
+    def _training_batch(self, order: Order) -> Batch:
+        return Batch(lambda: self.training_inputs(order), *self.training_targets(order.rows), order)
+
+
+def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same; while the inputs of batches are asked for, each is made in the background during the one before."""
+    with ThreadPoolExecutor(1) as reader:
+        is_wanted = False
+        for batch, following in pairwise(chain(batches, [None])):
+            assert batch is not None
+            if following is not None and is_wanted:
+                following.make = reader.submit(following.make).result
+            yield batch
+            is_wanted = batch.is_loaded

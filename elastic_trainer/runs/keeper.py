@@ -1,0 +1,92 @@
+"""What a run keeps so that nothing is lost: checkpoints, its last model, and its best."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic_trainer.files import atomic_path
+from elastic_trainer.runs.listener import Listener
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+
+if TYPE_CHECKING:
+    from elastic_trainer.runs.run_log import RunLog
+    from elastic_trainer.trainer import Trainer
+
+
+class Keeper(Listener):
+    """Saves a checkpoint when one is due, and with `Settings.save_model` the models.
+
+    One is due every `Settings.checkpoint_minutes` and, if given, every `checkpoint_steps`.
+
+    Args:
+        run: the log of the run, whose folder they are in. It listens before this does.
+    """
+
+    def __init__(self, run: RunLog) -> None:
+        super().__init__()
+        self._run, self._last = run, time.monotonic()
+
+    def restore(self, trainer: Trainer) -> None:
+        """Let `trainer` go on from the newest checkpoint, if there is one. Raises `UserError` as `Trainer.load`."""
+        state = self._run.checkpoints.latest()
+        if state is None:
+            return
+        trainer.load(state)
+        self._run.resume(state.record["events"])
+        saved = trainer.history.saved_score
+        scores = [self._score(trainer, row) for row in trainer.history.epochs]
+        if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
+            print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Save the model that training starts from: best.keras is never a worse one."""
+        self._last, history = time.monotonic(), self.trainer.history
+        if self.trainer.settings.save_model and history.step == 0:
+            start = time.perf_counter()
+            history.start = self.trainer.evaluate()
+            self._save_model(self.trainer.task.score.of(history.start))
+            history.validation_seconds.append(time.perf_counter() - start)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._save_if_due(self.trainer.history.step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        row, saves = self.trainer.history.epochs[-1], self.trainer.settings.save_model
+        if saves and self._save_model(self._score(self.trainer, row)):
+            self.save()  # so that best.keras is never of an epoch that is repeated
+        else:
+            self._save_if_due(None)
+
+    def save(self) -> None:
+        """Save a checkpoint now. Raises `UserError` if a weight is not finite: the last good checkpoint must stay."""
+        history = self.trainer.history
+        with history.clocks.paused("training"):
+            state = self.trainer.state()
+            state.record["events"] = self._run.flushed_events()
+            self._run.checkpoints.save(history.step, state)
+        self._last = time.monotonic()
+
+    @staticmethod
+    def _score(trainer: Trainer, row: dict[str, Any]) -> float:
+        """Of an epoch, a row of metrics.csv."""
+        return trainer.task.score.of({name.removeprefix("test_"): value for name, value in row.items()})
+
+    def _save_if_due(self, step: int | None) -> None:
+        """Save a checkpoint if one is due after `step` steps (None: by time alone)."""
+        settings = self.trainer.settings
+        by_steps = settings.checkpoint_steps is not None and step is not None and step % settings.checkpoint_steps == 0
+        if by_steps or time.monotonic() - self._last >= 60 * settings.checkpoint_minutes:
+            self.save()
+
+    def _save_model(self, score: float) -> bool:
+        """Keep the model as last.keras, and as best.keras if none before had such a `score`; returns whether."""
+        from elastic_trainer.networks.saved_model import save_model
+
+        history = self.trainer.history
+        is_best = history.saved_score is None or score > history.saved_score
+        for name in (LAST_MODEL, BEST_MODEL) if is_best else (LAST_MODEL,):
+            with atomic_path(self._run.folder / name) as temporary:
+                save_model(self.trainer.training.model, temporary)
+        history.saved_score = score if is_best else history.saved_score
+        return is_best

@@ -1,0 +1,91 @@
+"""The progress bar of a run, and advice where training makes none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from elastic_trainer.runs.history import History
+from elastic_trainer.runs.listener import Listener
+
+MIN_LOSS_DROP = 0.98  # mean loss of half an epoch over that of the half before, if training makes progress
+
+
+class ProgressBar(Listener):
+    """Epoch, loss, measures, time left, and step time against the budget."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        total, done = self.trainer.schedule.total_steps, self.trainer.history.step
+        self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+        self._title, self._losses, self._is_advised = self._epoch_title(), list[float](), False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._title, self._losses = self._epoch_title(), []
+        self._bar.set_description(self._title, refresh=False)
+
+    def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        self._bar.set_description(f"{self._title}, selecting")
+
+    def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        self._bar.set_description(self._title, refresh=False)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._losses.append(self.trainer.history.results[-1].loss)
+        if self._bar.update():  # shown ten times a second at most
+            self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._bar.set_description(f"{self._title}, validating")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        trainer = self.trainer
+        advice = None if trainer.training.model.losses else self._advice()  # a model's regularisers count in the loss
+        if advice and not self._is_advised:
+            self._is_advised = True
+            tqdm.write(f"epoch {epoch + 1}: {advice}")
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+    def _epoch_title(self) -> str:
+        return f"epoch {len(self.trainer.history.epochs) + 1}/{self.trainer.schedule.epochs}"
+
+    def _advice(self) -> str | None:
+        """What to change if the second half of an epoch's losses was no better than chance; None if it was."""
+        guessing_loss, settings = self.trainer.data.guessing_loss, self.trainer.settings
+        if guessing_loss is None or len(self._losses) < 2:
+            return None
+        earlier, loss = (float(np.mean(part)) for part in np.array_split(self._losses, 2))
+        if loss <= guessing_loss:
+            return None
+        advice = "lower --learning_rate"
+        if loss <= MIN_LOSS_DROP * earlier:
+            advice = "it falls: train longer, or raise --learning_rate"
+        warmup = "" if settings.warmup or settings.optimizer != "sgd" else ", or let it rise at first (--warmup 0.1)"
+        return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}{warmup}"
+
+
+def progress_text(history: History) -> str:
+    """Means of the latest steps, the latest validation, and the time of a step against its budget."""
+    recent = history.results[-20:]
+    step_ms = [result.step_ms for result in recent if result.step_ms is not None]
+    means = {"loss": float(np.mean([result.loss for result in recent]))}
+    means |= {name: float(np.mean([result.measures[name] for result in recent])) for name in recent[-1].measures}
+    text = ", ".join(f"{name} {_shown(name, value)}" for name, value in means.items())
+    if history.epochs:
+        name = "accuracy" if "test_accuracy" in history.epochs[-1] else "loss"
+        text += f"; validation {name} {_shown(name, history.epochs[-1][f'test_{name}'])}"
+    if step_ms:
+        budget_ms = history.selection.budget_step_ms
+        text += f", step {np.median(step_ms):.0f}{f' of {budget_ms:.0f}' if budget_ms else ''} ms"
+    return text
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.3g}"

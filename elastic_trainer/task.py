@@ -1,0 +1,183 @@
+"""What is trained: a network, the loss of a batch, and what is reported of it.
+
+A batch has inputs, targets and weights: structures of tensors [batch, …], such as one tensor, a list or a dict. Weights
+are those of its examples in the loss, or None. Nothing else in the package looks at what the loss is.
+
+    ImageClassification   images with integer labels: softmax cross-entropy and accuracy
+    CompiledTask          a compiled Keras model: its own loss, loss weights and metrics, whatever they are
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from elastic_trainer.errors import UserError
+
+Structure = Any  # of tensors, as tf.nest has it
+
+
+class Score(NamedTuple):
+    """The result of a validation that says which model is best: its name, and whether more of it is better."""
+
+    name: str
+    is_higher_better: bool
+
+    def of(self, results: dict[str, float]) -> float:
+        """A number that is higher for a better model."""
+        return results[self.name] if self.is_higher_better else -results[self.name]
+
+
+class Task:
+    """See the module's header. A subclass defines `loss`, and `measures` if it reports more than the loss.
+
+    Args:
+        model: the network, with frozen batch norm.
+        inputs, targets, weights: structures of `tf.TensorSpec`; the first axis is that of the batch.
+
+    Attributes:
+        score: says which model is best.
+        is_running: whether `measures` are results since `reset`, as of Keras' metrics; else they are of the batch.
+    """
+
+    score = Score("loss", False)
+    is_running = False
+
+    def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
+        self.model, self._specs = model, (inputs, targets, weights)
+
+    def signature(self, batch_size: int | None) -> tuple[Structure, Structure, Structure]:
+        """Specs of the inputs, targets and weights of a batch; None: of any size."""
+        return tf.nest.map_structure(
+            lambda spec: spec and tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype), self._specs
+        )
+
+    def with_model(self, model: keras.Model) -> Task:
+        """The same for another network."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def run(
+        self, inputs: Structure, targets: Structure, weights: Structure, training: bool
+    ) -> tuple[tf.Tensor, Structure]:
+        """The loss of a batch, a scalar, and what the network returns for it."""
+        outputs = self.outputs(inputs, training)
+        return self.loss(inputs, targets, weights, outputs, training), outputs
+
+    def outputs(self, inputs: Structure, training: bool) -> Structure:
+        """What the network returns."""
+        if self.model._call_has_training_arg:
+            return self.model(inputs, training=training)
+        return self.model(inputs)
+
+    def loss(
+        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
+    ) -> tf.Tensor:
+        """The mean loss over a batch; in training with the network's own regularisers."""
+        raise NotImplementedError
+
+    def measures(
+        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
+    ) -> dict[str, tf.Tensor]:
+        """What is reported besides the loss: scalars by name."""
+        return {}
+
+    def reset(self) -> None:
+        """Start `measures` again, at the start of an epoch and of a validation."""
+
+
+def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Mean softmax cross-entropy of logits [batch, classes] against integer labels [batch]."""
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+class ImageClassification(Task):
+    """Images float32 [batch, height, width, channels] with labels int32 [batch]; the network returns logits.
+
+    Args:
+        model: the network.
+    """
+
+    score = Score("accuracy", True)
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model, tf.TensorSpec((None, *model.input_shape[1:])), tf.TensorSpec((None,), tf.int32))
+
+    def loss(
+        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
+    ) -> tf.Tensor:
+        loss = classification_loss(targets, tf.cast(outputs, tf.float32))  # also if it computes in half precision
+        return tf.add_n([loss, *self.model.losses]) if training else loss
+
+    def measures(
+        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
+    ) -> dict[str, tf.Tensor]:
+        correct = tf.equal(tf.argmax(tf.cast(outputs, tf.float32), axis=-1, output_type=tf.int32), targets)
+        return {"accuracy": tf.reduce_mean(tf.cast(correct, tf.float32))}
+
+
+class CompiledTask(Task):
+    """The loss and the metrics that a Keras model was compiled with.
+
+    Args:
+        model: compiled and built; its `train_step` is Keras' own.
+        inputs, targets, weights: as of `Task`. Weights include those of classes.
+
+    Raises:
+        UserError: the model was not compiled, trains by code of its own, or a batch norm of it is not frozen.
+    """
+
+    is_running = True
+
+    def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
+        super().__init__(model, inputs, targets, weights)
+        if not getattr(model, "compiled", False):
+            raise UserError("the model is not compiled; call model.compile(optimizer=…, loss=…) first")
+        if type(model).train_step is not keras.Model.train_step:
+            raise UserError(
+                f"{type(model).__name__} has a train_step of its own, which says how it trains; override compute_loss "
+                "instead, or train it without ElasticTraining"
+            )
+        free = [
+            layer.name
+            for layer in model._flatten_layers()
+            if type(layer) is keras.layers.BatchNormalization and layer.trainable
+        ]
+        if free:
+            raise UserError(
+                f"the batch normalisation {free[0]} would change its statistics; call "
+                "elastic_trainer.freeze_batch_norm(model) before model.compile, as the paper does"
+            )
+        # Overrides written for the first versions of Keras 3 lack the argument.
+        takes_training = "training" in inspect.signature(model.compute_loss).parameters
+        self._arguments: Callable[[bool], dict[str, bool]] = lambda training: (
+            {"training": training} if takes_training else {}
+        )
+
+    def loss(
+        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
+    ) -> tf.Tensor:
+        return self.model.compute_loss(
+            x=inputs, y=targets, y_pred=outputs, sample_weight=weights, **self._arguments(training)
+        )
+
+    def measures(
+        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
+    ) -> dict[str, tf.Tensor]:
+        """All that Keras reports, the running mean of the loss included."""
+        self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+        return self.model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
+
+    def reset(self) -> None:
+        self.model.reset_metrics()
+
+
+def batch_size_of(parts: Iterable[tf.Tensor]) -> int:
+    """Examples of a batch, from its first tensor."""
+    return int(next(iter(parts)).shape[0])

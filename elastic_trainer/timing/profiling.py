@@ -1,0 +1,324 @@
+"""From a network to its timing table: measure, attribute, fit (paper section 4). profiler.py is its command.
+
+`profile` does it for a compiled Keras model, `profile_task` for any task.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from elastic_trainer.machine import environment
+from elastic_trainer.timing.attribution import Attribution, attribute_times
+from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums, unfolded
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.forward_costs import forward_sums
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, copying_ms, measure
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.task import Task
+    from elastic_trainer.training.step import TrainStep
+
+# Small networks have noisy steps, but many of them fit into the time.
+MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
+# Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
+# selections worse (docs/log.md).
+LONGEST_UNTRACED = 5
+SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program of its own
+
+
+def profile(
+    model: keras.Model, inputs: Any, targets: Any, weights: Any = None, *, seconds: float = SHORT_SECONDS
+) -> TimingTable:
+    """Measure the timing table of a compiled Keras model. Its weights and its optimizer do not change.
+
+    Args:
+        model: compiled, with frozen batch norm (`freeze_batch_norm`).
+        inputs, targets, weights: one batch, as `model.train_on_batch` takes it: arrays or tensors [batch, …], or
+            structures of them. Times are those of a batch of this size.
+        seconds: time for measuring steps; tracing and compiling them comes on top.
+
+    Returns:
+        The table, for `ElasticTraining(table=…)` and `Trainer(table=…)`.
+
+    Raises:
+        UserError: the model is not compiled, or a batch norm of it is not frozen.
+    """
+    import tensorflow as tf
+
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.task import CompiledTask
+
+    values = tf.nest.map_structure(
+        lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
+    )
+    task = CompiledTask(model, *specs_of(values))
+    return profile_compiled(task, Batch(lambda: values[0], *values[1:]), seconds)
+
+
+def specs_of(values: Any) -> Any:
+    """The structure of tensors `values` as specs."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(
+        lambda value: None if value is None else tf.TensorSpec(value.shape, value.dtype), values
+    )
+
+
+def profile_compiled(
+    task: Task, batch: Batch, seconds: float = SHORT_SECONDS, with_features: bool = False
+) -> TimingTable:
+    """The timing table of a task whose model is compiled, see `profile`; `with_features` as of `measuring.measure`."""
+    from elastic_trainer.networks.tensors import restored
+
+    model = task.model
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with restored(model.variables + model.metrics_variables), tempfile.TemporaryDirectory() as folder:
+        return profile_task(
+            task, optimizer, batch, compiled_settings(task, len(batch)), Path(folder), "trace", seconds, with_features
+        )
+
+
+def compiled_settings(task: Task, batch_size: int) -> dict[str, Any]:
+    """What the timing table of a compiled model depends on besides its graph."""
+    import tensorflow as tf
+
+    parts = [part for part in tf.nest.flatten(task.signature(batch_size)) if part is not None]
+    batch = ", ".join(f"{part.dtype.name} {list(part.shape)}" for part in parts)
+    policy = getattr(task.model.dtype_policy, "name", None)
+    return {"optimizer": type(task.model.optimizer).__name__, "batch": batch, "precision": policy}
+
+
+def profile_task(
+    task: Task,
+    optimizer: keras.optimizers.Optimizer,
+    batch: Batch,
+    settings: dict[str, Any],
+    folder: Path,
+    timing: str = "trace",
+    seconds: float = MEASURING_SECONDS,
+    with_features: bool = True,
+) -> TimingTable:
+    """Measure the timing table of a task. Its weights change unless the rate of `optimizer` is 0.
+
+    Args:
+        task, optimizer, batch, seconds, with_features: as of `measuring.measure`.
+        settings: what the table depends on besides the network, in JSON's types; kept in the table.
+        folder: where the trace is kept.
+        timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
+            Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested on a live GPU).
+
+    Raises:
+        UserError: TensorFlow wrote no trace.
+    """
+    start = time.perf_counter()
+    table = make_table(measure(task, optimizer, batch, seconds, with_features), settings, folder, timing)
+    table.details["profiling_seconds"] = time.perf_counter() - start
+    return table
+
+
+def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
+    """The timing table of a measured network. Arguments as for `profile_task`."""
+    op_ms, unmatched, traced_steps = _operation_times(measurement, timing, folder)
+    timed = {name: 1.0 for name, ms in op_ms.items() if ms > 0}
+    variables = measurement.task.model.trainable_variables
+    costs, operations = (attribute_times(measurement.full, variables, each) for each in (op_ms, timed))
+    masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
+    median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
+    selections = np.array([*range(len(masks)), *cached])
+    sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
+    counts[:, -1] = 0  # `StepSums.normalised` is no time
+    measured_ms = np.concatenate([median_ms, cached_ms])
+    most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
+    fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
+    full_step_ms = float(median_ms[-1])
+    # Not measured: the error of its few rounds would exceed its whole difference from a full step. By traced times
+    # alone: what the many small operations of updates take beside them is overestimated.
+    gradient_pass_ms = full_step_ms - fit.own_factor * float(costs.update_ms.sum())
+    costs = costs.with_untraced(operations, fit.untraced_ms)
+    computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
+    reading_factor, writing_factor = copying_ms()
+    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
+    low, high = np.percentile(step_ms, (25, 75), axis=0)
+    details = {
+        "timing": timing,
+        "traced_steps": traced_steps,
+        "unmatched_time_percent": 100 * unmatched,
+        "operation_ms": _sums(costs),
+        "operations": int(sum(_sums(operations).values())),
+        "measured_selections": [
+            {
+                "trained_tensors": int(mask.sum()),
+                "chain_ms": row.t_dy_ms,
+                "own_ms": row.t_dw_ms,
+                "recomputed_ms": rest.forward_ms,
+                "prefix_ms": row.forward_ms - rest.forward_ms,
+                "normalised": row.normalised,
+                "step_ms": float(median),
+                "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
+            }
+            for index, (mask, row, rest, median) in enumerate(
+                zip(masks, computed, from_features, median_ms, strict=True)
+            )
+        ],
+        "compiling_ms": measurement.compiling_ms,
+        "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
+        "environment": environment(),
+    }
+    return _table(
+        measurement.task,
+        settings,
+        measurement.full,
+        costs,
+        measurement.forward_ms,
+        full_step_ms,
+        gradient_pass_ms,
+        fit,
+        details,
+    )
+
+
+def _fitted_sums(costs: Attribution, masks: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
+    """A row of `StepSums` for each of `masks`, then for those of `cached` from features."""
+    computed = [_step_sums(costs, mask, 1.0) for mask in masks]
+    return np.array([*computed, *(_step_sums(costs, masks[index], 0.0) for index in cached)])
+
+
+def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
+    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes `share` of its prefix."""
+    selected = mask[costs.positions]
+    recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
+    depth = depth_of(selected)
+    chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
+    normalised = float(costs.normalised[unfolded(selected, costs.kernels)].sum())
+    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth] + share * prefix_ms[depth]), normalised)
+
+
+def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
+    """Time of each operation in ms, the share (0…1) of time that matched none, and the number of traced steps."""
+    full, full_ms = measurement.full, float(np.median(measurement.step_ms[:, -1]))
+    if timing == "flops":
+        flops = count_flops(full.graph)
+        ms_per_flop = full_ms / sum(flops.values())
+        return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
+    steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
+    with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
+
+        def run() -> None:
+            measurement.run_full()
+            bar.update()
+
+        trace = trace_step(run, steps, folder)
+    return *read_op_times(trace, full.graph, steps), steps
+
+
+def table_of_trace(
+    task: Task,
+    optimizer: keras.optimizers.Optimizer,
+    batch_size: int,
+    settings: dict[str, Any],
+    trace: OperationTrace,
+    file_name: str,
+) -> TimingTable:
+    """The timing table of the device that `trace` was recorded on; nothing is measured here.
+
+    Operation times are added up, as a GPU's single stream runs them: that is the fit. Time that matched no operation is
+    counted as part of every step. If operations run side by side, on several cores, steps are shorter than this.
+
+    Args:
+        task: with a network built like the traced one.
+        optimizer: built for all of its trainable variables.
+        batch_size: of the traced steps.
+        settings: as of `profile_task`.
+        trace: of full steps of that network; may lack the updates, whose time is then 0.
+        file_name: what profile.json calls the trace.
+
+    Raises:
+        UserError: the trace is not of this network.
+    """
+    from elastic_trainer.timing.foreign_trace import has_folded_batch_norm, match_operations
+    from elastic_trainer.training.step import TrainStep
+
+    full = TrainStep(task, optimizer, batch_size)
+    if not has_folded_batch_norm(trace, full):
+        full = TrainStep(task, optimizer, batch_size, fold=False)
+    op_ms, unmatched_ms = match_operations(trace, full, task.model)
+    costs = attribute_times(full, task.model.trainable_variables, op_ms)
+    forward_ms = costs.forward_ms + costs.other_ms + unmatched_ms
+    full_step_ms = forward_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
+    constant_ms = forward_ms - float(costs.t_fw_ms.sum()) - costs.preprocessing_ms
+    details = {
+        "timing": "trace",
+        "trace": file_name,
+        "planes": list(trace.planes),
+        "traced_steps": trace.iterations,
+        "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
+        "operation_ms": _sums(costs),
+    }
+    fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
+    gradient_pass_ms = full_step_ms - float(costs.update_ms.sum())
+    return _table(task, settings, full, costs, forward_ms, full_step_ms, gradient_pass_ms, fit, details)
+
+
+def _table(
+    task: Task,
+    settings: dict[str, Any],
+    full: TrainStep,
+    costs: Attribution,
+    forward_ms: float,
+    full_step_ms: float,
+    gradient_pass_ms: float,
+    fit: Fit,
+    details: dict[str, Any],
+) -> TimingTable:
+    """The timing table of `costs`; `full` is the step that trains everything."""
+    from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.timing.graph_digest import graph_digest
+
+    names, variables = tensor_names(task.model), task.model.trainable_variables
+    without_gradient = [names[k] for k in costs.positions if full.gradients[k] is None]
+    return TimingTable(
+        names=[names[k] for k in costs.positions],
+        shapes=[tuple(variables[k].shape) for k in costs.positions],
+        positions=costs.positions,
+        t_dw_ms=costs.t_dw_ms,
+        t_dy_ms=costs.t_dy_ms,
+        t_fw_ms=costs.t_fw_ms,
+        kernels=costs.kernels,
+        normalised=costs.normalised,
+        features_mb=costs.features_mb,
+        preprocessing_ms=costs.preprocessing_ms,
+        forward_ms=forward_ms,
+        full_step_ms=full_step_ms,
+        gradient_pass_ms=gradient_pass_ms,
+        fit=fit,
+        settings=settings,
+        details={
+            **details,
+            "tensors_without_gradient": without_gradient,
+            "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
+        },
+    )
+
+
+def _sums(costs: Attribution) -> dict[str, float]:
+    return {
+        "forward": costs.forward_ms,
+        "error_chain": float(costs.t_dy_ms.sum()),
+        "weight_gradients": float((costs.t_dw_ms - costs.update_ms).sum()),
+        "updates": float(costs.update_ms.sum()),
+        "other": costs.other_ms,
+    }

@@ -1,0 +1,322 @@
+"""The one training loop: select, train, validate, again and again (paper sections 3 and 4).
+
+It needs no run folder and no command line. What writes tables, curves and checkpoints, or shows progress, listens:
+`runs.listener.Listener`, or any `keras.callbacks.Callback`.
+
+    trainer = Trainer(model, data, "elastic_training", Settings(num_epochs=12, rho=0.5), table=table)
+    trainer.run(until_step=100)          # some steps, …
+    state = trainer.state()              # … then hand over, …
+    other.load(state); other.run()       # … and go on elsewhere
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastic_trainer.datasets.array_data import ArrayData
+from elastic_trainer.datasets.batches import NOTHING, Batch, Order, ShuffledData
+from elastic_trainer.errors import UserError
+from elastic_trainer.machine import quick_collections
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.runs.history import History
+from elastic_trainer.runs.listener import Listener
+from elastic_trainer.runs.summary import run_results
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_budget
+from elastic_trainer.selection.select import Selection
+from elastic_trainer.settings import Settings
+from elastic_trainer.task import CompiledTask, ImageClassification, Task
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.profiling import profile_compiled
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.features import Features
+from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
+from elastic_trainer.training.state import StepResult, TrainState
+
+
+class Trainer:
+    """Trains a network step by step under a scheme.
+
+    Args:
+        model: a compiled Keras model, which trains with its own optimizer, loss and metrics; a classifier of images
+            that returns logits; or a `Task`. Its batch norm is frozen (`freeze_batch_norm`).
+        data: the examples: `datasets.array_data.ArrayData`, or image data as `data.load` returns it.
+        scheme: a name in `registry.SCHEMES`, or a scheme. Elastic ones select within `settings.rho`.
+        settings: of the training.
+        listeners: are called at each hook, in this order.
+        table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
+        optimizer: by default the model's, or the one that `settings` ask for.
+        folder: for cached features that do not fit into memory; by default that for temporary files.
+
+    Attributes:
+        task, data, settings, schedule: what is trained, on what, how, and for how long.
+        training: the network, its optimizer and the compiled step.
+        history: what was done so far, in numbers.
+
+    Raises:
+        UserError: even training the head alone exceeds the budget, or a network or the data do not suit the scheme.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Task,
+        data: ShuffledData,
+        scheme: str | Scheme = "elastic_training",
+        settings: Settings = Settings(),  # noqa: B008 (it is frozen)
+        listeners: Iterable[Any] = (),
+        *,
+        table: TimingTable | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.task, self.data, self.settings = _task(model, data), data, settings
+        self.schedule = Schedule.of(settings, data.steps_per_epoch)
+        optimizer = optimizer or self._own_optimizer()
+        optimizer.build(self.task.model.trainable_variables)
+        self.scheme = scheme if isinstance(scheme, Scheme) else self._named_scheme(scheme, table)
+        features = None
+        if settings.feature_cache != "off":
+            # A run that is to be repeated bit for bit makes no choice by the clock.
+            in_float16 = settings.feature_cache == "float16"
+            features = Features(data, folder or Path(tempfile.gettempdir()), in_float16, settings.correct_budget)
+        self.training = TrainState(self.task, optimizer, data.batch_size, self.scheme.penalty, features)
+        self.history = History()
+        self._listeners, self._has_begun = [*listeners], False
+        self._step_flops = 0.0
+
+    def _own_optimizer(self) -> keras.optimizers.Optimizer:
+        """The optimizer of a compiled model, or the one that the settings ask for."""
+        settings, model, head_steps = self.settings, self.task.model, self.schedule.head_steps
+        if isinstance(self.task, CompiledTask):
+            return model.optimizer
+        return make_optimizer(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.weight_decay,
+            self.schedule.total_steps,
+            HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
+            settings.gradient_clipping,
+            np.flatnonzero(head_mask(model)).tolist(),
+            settings.warmup,
+        )
+
+    def _named_scheme(self, name: str, table: TimingTable | None) -> Scheme:
+        from elastic_trainer.registry import SCHEMES
+
+        entry, budget = SCHEMES[name], None
+        if entry.is_elastic:
+            if table is None and isinstance(self.task, CompiledTask):
+                table = profile_compiled(self.task, next(self.data.train(0)), with_features=True)
+            if table is None:
+                raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
+            features_possible = self.settings.feature_cache != "off"
+            budget = make_budget(self.task.model, self.data, self.settings, table, features_possible)
+        return entry.make(SchemeContext(self.task, self.data, self.settings, budget))
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self, until_step: int | None = None) -> dict[str, Any] | None:
+        """Train up to step `until_step` of the run, or to its end. The next call goes on from there.
+
+        Training time excludes validation and what listeners pause it for. It includes measuring importance, solving,
+        and compiling a new step.
+
+        Returns:
+            See `runs.summary.run_results`; None if the run is not finished.
+
+        Raises:
+            UserError: the loss is no longer a finite number.
+        """
+        with quick_collections():
+            if not self._has_begun:
+                self._begin()
+            while not self.is_finished and (until_step is None or self.history.step < until_step):
+                self._run_epoch(until_step)
+            if not self.is_finished:
+                return None
+            self._notify("on_train_end", self._last_results())
+            return self.results()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every epoch was trained and validated, or a deadline or a listener ended the run before."""
+        history = self.history
+        # Steps of a run that was interrupted between its last step and the validation still need that one.
+        is_ended = not history.results and (history.is_stopped or self._is_out_of_time())
+        return len(history.epochs) >= self.schedule.epochs or is_ended
+
+    def results(self) -> dict[str, Any]:
+        """What the run came to so far, see `runs.summary.run_results`."""
+        features = {"feature_mb": self.training.features.megabytes}
+        return {**run_results(self.history, self.schedule.total_steps, self.task.score), **features}
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        model = self.training.model
+        model.stop_training = False
+        has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
+        if has_callbacks and getattr(model, "optimizer", None) is None:
+            model.optimizer = self.training.optimizer  # Keras' callbacks look for it
+        self._notify("set_params", {"epochs": self.schedule.epochs, "steps": self.data.steps_per_epoch, "verbose": 0})
+        self._notify("set_model", model)
+        self._notify("set_trainer", self)
+        self._notify("on_train_begin")
+
+    def _run_epoch(self, until_step: int | None) -> None:
+        """The steps of the current epoch that are left, up to `until_step`, and its validation after the last."""
+        history, epoch = self.history, len(self.history.epochs)
+        start, end = self.schedule.steps_of(epoch)
+        if not history.results:
+            self.task.reset()
+            self._notify("on_epoch_begin", epoch)
+        count = min(end, end if until_step is None else until_step) - history.step
+        if count > 0:  # else the run was interrupted when only the validation was left
+            with history.clocks.running("training"):
+                self._train(epoch, history.step - start, count)
+        if history.step == end or history.is_stopped or history.out_of_time:
+            self._validate()
+
+    def _train(self, epoch: int, skip: int, count: int) -> None:
+        upcoming = self.data.order(epoch, skip, count)
+        for batch in self.data.train(epoch, skip, count):
+            if self.history.results and self._is_out_of_time():
+                return
+            upcoming = upcoming.after(self.data.batch_size)
+            self.step(batch, upcoming)
+            if self.training.model.stop_training:
+                self.history.is_stopped = True
+                return
+
+    def step(self, batch: Batch, upcoming: Order = NOTHING) -> StepResult:
+        """Select if that is due, then train on one batch.
+
+        Args:
+            batch: of the data.
+            upcoming: the examples of the batches after it, if they are known: their features may be made with its own.
+        """
+        history, number = self.history, self.history.step
+        self._notify("on_train_batch_begin", number)
+        if self.scheme.is_due(number):
+            with history.clocks.running("selection"):
+                self._select(batch, upcoming)
+        elif not self.training.is_adopted:
+            self._adopt(history.selection, batch, upcoming)
+        history.record_step(result := self.training.train(batch, upcoming))
+        with history.clocks.running("selection"):
+            history.record_slowdown(self.scheme.slowdown(history.step, batch))
+        self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
+        return result
+
+    def _is_out_of_time(self) -> bool:
+        """Whether the deadline leaves no time for another step and the validation after it; once true, always true."""
+        history = self.history
+        if self.settings.deadline is not None and history.intervals:
+            history.out_of_time |= self.scheme.is_out_of_time(history.progress(self.schedule))
+        return history.out_of_time
+
+    def _select(self, batch: Batch, upcoming: Order) -> None:
+        self._notify("on_selection_begin", self.history.step)
+        selection = self._selected(batch, upcoming)
+        if selection.needs_features and self.training.features.cache is None:  # they turned out not to be possible
+            selection = self._selected(batch, upcoming)
+        self.history.record_selection(selection, self._step_flops)
+        self._notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
+
+    def _selected(self, batch: Batch, upcoming: Order) -> Selection:
+        """The selection that is due, adopted."""
+        model, features = self.training.model, self.training.features
+        progress = self.history.progress(self.schedule, features_possible=features.are_possible)
+        selection = self.scheme.select(progress, self.training)
+        if self.training.model is not model:
+            self._notify("set_model", self.training.model)
+        start = time.perf_counter()
+        self._adopt(selection, batch, upcoming)
+        selection.seconds["trace"] = time.perf_counter() - start
+        return selection
+
+    def _adopt(self, selection: Selection, batch: Batch, upcoming: Order) -> None:
+        """Train `selection` from now on, first on `batch`."""
+        step, total_steps = self.history.step, self.schedule.total_steps
+        steps = selection.feature_steps
+        if steps is None:
+            steps = self.scheme.next_selection(step, total_steps) - step
+        order = Order(*(np.concatenate(parts) for parts in zip(batch.order, upcoming, strict=True)))
+        if self.training.adopt(selection.mask, order, steps, selection.keeps_features):
+            self._step_flops = sum(count_flops(self.training.step_graph).values())
+
+    def _validate(self) -> None:
+        """Validate on the test examples, and end the epoch."""
+        history, start = self.history, time.perf_counter()
+        results = self.evaluate()
+        history.record_epoch(results, self.task.is_running)
+        history.validation_seconds.append(time.perf_counter() - start)
+        self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
+        history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
+        history.is_stopped |= bool(self.training.model.stop_training)
+
+    def evaluate(self) -> dict[str, float]:
+        """The loss and the measures of the task over the test examples."""
+        with self.history.clocks.running("validation"):
+            self._notify("on_test_begin")
+            results = self.training.evaluation(self.data.test(), lambda: self._notify("on_test_batch_begin", 0))
+            self._notify("on_test_end", results)
+        return results
+
+    def _last_results(self) -> dict[str, Any]:
+        """Of the latest epoch, under Keras' names."""
+        row = self.history.epochs[-1]
+        names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
+        logs = {name: row[f"train_{name}"] for name in names}
+        return {**logs, **{f"val_{name}": row[f"test_{name}"] for name in names}, "learning_rate": row["learning_rate"]}
+
+    def _notify(self, hook: str, *values: Any) -> None:
+        for listener in self._listeners:
+            method = getattr(listener, hook, None)
+            if method is not None:
+                method(*values)
+
+    # --- the state --------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The state of the run now. Raises `UserError` if a weight is not finite."""
+        self.training.check_finite(self.history.step)
+        record = {
+            "history": self.history.to_record(),
+            "scheme": self.scheme.to_record(),
+            "examples": [self.data.train_count, self.data.test_count],
+        }
+        return State(self.training.values(), record)
+
+    def load(self, state: State) -> None:
+        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
+        examples = [self.data.train_count, self.data.test_count]
+        if state.record["examples"] != examples:
+            raise UserError(
+                f"--resume: the run was started with {state.record['examples']} training and test examples, now they "
+                f"are {examples}; give the same data, or start again with --overwrite"
+            )
+        self.history = history = History.from_record(state.record["history"])
+        selection = history.selection if history.intervals else None
+        self.scheme.resume(state.record["scheme"], selection, self.training)
+        self.training.assign(state.arrays)
+        made = history.cached_since()
+        if made is not None:
+            self.training.cut_as_for(made.selection.mask)
+
+
+def _task(model: keras.Model | Task, data: ShuffledData) -> Task:
+    if isinstance(model, Task):
+        return model
+    if isinstance(data, ArrayData) or getattr(model, "compiled", False):
+        if not isinstance(data, ArrayData):
+            raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
+        return CompiledTask(model, *data.specs)
+    return ImageClassification(model)
