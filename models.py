@@ -21,7 +21,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.machine import has_bfloat16
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone, image_shape
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import HEAD
@@ -59,7 +59,7 @@ def build_model(
             pretrained.load(model, as_given, Path(weights), name)
         return model
     parts = architecture(name)
-    backbone = freeze_batch_norm_statistics(build_backbone(name, input_size, weights, alpha))
+    backbone = freeze_batch_norm(build_backbone(name, input_size, weights, alpha))
     x = backbone(parts.preprocess(inputs))
     if parts.pool:
         x = keras.layers.GlobalAveragePooling2D(name="pool")(x)

@@ -1,0 +1,37 @@
+"""ElasticTrainer as a library: fine-tune a Keras network in the time you choose.
+
+The names of `__all__` are what other programs use; each is imported when it is first asked for, since TensorFlow takes
+seconds to import. `import elastic_trainer` alone does not import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
+    from elastic_trainer.networks.batch_norm import freeze_batch_norm
+
+__all__ = ["__version__", "freeze_batch_norm"]
+
+# Public name -> the module that has it.
+_MODULES = {
+    "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
+}
+
+try:
+    __version__ = metadata.version("elastic-trainer")
+except metadata.PackageNotFoundError:  # run from a checkout: the version of pyproject.toml
+    __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_MODULES})

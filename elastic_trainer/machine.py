@@ -60,11 +60,16 @@ def environment() -> dict[str, Any]:
 
 
 @functools.cache
-def _commit() -> str | None:
-    """The commit of this checkout, with "-dirty" if files have changed since; None if it is no checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+def _commit(file: Path = Path(__file__)) -> str | None:
+    """The commit of the checkout with `file`, with "-dirty" if files have changed since; None if it is no checkout."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(file.parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        git("ls-files", "--error-unmatch", file.name)  # fails if it is installed in the checkout of another project
+        return git("describe", "--always", "--dirty", "--exclude=*")
     return None
 
 

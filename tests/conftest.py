@@ -10,7 +10,7 @@ import pytest
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.fit import Fit
@@ -35,7 +35,7 @@ def make_small_model(seed=0):
     x = keras.layers.BatchNormalization(name="tail_bn")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Dropout(0.2, seed=seed)(x)
-    return freeze_batch_norm_statistics(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
+    return freeze_batch_norm(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
 
 
 def make_small_data(count=24, seed=0, augment="none"):

@@ -37,6 +37,11 @@ def test_what_commands_share_imports_neither_a_step_nor_tensorflow():
     assert modules_after("import utils") & {*OURS, "tensorflow", "keras"} == {"utils", "elastic_trainer"}
 
 
+def test_the_package_shows_its_names_without_tensorflow():
+    code = "import elastic_trainer; elastic_trainer.__version__, dir(elastic_trainer)"
+    assert modules_after(code) & {*OURS, "tensorflow", "keras"} == {"elastic_trainer"}
+
+
 @pytest.mark.parametrize("step", ["train", "models", "data"])
 def test_a_step_of_the_paper_imports_no_other_and_no_command(step):
     above = OURS - {"elastic_trainer", "utils", "selection_solver_DP"}

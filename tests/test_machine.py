@@ -1,11 +1,12 @@
-"""Available memory, peak memory of GPUs, and stolen processor time, as a machine reports them."""
+"""Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
 
 import os
+import subprocess
 import types
 
 import pytest
 
-from elastic_trainer.machine import available_memory_mb, gpu_peak_memory_mb, stolen_seconds
+from elastic_trainer.machine import _commit, available_memory_mb, gpu_peak_memory_mb, stolen_seconds
 
 
 def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
@@ -87,3 +88,18 @@ def test_stolen_seconds_are_read_from_proc_stat(tmp_path):
     assert stolen_seconds(tmp_path) == 3
     (tmp_path / "proc" / "stat").write_text("cpu  11 12 13 14\n")
     assert stolen_seconds(tmp_path) == 0
+
+
+def test_an_installed_package_does_not_report_the_commit_of_the_project_around_it(tmp_path):
+    def git(*words):
+        done = subprocess.run(["git", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    files = [tmp_path / name for name in ("tracked.py", "installed.py")]
+    for file in files:
+        file.touch()
+    git("init")
+    git("add", "tracked.py")
+    git("-c", "user.name=someone", "-c", "user.email=someone@example.org", "commit", "--message", "first")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert [_commit(file) for file in (*files, tmp_path.parent / "none.py")] == [commit, None, None]

@@ -56,7 +56,7 @@ for _class in (FrozenBatchNormalization, SavedBatchNormalization):
     _class.__module__, _class.__name__ = "keras.layers", KERAS_NAME
 
 
-def freeze_batch_norm_statistics(model: keras.Model) -> keras.Model:
+def freeze_batch_norm(model: keras.Model) -> keras.Model:
     """Turn each BatchNormalization of `model` into a FrozenBatchNormalization, in place. Returns `model`.
 
     The layers change their class. This reaches layers inside nested models, wrappers and custom layers, which

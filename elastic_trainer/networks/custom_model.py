@@ -15,7 +15,7 @@ import numpy as np
 
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.architectures import image_shape
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.saved_model import check_finite, load_model
 
@@ -49,7 +49,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
         if not given.built:
             given(np.zeros((1, *shape), np.float32))
         check_finite(given, f"--model_name {name}")
-        model = _for_rgb(freeze_batch_norm_statistics(given), shape, name)
+        model = _for_rgb(freeze_batch_norm(given), shape, name)
         output = model(keras.Input(shape))
         if len(getattr(output, "shape", ())) == 2:
             model = with_logits(model, shape, num_classes, name)

@@ -14,7 +14,7 @@ from elastic_trainer.networks.batch_norm import (
     KERAS_NAME,
     FrozenBatchNormalization,
     SavedBatchNormalization,
-    freeze_batch_norm_statistics,
+    freeze_batch_norm,
 )
 
 
@@ -63,7 +63,7 @@ def _load(path: Path | str) -> keras.Model:
         if b'"vit_keras.' in file.read("config.json"):
             import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
     frozen = {KERAS_NAME: FrozenBatchNormalization}
-    return freeze_batch_norm_statistics(keras.models.load_model(path, custom_objects=frozen, compile=False))
+    return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False))
 
 
 def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:

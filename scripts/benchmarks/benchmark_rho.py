@@ -66,7 +66,7 @@ def standardize(model: keras.Model, images: Any) -> None:
     """
     import keras
 
-    from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+    from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 
     layers = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
     momenta = [layer.momentum for layer in layers]
@@ -75,7 +75,7 @@ def standardize(model: keras.Model, images: Any) -> None:
     model(images, training=True)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
-    freeze_batch_norm_statistics(model)
+    freeze_batch_norm(model)
 
 
 def step_pairs(elastic_ms: np.ndarray, dataset: AlternatingDigits) -> tuple[np.ndarray, np.ndarray, int]:

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from elastic_trainer.files import atomic_path
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.timing.trace import is_operation, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -41,7 +41,7 @@ def small_network() -> keras.Model:
     x = keras.layers.Conv2D(8, 3, strides=2, padding="same", name="tail")(x)
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     outputs = keras.layers.Dense(CLASSES, name="head")(x)
-    return freeze_batch_norm_statistics(keras.Model(inputs, outputs, name="small_classifier"))
+    return freeze_batch_norm(keras.Model(inputs, outputs, name="small_classifier"))
 
 
 def full_step(model: keras.Model) -> TrainStep:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import models
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -35,7 +35,7 @@ def test_frozen_network_called_for_training_equals_the_plain_one_in_inference(na
     plain = plain_backbone(name)
     frozen = keras.models.clone_model(plain)
     frozen.set_weights(plain.get_weights())
-    freeze_batch_norm_statistics(frozen)
+    freeze_batch_norm(frozen)
     images = tf.random.uniform((2, 32, 32, 3), -1, 1, seed=0)
     expected = plain(images, training=False).numpy()
     scale = np.abs(expected).max()

@@ -9,7 +9,7 @@ import tensorflow as tf
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 import models
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep
@@ -25,7 +25,7 @@ def network(body, seed=0):
     x = body(layers.Rescaling(1 / 255)(inputs))
     if len(x.shape) == 4:
         x = layers.GlobalAveragePooling2D()(x)
-    return as_if_trained(freeze_batch_norm_statistics(keras.Model(inputs, layers.Dense(3)(x))))
+    return as_if_trained(freeze_batch_norm(keras.Model(inputs, layers.Dense(3)(x))))
 
 
 def conv_then(norm=None, **options):

@@ -14,7 +14,7 @@ from small_networks import as_if_trained, some_images
 
 import models
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.networks.saved_model import check_saving, load_model, save_model
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
@@ -50,7 +50,7 @@ def network(kind):
         backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
         x = keras.layers.GlobalAveragePooling2D()(backbone(keras.layers.Rescaling(1 / 127.5, -1)(inputs)))
         model = keras.Model(inputs, keras.layers.Dense(3)(x))
-        return as_if_trained(freeze_batch_norm_statistics(model)), 32
+        return as_if_trained(freeze_batch_norm(model)), 32
     return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3)), 12
 
 

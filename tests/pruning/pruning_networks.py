@@ -8,7 +8,7 @@ import tensorflow as tf
 from conftest import BATCH, CLASSES, make_small_model
 
 import models
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.rebuild import take_kept
@@ -69,7 +69,7 @@ def two_convolutions(reader_size, beta):
     x = keras.layers.BatchNormalization(name="behind")(x)
     x = keras.layers.Flatten()(keras.layers.ReLU()(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x))
-    return freeze_batch_norm_statistics(model)
+    return freeze_batch_norm(model)
 
 
 def scheme_of(model, settings=EXACT):

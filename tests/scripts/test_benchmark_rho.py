@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import profiler
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import NetworkSettings, Settings
 
 
 def test_standardize_gives_normalised_outputs_and_keeps_layers_frozen():
     keras.utils.set_random_seed(0)
     images = np.random.default_rng(0).uniform(-1, 1, (16, 32, 32, 3)).astype(np.float32)
-    model = freeze_batch_norm_statistics(
+    model = freeze_batch_norm(
         keras.applications.MobileNetV2(input_shape=(32, 32, 3), include_top=False, weights=None, alpha=0.35)
     )
     layers = [layer for layer in model.layers if isinstance(layer, FrozenBatchNormalization)]

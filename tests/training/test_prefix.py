@@ -8,7 +8,7 @@ import zoo
 from conftest import BATCH, CLASSES, SIZE, ancestors, make_small_model
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
-from elastic_trainer.networks.batch_norm import freeze_batch_norm_statistics
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
@@ -30,7 +30,7 @@ def network(name):
         x = layers.GRU(5)(layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x))
         model = keras.Model(inputs, layers.Dense(CLASSES)(x))
     else:
-        model = freeze_batch_norm_statistics(getattr(zoo, name)((SIZE, SIZE, 3), CLASSES))
+        model = freeze_batch_norm(getattr(zoo, name)((SIZE, SIZE, 3), CLASSES))
     return as_if_trained(model)
 
 
@@ -167,7 +167,7 @@ def test_a_cut_is_not_found_again_where_batch_norm_is_folded_since(policy):
     x = layers.Conv2D(4, 3, name="convolution", dtype=policy)(inputs)
     x = layers.ReLU(dtype=policy)(layers.BatchNormalization(name="norm", dtype=policy)(x))
     x = layers.Dense(CLASSES, name="head", dtype=policy)(layers.GlobalAveragePooling2D(dtype=policy)(x))
-    model = as_if_trained(freeze_batch_norm_statistics(keras.Model(inputs, x)))
+    model = as_if_trained(freeze_batch_norm(keras.Model(inputs, x)))
     optimizer = built_optimizer("sgd", model)
     in_head = np.array(["head" in variable.path for variable in model.trainable_variables])
     with_gamma = in_head | np.array([variable.name == "gamma" for variable in model.trainable_variables])
