@@ -11,6 +11,7 @@ It needs no run folder and no command line. What writes tables, curves and check
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterable
@@ -39,7 +40,7 @@ from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
-from elastic_trainer.training.state import StepResult, TrainState
+from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
 
 class Trainer:
@@ -60,6 +61,7 @@ class Trainer:
         task, data, settings, schedule: what is trained, on what, how, and for how long.
         training: the network, its optimizer and the compiled step.
         history: what was done so far, in numbers.
+        allows_infinite_loss: go on where the loss is no longer a finite number.
 
     Raises:
         UserError: even training the head alone exceeds the budget, or a network or the data do not suit the scheme.
@@ -80,7 +82,8 @@ class Trainer:
         self.task, self.data, self.settings = _task(model, data), data, settings
         self.schedule = Schedule.of(settings, data.steps_per_epoch)
         optimizer = optimizer or self._own_optimizer()
-        optimizer.build(self.task.model.trainable_variables)
+        if not optimizer.built:
+            optimizer.build(self.task.model.trainable_variables)
         self.scheme = scheme if isinstance(scheme, Scheme) else self._named_scheme(scheme, table)
         features = None
         if settings.feature_cache != "off":
@@ -90,6 +93,7 @@ class Trainer:
         self.training = TrainState(self.task, optimizer, data.batch_size, self.scheme.penalty, features)
         self.history = History()
         self._listeners, self._has_begun = [*listeners], False
+        self.allows_infinite_loss = False
         self._step_flops = 0.0
 
     def _own_optimizer(self) -> keras.optimizers.Optimizer:
@@ -209,11 +213,22 @@ class Trainer:
                 self._select(batch, upcoming)
         elif not self.training.is_adopted:
             self._adopt(history.selection, batch, upcoming)
-        history.record_step(result := self.training.train(batch, upcoming))
-        with history.clocks.running("selection"):
-            history.record_slowdown(self.scheme.slowdown(history.step, batch))
+        result, is_full = self.training.train(batch, upcoming), self.data.is_full(batch)
+        history.record_step(result if is_full else result._replace(step_ms=None))
+        if not (self.allows_infinite_loss or math.isfinite(result.loss)):
+            optimizer = self.training.optimizer
+            updates = int(optimizer.iterations)
+            raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, optimizer)
+        if is_full:
+            with history.clocks.running("selection"):
+                history.record_slowdown(self.scheme.slowdown(history.step, batch))
         self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
+
+    def plan(self, schedule: Schedule) -> None:
+        """Change how long the run is, and so when it selects from now on."""
+        self.schedule = schedule
+        self.scheme.plan(schedule)
 
     def _is_out_of_time(self) -> bool:
         """Whether the deadline leaves no time for another step and the validation after it; once true, always true."""

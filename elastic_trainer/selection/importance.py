@@ -110,10 +110,12 @@ class ImportanceEvaluator:
 
     def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
-        variables = self._model.trainable_variables
+        variables, inner = self._model.trainable_variables, _unscaled(optimizer)
+        if getattr(inner, "gradient_accumulation_steps", None):  # most calls update nothing
+            return [-float(inner.learning_rate) * gradient for gradient in gradients]
         with restored([*variables, *optimizer.variables]) as before:
             with one_replica(optimizer):
-                _unscaled(optimizer).apply(*present(gradients, variables))
+                inner.apply(*present(gradients, variables))
             return [variable.value - before[id(variable)] for variable in variables]
 
     def _after_trial(

@@ -62,6 +62,9 @@ class Scheme:
         """Whether to select before step `step`, counted from 0. Default: once, at the start."""
         return step == 0
 
+    def plan(self, schedule: Schedule) -> None:
+        """Follow another schedule from now on: an epoch turned out to have another number of steps."""
+
     def next_selection(self, step: int, total_steps: int) -> int:
         """The first step after `step` before which a selection is due, or `total_steps` if there is none."""
         return next((later for later in range(step + 1, total_steps) if self.is_due(later)), total_steps)
@@ -184,11 +187,15 @@ class ElasticScheme(Scheme):
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._has_new_table = False
         self._measured: _Measured | None = None
-        schedule = Schedule.of(settings, data.steps_per_epoch)
-        selections = schedule.selection_steps(settings.interval)
+        self.plan(Schedule.of(settings, data.steps_per_epoch))
+
+    def plan(self, schedule: Schedule) -> None:
+        """See `Scheme.plan`."""
+        selections = schedule.selection_steps(self._settings.interval)
+        self._steps_per_epoch = schedule.steps_per_epoch
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
         self._ends = [*selections, schedule.total_steps]
-        self._pass_steps = gradient_pass_steps(self._ends) if settings.correct_budget else set[int]()
+        self._pass_steps = gradient_pass_steps(self._ends) if self._settings.correct_budget else set[int]()
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
@@ -207,7 +214,7 @@ class ElasticScheme(Scheme):
         self._budget.adopt(selection.mask, selection.making_ms)
         return replace(
             selection,
-            epoch=progress.step / self._data.steps_per_epoch,
+            epoch=progress.step / self._steps_per_epoch,
             predicted_step_ms=(selection.predicted_step_ms or 0.0) * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
             making_ms=selection.making_ms * allowance.slowdown,

@@ -53,6 +53,12 @@ class Selection:
         return self.keeps_features or self.making_ms > 0
 
     @property
+    def predicted_share(self) -> float:
+        """Predicted step time over that of full training; 1 without a budget."""
+        full_ms = self.full_step_ms
+        return (self.predicted_step_ms or 0.0) / full_ms if full_ms else 1.0
+
+    @property
     def full_step_ms(self) -> float | None:
         """Full training's step as it would have run when this was selected, or None without a budget."""
         return self.budget_step_ms / self.rho if self.budget_step_ms and self.rho else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -133,11 +132,7 @@ class TrainState:
         return self._current_step().graph
 
     def train(self, batch: Batch, upcoming: Order) -> StepResult:
-        """One step on one batch, before those on the `upcoming` examples.
-
-        Raises:
-            UserError: the loss is not finite.
-        """
+        """One step on one batch, before those on the `upcoming` examples."""
         making_ms = 1e3 * self.features.prepare(batch, upcoming)
         step, cache = self._current_step(), self.features.cache
         inputs: Any = batch.inputs if cache is None else None  # as in the timing table, not part of the step
@@ -146,9 +141,6 @@ class TrainState:
         loss, measures, rate = step(values, batch.targets, batch.weights)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
-        if not math.isfinite(loss):
-            number = int(self.optimizer.iterations)
-            raise not_finite(f"the loss is {loss} at step {number}", number - 1, self.optimizer)
         return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
     def _current_step(self) -> TrainStep | SplitStep:

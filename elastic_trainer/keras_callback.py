@@ -1,0 +1,262 @@
+"""Elastic training inside `model.fit`: one line in a Keras program.
+
+    freeze_batch_norm(model)
+    model.compile(optimizer, loss, metrics)
+    model.fit(x, y, epochs=12, callbacks=[ElasticTraining(rho=0.5)])
+
+Keras looks `model.train_function` up at every step, so a callback may set it. Keras keeps the loop, the data, the
+metrics and all other callbacks; `Trainer.step` takes its place for what happens in a step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.history import History
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.settings import Settings
+from elastic_trainer.task import CompiledTask
+from elastic_trainer.timing.graph_digest import graph_digest
+from elastic_trainer.timing.profiling import compiled_settings, profile_compiled, specs_of
+from elastic_trainer.timing.table import TimingTable, load_table
+from elastic_trainer.trainer import Trainer
+
+UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
+
+
+class ElasticTraining(keras.callbacks.Callback):
+    """Trains, in each step of `model.fit`, only the tensors that fit into a time budget (paper sections 4 and 5).
+
+    The model's own optimizer, loss, metrics and learning-rate schedule are used. The first call measures a timing table
+    (15 to 40 s for networks of 50 to 200 tensors) and keeps it for the next program. Works with NumPy arrays, tf.data
+    and PyDataset, class and sample weights, validation, and other callbacks.
+
+    Not possible here, as in `Trainer` and main.py: cached features, since `fit` does not say which examples come next;
+    models with a `train_step` of their own; more than one replica. Other callbacks must not change weights while `fit`
+    runs, other than to end it: frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps
+    for all tensors together, so a tensor that is first selected late starts with larger updates than at the start.
+
+    Args:
+        rho: time of a step over that of full training, above 0 and at most 1.
+        interval: epochs between two selections; fractions are allowed where the length of an epoch is known.
+        table: a `TimingTable` (`elastic_trainer.profile`), or the folder that one is kept in; it is measured there if
+            it does not fit. By default a folder for this model under ~/.cache/elastic_trainer.
+        scheme: a name in `registry.SCHEMES`; `elastic_training_upper_part` needs no importance.
+        importance_batches: latest batches that importance is measured on.
+        correct_budget: measure how fast the device is while training, and correct the budget.
+        verbose: 1 prints a line for each selection and one at the end, 0 nothing.
+
+    Attributes:
+        history: of the latest `fit`: selections, step times in ms, slowdowns.
+        rho_measured: step time over that of full training as it would have run; None before it is known.
+
+    Raises:
+        UserError: in `fit`: the model is not compiled, a batch norm is not frozen, or `rho` is too small.
+    """
+
+    def __init__(
+        self,
+        rho: float = 0.5,
+        interval: float = 3,
+        table: TimingTable | str | os.PathLike[str] | None = None,
+        *,
+        scheme: str = "elastic_training",
+        importance_batches: int = 1,
+        correct_budget: bool = True,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        if not 0 < rho <= 1:
+            raise UserError(f"rho {rho:g}: must be above 0 and at most 1")
+        if not interval > 0:
+            raise UserError(f"interval {interval:g}: must be above 0")
+        self._settings = Settings(
+            rho=rho,
+            interval=interval,
+            importance_batches=importance_batches,
+            correct_budget=correct_budget,
+            feature_cache="off",
+        )
+        self._table, self._scheme, self._verbose = table, scheme, verbose
+        self._trainer: Trainer | None = None
+
+    @property
+    def history(self) -> History:
+        """See the class."""
+        assert self._trainer is not None, "model.fit has not trained a step"
+        return self._trainer.history
+
+    @property
+    def rho_measured(self) -> float | None:
+        """See the class."""
+        full_ms = self.history.full_training_ms() if self._trainer else None
+        return sum(self.history.step_ms) / full_ms if full_ms else None
+
+    # --- hooks of Keras ---------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise UserError(f"ElasticTraining needs Keras' TensorFlow backend, not {keras.backend.backend()}")
+        if self.model.distribute_strategy.num_replicas_in_sync > 1:
+            raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
+        self._trainer, self._is_called = None, False
+        self._first_epoch: int | None = None
+        self._keras_function, self.model.train_function = self.model.train_function, self._train_function
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._is_called = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        trainer = self._trainer
+        if trainer is not None and trainer.history.results:
+            trainer.history.record_epoch({}, is_running=True)
+            if trainer.schedule.steps_per_epoch == UNKNOWN_STEPS:
+                trainer.plan(self._schedule(trainer.history.step))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self.model.train_function = self._keras_function
+        if self._trainer is not None and self.rho_measured is not None:
+            self._say(f"steps took {self.rho_measured:.2f} of full training's time (asked: {self._settings.rho:g})")
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _train_function(self, iterator: Any) -> dict[str, Any]:
+        """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
+        if not self._is_called:  # a fit that ended with an error left this behind, and now another one runs
+            self.model.train_function = self._keras_function
+            return self._keras_function(iterator)
+        self._is_called, logs = False, None
+        for _ in range(self.model.steps_per_execution):
+            try:
+                values = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise StopIteration from None
+                break
+            logs = self._step(values)
+        assert logs is not None, "steps_per_execution is at least 1"
+        return logs
+
+    def _step(self, values: Any) -> dict[str, float]:
+        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
+        batch = Batch(lambda: inputs, targets, weights)
+        trainer = self._trainer or self._begin(batch)
+        trainer.data.recent.append(batch)  # type: ignore[attr-defined]
+        count = len(trainer.history.intervals)
+        with trainer.history.clocks.running("training"):
+            result = trainer.step(batch)
+        if len(trainer.history.intervals) > count:
+            selection = trainer.history.selection
+            chosen, share = int(selection.mask.sum()), selection.predicted_share
+            self._say(f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of a full step's time")
+        return result.measures
+
+    def _begin(self, batch: Batch) -> Trainer:
+        """The trainer of this fit, whose first batch this is."""
+        model = self.model
+        task = CompiledTask(model, *specs_of((batch.inputs, batch.targets, batch.weights)))
+        # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
+        loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
+        task.measures(loss, batch.inputs, batch.targets, batch.weights, outputs)
+        task.reset()
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        schedule = self._schedule(self.params.get("steps"))
+        data = _FitData(schedule.steps_per_epoch, len(batch), self._settings.importance_batches)
+        with _names_without_dashes():
+            table = self._timing_table(task, batch)
+            self._trainer = Trainer(task, data, self._scheme, self._settings, table=table, optimizer=model.optimizer)
+        self._trainer.plan(schedule)
+        self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
+        return self._trainer
+
+    def _schedule(self, steps: int | None) -> Schedule:
+        """Of a fit whose epochs have so many steps; None if that is not known yet."""
+        steps = steps or UNKNOWN_STEPS
+        return Schedule(steps, steps * max(self.params["epochs"] - (self._first_epoch or 0), 1))
+
+    def _timing_table(self, task: CompiledTask, batch: Batch) -> TimingTable:
+        """The table that was given, or is kept, or is measured now."""
+        names = tensor_names(task.model)
+        if isinstance(self._table, TimingTable):
+            if sorted(self._table.names) != sorted(names):
+                raise UserError("table: is of another network; measure it with elastic_trainer.profile")
+            return self._table
+        settings, graph = compiled_settings(task, len(batch)), graph_digest(task, len(batch))
+        key = hashlib.sha256(f"{graph} {settings}".encode()).hexdigest()[:12]
+        folder = Path(self._table) if self._table is not None else _cache_folder() / f"{task.model.name}_{key}"
+        if (folder / "profile.json").exists():
+            shapes = [tuple(variable.shape) for variable in task.model.trainable_variables]
+            try:
+                return load_table(folder, settings, names, shapes, graph, "it is measured again")
+            except UserError as error:
+                self._say(str(error))
+        self._say("measuring what each tensor costs to train")
+        table = profile_compiled(task, batch)
+        try:
+            table.save(folder)
+            self._say(f"timing table kept in {folder}")
+        except UserError as error:
+            self._say(f"the timing table is not kept: {error}")
+        return table
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(f"\nElasticTraining: {text}")
+
+
+class _FitData(ShuffledData):
+    """What a scheme asks of the data of a fit, which alone knows the examples.
+
+    Attributes:
+        recent: the latest batches.
+    """
+
+    view_count = None
+
+    def __init__(self, steps_per_epoch: int, batch_size: int, count: int) -> None:
+        self.name, self.train_count, self.test_count, self.steps_per_epoch = "fit", 0, 0, steps_per_epoch
+        self.batch_size = None  # type: ignore[assignment]  # the last batch of an epoch may be smaller
+        self._batch_size = batch_size
+        self.recent: deque[Batch] = deque(maxlen=count)
+
+    def is_full(self, batch: Batch) -> bool:
+        """Whether it has as many examples as the first, whose steps the timing table is of."""
+        return len(batch) == self._batch_size
+
+    def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
+        """The latest batches, that of the current step included."""
+        return [*self.recent]
+
+
+@contextmanager
+def _names_without_dashes() -> Iterator[None]:
+    """Errors of this block name the callback's arguments, not flags of a command."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--", "")) from error
+
+
+def _without_optionals(values: Any) -> Any:
+    """`values` of an iterator of Keras, which stands for a missing part by an empty `tf.experimental.Optional`."""
+    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, values)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elastic_trainer"
