@@ -1,0 +1,190 @@
+#!/usr/bin/env python
+"""Is rho kept in model.fit? A step of `fit` with ElasticTraining over one of plain `fit`, which alternates with it.
+
+Before each step of the elastic fit, a twin of the model takes a step of plain Keras with as many examples. Both go
+through the function that `fit` calls, so Keras' own loop is the same on both sides and left out. The first steps after
+each selection compile, and are left out. Data are noise. The first run of a network measures its timing table, as a
+user's does. A rho below what the head alone takes is left out. Prints one JSON object as its last line.
+
+    python scripts/benchmarks/benchmark_fit.py --rounds 2
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import common
+import numpy as np
+from benchmark_rho import standardize
+
+import utils
+from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, is_undisturbed, load_tensorflow, stolen_seconds
+
+if TYPE_CHECKING:
+    import keras
+
+RHOS = (0.3, 0.5, 0.7)
+LEFT_OUT = 3  # steps after each selection
+
+
+def mobilenetv2() -> tuple[keras.Model, Any, Any]:
+    """MobileNetV2 0.35 at 160 pixels with 10 classes, and a batch of 16 images."""
+    import keras
+
+    from elastic_trainer import freeze_batch_norm
+
+    backbone = keras.applications.MobileNetV2((160, 160, 3), 0.35, include_top=False, weights=None, pooling="avg")
+    x = keras.layers.Rescaling(1 / 127.5, -1)(inputs := keras.Input((160, 160, 3)))
+    model = freeze_batch_norm(keras.Model(inputs, keras.layers.Dense(10)(backbone(x)), name="mobilenetv2"))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss, metrics=["accuracy"])
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 255, (16, 160, 160, 3)).astype(np.float32)
+    standardize(model, images)
+    return model, images, rng.integers(0, 10, 16)
+
+
+def transformer() -> tuple[keras.Model, Any, Any]:
+    """Four blocks of attention over 64 tokens of 128 values, 8 classes, and a batch of 16 sequences."""
+    import keras
+
+    x = inputs = keras.Input((64,), dtype="int32")
+    x = keras.layers.Embedding(1000, 128)(x)
+    for _ in range(4):
+        y = keras.layers.LayerNormalization()(x)
+        x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(4, 32)(y, y)])
+        y = keras.layers.Dense(256, "gelu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, keras.layers.Dense(128)(y)])
+    x = keras.layers.Dense(8)(keras.layers.GlobalAveragePooling1D()(x))
+    model = keras.Model(inputs, x, name="transformer")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-4), loss, metrics=["accuracy"])
+    rng = np.random.default_rng(0)
+    return model, rng.integers(0, 1000, (16, 64)), rng.integers(0, 8, 16)
+
+
+NETWORKS: dict[str, Callable[[], tuple[keras.Model, Any, Any]]] = {
+    "mobilenetv2": mobilenetv2,
+    "transformer": transformer,
+}
+
+
+def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str, Any]:
+    """One elastic fit: medians in ms of its steps and of plain ones, and the ratios by medians and by sums."""
+    import keras
+    import tensorflow as tf
+
+    from elastic_trainer import ElasticTraining
+
+    model, x, y = NETWORKS[name]()
+    twin, *_ = NETWORKS[name]()
+    data = tf.data.Dataset.from_tensors((x, y)).repeat()
+    twin.make_train_function()
+    twin_batches = iter(data)
+    times: list[tuple[float, float, bool]] = []
+
+    class Alternating(keras.callbacks.Callback):
+        """Puts a timed step of the twin before each timed step of the model."""
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            train = self.model.train_function
+
+            def both(iterator: Any) -> Any:
+                stolen = stolen_seconds()
+                start = time.perf_counter()
+                float(twin.train_function(twin_batches)["loss"])
+                middle = time.perf_counter()
+                logs = train(iterator)
+                float(logs["loss"])
+                end = time.perf_counter()
+                times.append((end - middle, middle - start, is_undisturbed(end - start, stolen_seconds() - stolen)))
+                return logs
+
+            self.model.train_function = both
+
+    elastic = ElasticTraining(rho=rho, interval=1, table=table, verbose=0)
+    model.fit(data, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=[elastic, Alternating()])
+    all_steps = np.array(times).reshape(epochs, steps, 3)[:, LEFT_OUT:]
+    quiet = all_steps[all_steps[..., 2] == 1]
+    pairs = 1e3 * (quiet if len(quiet) > steps else all_steps.reshape(-1, 3))
+    return {
+        "elastic_step_ms": float(np.median(pairs[:, 0])),
+        "plain_step_ms": float(np.median(pairs[:, 1])),
+        "measured": float(np.median(pairs[:, 0]) / np.median(pairs[:, 1])),
+        "whole_run": float(pairs[:, 0].sum() / pairs[:, 1].sum()),
+        "by_callback": elastic.rho_measured,
+        "predicted": [interval.selection.predicted_share for interval in elastic.history.intervals],
+        "correction": [interval.selection.correction for interval in elastic.history.intervals],
+        "pairs": len(pairs),
+    }
+
+
+def main() -> None:
+    parser = OneLineParser(prog="benchmark_fit.py", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="runs for each rho (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="steps between two selections (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=4, help="selections a run (default: %(default)s)")
+    parser.add_argument("--networks", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
+    parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
+    parser.add_argument("--output", type=stem_to_write, default=Path("figures/fit"), metavar="STEM")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.steps, args.epochs = 1, 12, 2
+    load_tensorflow()
+    results: dict[str, dict[float, list[dict[str, Any]]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.networks:
+            results[name] = {rho: [] for rho in RHOS}
+            for _ in range(args.rounds):
+                for rho, runs in results[name].items():
+                    try:
+                        runs.append(one := run(name, rho, args.steps, args.epochs, Path(folder) / name))
+                    except UserError as error:
+                        print(f"{name}, {error}")
+                        continue
+                    print(f"{name}, rho {rho:g}: {one['measured']:.3f}, entire run {one['whole_run']:.3f}", flush=True)
+            results[name] = {rho: runs for rho, runs in results[name].items() if runs}
+    draw(results, args.output)
+    networks = {name: [{"asked": rho, "runs": runs} for rho, runs in of.items()] for name, of in results.items()}
+    record = {"networks": networks, "kept": kept(results), "rounds": args.rounds, "environment": environment()}
+    common.print_result(record, args.output)
+
+
+def medians(results: dict[float, list[dict[str, Any]]]) -> dict[float, float]:
+    """Measured ratio by rho."""
+    return {rho: float(np.median([one["measured"] for one in runs])) for rho, runs in results.items()}
+
+
+def kept(results: dict[str, dict[float, list[dict[str, Any]]]]) -> dict[str, bool]:
+    """Whether each measured ratio of a network is at most 0.02 above its rho and at most 0.03 below it."""
+    return {
+        name: all(-0.03 <= ratio - rho <= 0.02 for rho, ratio in medians(of).items()) for name, of in results.items()
+    }
+
+
+def draw(results: dict[str, dict[float, list[dict[str, Any]]]], stem: Path) -> None:
+    """Measured over requested rho, with the band in which rho counts as kept."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 4), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="ρ asked", ylabel="step of fit over one of plain fit", title="ElasticTraining in fit"
+    )
+    ends = np.array([min(RHOS) - 0.04, max(RHOS) + 0.04])
+    axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
+    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    for (name, of), marker in zip(results.items(), "os", strict=False):
+        axes.plot([*of], [*medians(of).values()], marker, label=name)
+    axes.legend(fontsize="small", loc="upper left")
+    save_figure(figure, stem)
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

@@ -1,0 +1,195 @@
+"""The public loop: it runs some steps, hands over its state and goes on; listeners; tasks other than images."""
+
+import csv
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import BATCH, make_small_data, make_small_model, make_table
+
+from elastic_trainer import ArrayData, Settings, Trainer
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.listener import Listener
+from elastic_trainer.selection.schemes import FixedScheme
+
+SETTINGS = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+
+
+def weights(trainer):
+    return [variable.numpy() for variable in trainer.training.model.variables]
+
+
+def image_trainer(**more):
+    model = make_small_model()
+    return Trainer(model, make_small_data(), "elastic_training", SETTINGS, table=make_table(model, t_fw_ms=1.0), **more)
+
+
+def sequences(count=24):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(count, 6, 4)).astype(np.float32)
+    return x, x[:, :, 0].mean(axis=1, keepdims=True), np.linspace(0.5, 1.5, count, dtype=np.float32)
+
+
+def regression_model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Conv1D(8, 3), keras.layers.Conv1D(6, 3, activation="relu"), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((6, 4)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    return model
+
+
+def regression_trainer(scheme="elastic_training_upper_part", **changes):
+    model = regression_model()
+    data = ArrayData(sequences(), sequences(8), batch_size=4)
+    return Trainer(model, data, scheme, replace(SETTINGS, **changes), table=make_table(model, t_fw_ms=1.0))
+
+
+@pytest.mark.parametrize("make", [image_trainer, regression_trainer])
+@pytest.mark.parametrize("step", [1, 6, 9])
+def test_a_state_handed_over_at_any_step_gives_what_an_unbroken_run_gives(make, step):
+    whole, first, second = make(), make(), make()
+    expected = whole.run()
+    assert first.run(until_step=step) is None and first.history.step == step
+    state = first.state()
+    second.load(state)
+    results = second.run()
+    for one, other in zip(weights(whole), weights(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {name: results[name] for name in results if name.startswith(("best_", "final_", "steps"))} == {
+        name: expected[name] for name in expected if name.startswith(("best_", "final_", "steps"))
+    }
+    assert second.history.step == whole.history.step == 18
+
+
+def test_a_run_in_parts_gives_what_one_run_gives():
+    whole, parts = image_trainer(), image_trainer()
+    whole.run()
+    assert [parts.run(until_step=step) for step in (2, 6, 7)] == [None] * 3
+    results = parts.run()
+    assert results is not None and results["steps"] == 18 and parts.is_finished
+    for one, other in zip(weights(whole), weights(parts), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_exactly_the_selected_variables_of_a_regression_move_over_two_selections():
+    trainer = regression_trainer("elastic_training")
+    names, before = tensor_names(trainer.training.model), weights(trainer)
+    for epoch in range(3):
+        trainer.run(until_step=6 * (epoch + 1))
+        after = weights(trainer)
+        changed = {
+            variable.path
+            for variable, old, new in zip(trainer.training.model.variables, before, after, strict=True)
+            if not np.array_equal(old, new)
+        }
+        mask = trainer.history.intervals[epoch].selection.mask
+        assert changed == {name for name, trains in zip(names, mask, strict=True) if trains} and not mask.all()
+        before = after
+
+
+def test_features_of_a_regression_are_kept_and_give_the_same_weights():
+    cached, plain = regression_trainer(interval=3), regression_trainer(interval=3, feature_cache="off", rho=0.9)
+    cached.run()
+    plain.scheme = FixedScheme(cached.history.selection.mask)
+    plain.run()
+    assert cached.results()["feature_mb"] > 0 == plain.results()["feature_mb"]
+    for one, other in zip(weights(cached), weights(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def multi_label():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy", metrics=["binary_accuracy", keras.metrics.AUC(name="auc")])
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    return model, x, (x[:, :3] > 0).astype(np.float32)
+
+
+def two_outputs():
+    inputs = [keras.Input((4,)), keras.Input((2,))]
+    x = keras.layers.Dense(6, "relu")(keras.layers.Concatenate()(inputs))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(2, name="b")(x)])
+    model.compile("sgd", ["mse", "mae"], loss_weights=[1.0, 0.5])
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    return model, [x, x[:, :2]], [x[:, :1], x[:, 2:]]
+
+
+@pytest.mark.parametrize("make", [multi_label, two_outputs])
+def test_full_training_of_any_task_is_what_keras_does_on_the_same_batches(make):
+    keras.utils.set_random_seed(0)
+    model, x, y = make()
+    twin, *_ = make()
+    twin.set_weights(model.get_weights())
+    data = ArrayData((x, y), (x, y), batch_size=BATCH)
+    trainer = Trainer(model, data, "full_training", Settings(num_epochs=2))
+    trainer.run()
+    for epoch in range(2):
+        for batch in data.train(epoch):
+            twin.train_on_batch(batch.inputs, batch.targets)
+    for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    expected = twin.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+    row = trainer.history.epochs[-1]
+    assert {name.removeprefix("test_") for name in row if name.startswith("test_")} == set(expected)
+    for name, value in expected.items():
+        assert row[f"test_{name}"] == pytest.approx(value, rel=1e-3), name
+    assert "test_accuracy" not in row
+
+
+class Hooks(Listener):
+    """The names of all hooks in the order they are called, without those that Keras calls from others."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_") and not name.startswith("on_batch"):
+            self.names.append(name)
+        return super().__getattribute__(name)
+
+
+def test_hooks_come_in_keras_order():
+    hooks = Hooks()
+    image_trainer(listeners=[hooks]).run(until_step=7)
+    step = ["on_train_batch_begin", "on_train_batch_end"]
+    first = ["on_train_batch_begin", "on_selection_begin", "on_selection_end", "on_train_batch_end"]
+    validation = ["on_test_begin", *["on_test_batch_begin"] * 6, "on_test_end", "on_epoch_end"]
+    assert hooks.names == ["on_train_begin", "on_epoch_begin", *first, *step * 5, *validation, "on_epoch_begin", *first]
+
+
+def test_callbacks_of_keras_listen(tmp_path):
+    stop = keras.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=1)
+    log, events = keras.callbacks.CSVLogger(tmp_path / "log.csv"), keras.callbacks.TensorBoard(tmp_path)
+    trainer = image_trainer(listeners=[stop, log, events])
+    results = trainer.run()
+    assert results["epochs"] == 2 and results["steps"] == 12 and trainer.is_finished, "early stopping ended it"
+    rows = [*csv.DictReader((tmp_path / "log.csv").open())]
+    assert len(rows) == 2 and {"loss", "accuracy", "val_loss", "val_accuracy"} <= {*rows[0]}
+    assert list(tmp_path.glob("**/events.out.*"))
+
+
+def test_a_state_of_other_examples_is_refused():
+    trainer = regression_trainer()
+    trainer.run(until_step=1)
+    other = Trainer(
+        regression_model(), ArrayData(sequences(28), sequences(8), 4), "full_training", Settings(num_epochs=1)
+    )
+    with pytest.raises(UserError, match=r"24, 8.*28, 8"):
+        other.load(trainer.state())
+
+
+def test_arrays_of_different_lengths_are_refused():
+    x, y, w = sequences()
+    with pytest.raises(ValueError, match=r"\[23, 24\]"):
+        ArrayData((x, y[:-1], w), (x, y, w), 4)
+
+
+def test_inputs_of_any_structure_come_in_the_same_order():
+    x = {"a": np.arange(8), "b": [np.arange(8) * 2.0]}
+    data = ArrayData((x, np.arange(8), np.arange(8)), (x, np.arange(8)), batch_size=4)
+    for batch in data.train(0):
+        np.testing.assert_array_equal(batch.inputs["a"], batch.targets)
+        np.testing.assert_array_equal(batch.inputs["b"][0], 2.0 * tf.cast(batch.weights, tf.float64))
