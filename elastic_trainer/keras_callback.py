@@ -29,7 +29,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
-from elastic_trainer.timing.profiling import compiled_settings, profile_compiled, specs_of
+from elastic_trainer.timing.profiling import compiled_settings, profile_compiled
 from elastic_trainer.timing.table import TimingTable, load_table
 from elastic_trainer.trainer import Trainer
 
@@ -148,14 +148,14 @@ class ElasticTraining(keras.callbacks.Callback):
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._step(values)
+            logs = self._step(values, iterator.element_spec)
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
 
-    def _step(self, values: Any) -> dict[str, float]:
+    def _step(self, values: Any, specs: Any) -> dict[str, float]:
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
         batch = Batch(lambda: inputs, targets, weights)
-        trainer = self._trainer or self._begin(batch)
+        trainer = self._trainer or self._begin(batch, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs)))
         trainer.data.recent.append(batch)  # type: ignore[attr-defined]
         count = len(trainer.history.intervals)
         with trainer.history.clocks.running("training"):
@@ -166,10 +166,13 @@ class ElasticTraining(keras.callbacks.Callback):
             self._say(f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of a full step's time")
         return result.measures
 
-    def _begin(self, batch: Batch) -> Trainer:
-        """The trainer of this fit, whose first batch this is."""
+    def _begin(self, batch: Batch, specs: Any) -> Trainer:
+        """The trainer of this fit, whose first batch this is; `specs` are those of all batches."""
         model = self.model
-        task = CompiledTask(model, *specs_of((batch.inputs, batch.targets, batch.weights)))
+        for spec in tf.nest.flatten(specs):
+            if spec is not None and (not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None):
+                raise UserError(f"ElasticTraining needs dense tensors of a known rank, not {spec}")
+        task = CompiledTask(model, *specs)
         # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
         loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
         task.measures(loss, batch.inputs, batch.targets, batch.weights, outputs)
@@ -254,8 +257,9 @@ def _names_without_dashes() -> Iterator[None]:
 
 
 def _without_optionals(values: Any) -> Any:
-    """`values` of an iterator of Keras, which stands for a missing part by an empty `tf.experimental.Optional`."""
-    return tf.nest.map_structure(lambda part: None if isinstance(part, tf.experimental.Optional) else part, values)
+    """Values or specs of an iterator of Keras, which puts an empty `tf.experimental.Optional` for a missing part."""
+    missing = (tf.experimental.Optional, tf.OptionalSpec)
+    return tf.nest.map_structure(lambda part: None if isinstance(part, missing) else part, values)
 
 
 def _cache_folder() -> Path:

@@ -97,6 +97,22 @@ def several_outputs():
     return model, x, y
 
 
+def lengths_that_differ():
+    """Sequences as long as the longest of their batch, for a model of any length; without targets of their own."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
+    model.compile("sgd", "mse")
+    return model, None, None
+
+
+def padded():
+    x = sequence_examples()[0]
+    parts = [x[:8], x[8:16, :4], x[16:, :5]]
+    spec = tf.TensorSpec((None, None, 4))
+    return tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec)).repeat()
+
+
 def images():
     return compiled(), IMAGES, LABELS
 
@@ -128,6 +144,7 @@ FITS = {
     "several outputs": (several_outputs, {"batch_size": 8}),
     "tf.data": (images, {"x": lambda: tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(8)}),
     "unknown length": (plain_descent, {"x": lambda: unknown_length(*sequence_examples())}),
+    "lengths that differ": (lengths_that_differ, {"x": padded, "steps_per_epoch": 3}),
     "PyDataset": (images, {"x": Chunks}),
     "steps per epoch": (images, {"x": lambda: unknown_length().repeat(), "steps_per_epoch": 3}),
 }

@@ -61,7 +61,8 @@ class Batch:
     def __len__(self) -> int:
         import tensorflow as tf
 
-        return int(tf.nest.flatten(self.targets)[0].shape[0])
+        parts = [part for part in tf.nest.flatten(self.targets) if part is not None]
+        return int((parts or tf.nest.flatten(self.inputs))[0].shape[0])
 
 
 class ShuffledData:
