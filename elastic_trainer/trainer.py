@@ -217,7 +217,7 @@ class Trainer:
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
-            updates = int(optimizer.iterations)
+            updates = int(optimizer.iterations.numpy())
             raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, optimizer)
         if is_full:
             with history.clocks.running("selection"):
@@ -251,6 +251,7 @@ class Trainer:
         progress = self.history.progress(self.schedule, features_possible=features.are_possible)
         selection = self.scheme.select(progress, self.training)
         if self.training.model is not model:
+            self.training.model.stop_training = False
             self._notify("set_model", self.training.model)
         start = time.perf_counter()
         self._adopt(selection, batch, upcoming)

@@ -145,7 +145,7 @@ def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
     for pair in pairs:
-        with tf.name_scope(pair.layer.path):
+        with tf.name_scope(getattr(pair.layer, "path", pair.layer.name)):  # Keras 3.3 has no path
             kernel = _value(pair.kernel, pair.kernel_variables, trained)
             bias = _value(pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables], trained)
         calls[pair.layer] = _folded_call(pair.layer, kernel, bias)

@@ -22,7 +22,7 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.task import Structure, Task
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import in_float16
+from elastic_trainer.training.optimizers import current_rate, in_float16
 from elastic_trainer.training.state import not_finite
 from elastic_trainer.training.step import one_replica, present
 
@@ -80,7 +80,7 @@ class ImportanceEvaluator:
         batches = [*batches]
         importance = self._measure(optimizer, batches)
         if not np.isfinite(importance).all():
-            step = int(optimizer.iterations)
+            step = int(optimizer.iterations.numpy())
             is_trial_the_cause = all(self._has_finite_gradients(batch) for batch in batches)
             raise not_finite(f"importance is not finite at step {step}", step + is_trial_the_cause, optimizer)
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
@@ -112,7 +112,7 @@ class ImportanceEvaluator:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
         variables, inner = self._model.trainable_variables, _unscaled(optimizer)
         if getattr(inner, "gradient_accumulation_steps", None):  # most calls update nothing
-            return [-float(inner.learning_rate) * gradient for gradient in gradients]
+            return [-current_rate(inner) * gradient for gradient in gradients]
         with restored([*variables, *optimizer.variables]) as before:
             with one_replica(optimizer):
                 inner.apply(*present(gradients, variables))
@@ -123,7 +123,7 @@ class ImportanceEvaluator:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The gradients on a batch after (a share of) the update on it, and that update."""
         variables, gradients = self._model.trainable_variables, self._gradients_on(batch)
-        share = min(1.0, TRIAL_RATE / max(float(_unscaled(optimizer).learning_rate), 1e-30))
+        share = min(1.0, TRIAL_RATE / max(current_rate(_unscaled(optimizer)), 1e-30))
         updates = self._updates(optimizer, gradients)
         with restored(variables):
             for variable, update in zip(variables, updates, strict=True):

@@ -31,7 +31,7 @@ def graph_digest(task: Task, batch_size: int | None) -> str:
             return [*tf.nest.flatten(task.outputs(inputs, training=True)), *task.model.losses]
 
     inputs, _, _ = task.signature(batch_size)
-    return _digest(tf.function(forward).get_concrete_function(inputs).graph)[:16]
+    return _digest(tf.function(forward, autograph=False).get_concrete_function(inputs).graph)[:16]
 
 
 def _digest(graph: Any) -> str:

@@ -223,6 +223,11 @@ def make_optimizer(
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
 
 
+def current_rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The learning rate of the next step. Of Keras 3.3, `float(optimizer.learning_rate)` fails."""
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
 def in_float16() -> bool:
     """Whether new networks compute in float16."""
     return keras.config.dtype_policy().name == "mixed_float16"

@@ -15,6 +15,7 @@ from elastic_trainer.datasets.batches import Batch, Order
 from elastic_trainer.errors import UserError
 from elastic_trainer.task import Task
 from elastic_trainer.training.features import Features
+from elastic_trainer.training.optimizers import current_rate
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import Evaluation, TrainStep
 
@@ -43,7 +44,8 @@ def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -
         optimizer: of the run.
     """
     rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
-    at_start, now = float(rate(0) if callable(rate) else rate), float(optimizer.learning_rate)
+    at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
+    now = current_rate(optimizer)
     if updates and at_start:
         return UserError(f"{what} with learning rate {now:g}; lower --learning_rate")
     return UserError(

@@ -82,7 +82,8 @@ class TrainStep:
         count = len(tf.nest.flatten(signature[0]))
         batch = self.graph.inputs[: len([spec for spec in tf.nest.flatten(signature) if spec is not None])]
         self.inputs, self.targets = batch[:count], batch[count:]
-        self.packed = partial(tf.nest.pack_sequence_as, self._function.structured_outputs)
+        names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
+        self.packed = partial(tf.nest.pack_sequence_as, names)  # without the tensors, which would keep the graph
 
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
@@ -127,7 +128,7 @@ def forward_pass(task: Task, batch_size: int | None) -> Any:
         with folded_batch_norm(task.model):
             return task.run(inputs, targets, weights, training=True)[0]
 
-    function = tf.function(loss).get_concrete_function(*task.signature(batch_size))
+    function = tf.function(loss, autograph=False).get_concrete_function(*task.signature(batch_size))
     return lambda inputs, targets, weights=None: float(function(inputs, targets, weights))
 
 
@@ -149,7 +150,7 @@ class Evaluation:
         `between` is called before each batch.
         """
         if self._function is None:
-            self._function = tf.function(self._batch).get_concrete_function(*self._task.signature(None))
+            self._function = tf.function(self._batch, autograph=False).get_concrete_function(*self._task.signature(None))
         self._task.reset()
         totals: dict[str, float] = {}
         count, measures = 0, dict[str, tf.Tensor]()
