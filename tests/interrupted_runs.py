@@ -4,7 +4,7 @@ from conftest import make_small_data, make_small_model, make_table
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs.checkpoint import Checkpoint, Checkpoints
+from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import Settings
@@ -64,7 +64,7 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
     return [variable.numpy() for variable in model.variables], summary
 
 
-def latest(folder) -> Checkpoint:
+def latest(folder) -> State:
     """The newest intact checkpoint; there must be one."""
     checkpoint = Checkpoints(folder).latest()
     assert checkpoint is not None

@@ -56,19 +56,19 @@ def encoded(image, kind, **options):
 
 
 def pairs(batches):
-    """The images and labels of batches of `ImageData.train`."""
-    return ((batch.images, batch.labels) for batch in batches)
+    """The images and labels of batches."""
+    return ((batch.inputs, batch.targets) for batch in batches)
 
 
 def labels_of(batches):
     """The labels of all batches, [images]."""
-    return np.concatenate([labels.numpy() for _, labels in batches])
+    return np.concatenate([batch.targets.numpy() for batch in batches])
 
 
 def shades(batches):
     """{label: brightness of each image, sorted} of all batches."""
     found: dict[int, list[int]] = {}
-    for batch, labels in batches:
-        for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
+    for images, labels in pairs(batches):
+        for image, label in zip(images.numpy(), labels.numpy(), strict=True):
             found.setdefault(int(label), []).append(int(image.max()))
     return {label: sorted(values) for label, values in found.items()}

@@ -59,19 +59,10 @@ def curve(folder, tag):
     return [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
 
 
-class RecordingLog(RunLog):
-    """A log that keeps the run's history."""
-
-    def start(self, history, events=None):
-        self.history = history
-        super().start(history, events)
-
-
 def elastic_run(folder, settings, table):
     """Elastic training of the small network: the summary, a row of selections.csv for each selection, the intervals."""
     model = make_small_model()
     budget = make_budget(model, make_small_data(), settings, table)
-    log = RecordingLog(folder, {}, tensor_names(model))
-    with log:
+    with RunLog(folder, {}, tensor_names(model)) as log:
         summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
-    return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.history.intervals
+    return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.trainer.history.intervals

@@ -20,6 +20,7 @@ import elastic_trainer
 ROOT = Path(__file__).resolve().parents[1]
 TWO_STEPS = """
 import elastic_trainer, keras, numpy as np
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep
 
 keras.utils.set_random_seed(0)
@@ -35,7 +36,7 @@ optimizer = keras.optimizers.SGD(0.1)
 optimizer.build(model.trainable_variables)
 head = {v.path for v in model.get_layer("head").variables}
 mask = np.array([v.path in head for v in model.trainable_variables])
-step = TrainStep(model, optimizer, 4, mask)
+step = TrainStep(ImageClassification(model), optimizer, 4, mask)
 before = [variable.numpy() for variable in model.variables]
 images, labels = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32"), np.array([0, 1, 2, 0], "int32")
 losses = [step(images, labels)[0] for _ in range(2)]

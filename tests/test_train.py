@@ -19,6 +19,7 @@ from elastic_trainer.selection.schemes import FIXED_MASKS, Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import FIXED_TYPES, TRAIN_TYPES, Settings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import Evaluation, TrainStep
 
 
@@ -135,9 +136,9 @@ def test_training_loss_above_that_of_guessing_is_reported_once_with_advice(
 ):
     monkeypatch.setattr(ImageData, "guessing_loss", guessing)
     run(tmp_path, train.traditional_tl_training, Settings(learning_rate=1e-6, num_epochs=3))
-    found = [line for line in capsys.readouterr().out.splitlines() if "the share of each class" in line]
+    found = [line for line in capsys.readouterr().out.splitlines() if "class frequencies alone" in line]
     assert len(found) == lines
-    assert all("has 0.50; lower --learning_rate, or let it rise at first (--warmup 0.1)" in line for line in found)
+    assert all("give 0.50; lower --learning_rate, or let it rise at first (--warmup 0.1)" in line for line in found)
 
 
 def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeypatch):
@@ -145,7 +146,7 @@ def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeyp
 
     model, accuracies = make_small_model(), iter([0.9, 0.5, 0.4])
     start = values(model.variables)
-    monkeypatch.setattr(Evaluation, "__call__", lambda *arguments: (1.0, next(accuracies)))
+    monkeypatch.setattr(Evaluation, "__call__", lambda *_: {"loss": 1.0, "accuracy": next(accuracies)})
     settings = Settings(learning_rate=0.05, num_epochs=2, save_model=True)
     _, summary = run(tmp_path, train.full_training, settings, model)
     assert (summary["start_accuracy"], summary["best_accuracy"]) == (0.9, 0.5)
@@ -246,7 +247,7 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainStep, "__init__", recording)
     scheme = AlternatingScheme(len(model.trainable_variables))
     settings = Settings(num_epochs=8)
-    run(tmp_path, lambda m, d, s, log: train.run_training(m, d, scheme, s, log), settings, model)
+    run(tmp_path, lambda m, d, s, log: train.run_training(ImageClassification(m), d, scheme, s, log), settings, model)
     gc.collect()
     assert len(graphs) == 8 and alive == [0] * 8
     assert [graph() for graph in graphs] == [None] * 8

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
 from elastic_trainer.settings import PAPER, NetworkSettings
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
-    from elastic_trainer.datasets.image_data import Batch
+    from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.training.step import TrainStep
 
 
@@ -53,7 +52,7 @@ class AlternatingDigits:
         """Batches as of `ImageData.train`, each after a timed step of full training."""
         for batch in self._data.train(epoch, skip, count):
             start, stolen = time.perf_counter(), stolen_seconds()
-            self.full_ms.append(float(measure_ms([partial(self._full, batch.images, batch.labels)], 1)[0, 0]))
+            self.full_ms.append(float(measure_ms([partial(self._full, batch.inputs, batch.targets)], 1)[0, 0]))
             yield batch
             self.undisturbed.append(is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen))
 
@@ -61,6 +60,7 @@ class AlternatingDigits:
 def full_training_step(network: NetworkSettings) -> TrainStep:
     """A step of full training of a new, separate network."""
     import models
+    from elastic_trainer.task import ImageClassification
     from elastic_trainer.training.optimizers import make_optimizer
     from elastic_trainer.training.step import TrainStep
 

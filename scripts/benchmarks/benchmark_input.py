@@ -28,7 +28,8 @@ from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
-    from elastic_trainer.datasets.image_data import Batch, ImageData
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
 
 PHOTO_SIZE = (1280, 960)
@@ -69,7 +70,7 @@ def decoding_every_time(source: Any, size: int, batch_size: int) -> Any:
 
 def made(batches: Iterable[Batch]) -> Iterator[tuple[Any, Any]]:
     """The images and labels of the batches."""
-    return ((batch.images, batch.labels) for batch in batches)
+    return ((batch.inputs, batch.targets) for batch in batches)
 
 
 def images_per_second(batches: Iterable[Any], images: int) -> float:
@@ -134,7 +135,7 @@ def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, st
         "decoded in every epoch": lambda: decoding_every_time(source, network.input_size, network.batch_size),
     }
     network = replace(network, num_classes=in_memory.num_classes)
-    [(step, _)] = compile_steps(models.build(network), network, [None])
+    [(step, _)] = compile_steps(*common.idle_training(models.build(network), network), [None])
     images = in_memory.steps_per_epoch * network.batch_size
     speeds, waits, step_ms = ({name: list[float]() for name in ways} for _ in range(3))
     for _ in range(rounds):

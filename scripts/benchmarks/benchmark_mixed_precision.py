@@ -22,7 +22,6 @@ import utils
 from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings
-from elastic_trainer.task import ImageClassification
 
 MEASURED = ("full step", "step of the head", "forward pass")
 
@@ -34,16 +33,16 @@ def runs_of(network: NetworkSettings) -> list[Any]:
     from elastic_trainer.timing.measuring import compile_steps
     from elastic_trainer.training.step import forward_pass
 
-    model = models.build(network)
-    head = head_mask(model)
-    steps = [run for _, run in compile_steps(model, network, [None, head])]
-    return [*steps, partial(forward_pass(ImageClassification(model), network.batch_size), *steps[0].args)]
+    task, optimizer, batch = common.idle_training(models.build(network), network)
+    steps = [run for _, run in compile_steps(task, optimizer, batch, [None, head_mask(task.model)])]
+    return [*steps, partial(forward_pass(task, network.batch_size), *steps[0].args)]
 
 
 def losses(network: NetworkSettings, steps: int) -> list[float]:
     """Losses of `steps` steps of full training on digits."""
     import data
     import models
+    from elastic_trainer.task import ImageClassification
     from elastic_trainer.training.optimizers import make_optimizer
     from elastic_trainer.training.step import TrainStep
 
@@ -52,7 +51,7 @@ def losses(network: NetworkSettings, steps: int) -> list[float]:
     optimizer.build(model.trainable_variables)
     step = TrainStep(ImageClassification(model), optimizer, network.batch_size)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
-    return [step(batch.images, batch.labels)[0] for batch in digits.train(0, count=steps)]
+    return [step(batch.inputs, batch.targets)[0] for batch in digits.train(0, count=steps)]
 
 
 def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:

@@ -24,7 +24,6 @@ import utils
 from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.settings import PAPER, NetworkSettings, Settings
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -43,6 +42,7 @@ class Measured:
         import tensorflow as tf
 
         from elastic_trainer.pruning.group_lasso import group_lasso
+        from elastic_trainer.task import ImageClassification
         from elastic_trainer.training.step import TrainStep
 
         self.parameters = model.count_params()

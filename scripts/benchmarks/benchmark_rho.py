@@ -30,7 +30,6 @@ from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.reader import SELECTIONS, read_rows
-from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.time_budget import LATEST_STEPS
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -42,20 +41,6 @@ if TYPE_CHECKING:
 
 EPOCHS = 3  # from one selection to the next, so that features are used again
 MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
-
-
-class StepTimesLog(RunLog):
-    """A run's log that also keeps the time of each step in ms, None for a step that was not timed, and of features."""
-
-    step_ms: tuple[float | None, ...] = ()
-    making_ms: tuple[float, ...] = ()
-
-    def record_step(self) -> None:
-        """See `RunLog.record_step`."""
-        result = self._history.results[-1]
-        self.step_ms += (result.step_ms,)
-        self.making_ms += (result.making_ms,)
-        super().record_step()
 
 
 def standardize(model: keras.Model, images: Any) -> None:
@@ -103,6 +88,8 @@ def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, tabl
     "correction". "rho_by_slowdown" is the run's own estimate of its rho. "slowdown_by_full_steps" is the slowdown by
     full training's own steps, disturbed ones included: the latest ones before each selection but the first.
     """
+    from step_times import StepTimesLog
+
     import train
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.selection.schemes import make_budget
@@ -181,7 +168,7 @@ def measure(
     dataset = AlternatingDigits(network, steps // EPOCHS, full_training_step(network))
     if network.weights == "none" and not is_custom_model(network.model_name):
         batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
-        standardize(model, np.concatenate([images for images, _ in batches]))
+        standardize(model, np.concatenate([batch.inputs for batch in batches]))
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in feasible_rhos(model, table)}
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     for _ in range(rounds):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.selection.select import Selection
     from elastic_trainer.selection.time_budget import Progress, TimeBudget
+    from elastic_trainer.task import Task
     from elastic_trainer.training.state import TrainState
 
 BUSY = [sys.executable, "-c", "while True: pass"]
@@ -49,14 +50,14 @@ class DisturbedScheme(ElasticScheme):
     Use as a context manager, which ends these processes.
 
     Args:
-        model, data, settings, budget: as for `ElasticScheme`.
+        task, data, settings, budget: as for `ElasticScheme`.
         busy_processes: how many.
     """
 
     def __init__(
-        self, model: keras.Model, data: ImageData, settings: Settings, budget: TimeBudget, busy_processes: int
+        self, task: Task, data: ImageData, settings: Settings, budget: TimeBudget, busy_processes: int
     ) -> None:
-        super().__init__(model, data, settings, budget)
+        super().__init__(task, data, settings, budget)
         self._busy_processes = busy_processes
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -81,13 +82,14 @@ def run(
     """One elastic run, disturbed from its middle on: its summary, with the rows of metrics.csv and selections.csv."""
     import train
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.task import ImageClassification
 
-    budget = make_budget(model, dataset, settings, table)
-    scheme = DisturbedScheme(model, dataset, settings, budget, busy_processes)
+    task, budget = ImageClassification(model), make_budget(model, dataset, settings, table)
+    scheme = DisturbedScheme(task, dataset, settings, budget, busy_processes)
     names = tensor_names(model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, names) as log:
         with scheme:
-            summary = train.run_training(model, dataset, scheme, settings, log)
+            summary = train.run_training(task, dataset, scheme, settings, log)
         summary["metrics"] = read_rows(Path(folder) / METRICS)
         summary["selections"] = read_rows(Path(folder) / SELECTIONS)[:: len(names)]
     return summary

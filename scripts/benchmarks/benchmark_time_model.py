@@ -29,7 +29,7 @@ from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table import TimingTable, table_settings
 
 if TYPE_CHECKING:
     from elastic_trainer.settings import NetworkSettings
@@ -145,21 +145,23 @@ MEASURED_AGAIN = slice(None, None, -REFERENCE_STRIDE)  # of the fit's selections
 def measure_network(network: NetworkSettings, count: int, seconds: float) -> Measured:
     """Profile the network, then measure `count` other selections for `seconds`."""
     import models
-    import profiler
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.timing.measuring import compile_from_features, compile_steps, measure, measure_steps
+    from elastic_trainer.timing.profiling import make_table
 
     model = models.build(network)
+    task, optimizer, batch = common.idle_training(model, network)
+    settings = table_settings(network)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        measurement = measure(model, network)
-        table = profiler.make_table(measurement, Path(folder))
+        measurement = measure(task, optimizer, batch)
+        table = make_table(measurement, settings, Path(folder))
         profiling_seconds = time.perf_counter() - start
-        by_flops = profiler.make_table(measurement, Path(folder), timing="flops")
+        by_flops = make_table(measurement, settings, Path(folder), timing="flops")
     selections = test_selections(table, head_mask(model), count)
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
-    runs = [run for _, run in compile_steps(model, network, [*masks, *measurement.masks[MEASURED_AGAIN]])]
+    runs = [run for _, run in compile_steps(task, optimizer, batch, [*masks, *measurement.masks[MEASURED_AGAIN]])]
     tested, again = runs[: len(masks)], runs[len(masks) :]
     on_features = {index: run for index, each in enumerate(tested) if (run := compile_from_features(each)) is not None}
     step_ms = measure_steps([*tested, *on_features.values(), *again], seconds)

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -19,6 +19,12 @@ from elastic_trainer.cli.parser import OneLineParser, stem_to_write
 from elastic_trainer.errors import figure_text
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER_RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the budgets of the paper's Figs 17 and 18
@@ -49,6 +55,16 @@ def parse_benchmark(
     args.weights = args.weights or "none"  # time does not depend on them
     fill_in_defaults(args)
     return network_settings(args).with_classes(num_classes), args
+
+
+def idle_training(model: keras.Model, network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
+    """What `timing.measuring` measures steps of: the network, an optimizer that changes no weight, a batch of noise."""
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.timing.measuring import idle_optimizer, made_up_images
+
+    task = ImageClassification(model)
+    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
+    return task, optimizer, made_up_images(task, network.batch_size)
 
 
 def measured_network(network: NetworkSettings, kind: str, output: Path | None) -> tuple[str, Path, dict[str, Any]]:

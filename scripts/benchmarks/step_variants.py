@@ -84,18 +84,20 @@ class SelectionSteps:
             if split:
                 cache = FeatureCache(split, self._data, Path(tempfile.gettempdir()))
                 cache.prepare(self._batch, self._data.order(0))
-                keys = cache.keys(self._batch)
+                keys = cache.keys(self._batch.order)
                 return lambda: split(cache.read(keys), labels)
         return None
 
     @property
     def _images(self) -> tuple[Any, Any]:
-        return self._batch.images, self._batch.labels
+        return self._batch.inputs, self._batch.targets
 
     def _step(self, fold: bool = True) -> TrainStep:
+        from elastic_trainer.task import ImageClassification
         from elastic_trainer.training.step import TrainStep
 
-        return TrainStep(self._model, self._optimizer, self._data.batch_size, self._mask, fold=fold)
+        task = ImageClassification(self._model)
+        return TrainStep(task, self._optimizer, self._data.batch_size, self._mask, fold=fold)
 
 
 VARIANTS: dict[str, Callable[[SelectionSteps], Callable[[], Any] | None]] = {
@@ -126,7 +128,7 @@ def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) ->
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizers[network.optimizer](learning_rate=0.0), loss)
     [batch] = data.train(0)
-    return partial(model.train_on_batch, batch.images, batch.labels)
+    return partial(model.train_on_batch, batch.inputs, batch.targets)
 
 
 def elastic_masks(
@@ -141,12 +143,14 @@ def elastic_masks(
     from elastic_trainer.selection.importance import ImportanceEvaluator
     from elastic_trainer.selection.select import select_tensors
     from elastic_trainer.selection.time_budget import smallest_rho
+    from elastic_trainer.task import ImageClassification
     from elastic_trainer.training.optimizers import make_optimizer
 
     optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
     optimizer.build(model.trainable_variables)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
-    importance = ImportanceEvaluator(model, network.batch_size)(optimizer, digits.importance_batches(0))
+    evaluator = ImportanceEvaluator(ImageClassification(model), network.batch_size)
+    importance = evaluator(optimizer, digits.importance_batches(0))
     head, masks = head_mask(model), {}
     for rho in rhos:
         feasible = [use for use in (COMPUTED, CACHED) if rho >= smallest_rho(table, head, use.share)]

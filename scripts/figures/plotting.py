@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_trainer.task import ImageClassification
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import common  # noqa: F401 (puts the checkout on the path)
@@ -188,8 +186,9 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     import models
     from elastic_trainer.cli.commands import profiler_command
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table import load_table, table_folder
+    from elastic_trainer.timing.table import load_table, table_folder, table_settings
 
     keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
     network, logdir = replace(command.network, weights="none"), command.run.logdir
@@ -198,7 +197,8 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     remake = profiler_command(network, command.data, logdir)
     folder = table_folder(network, logdir)
     graph = graph_digest(ImageClassification(model), network.batch_size)
-    return model, load_table(folder, network, tensor_names(model), shapes, graph, remake, allow_stale=True)
+    settings = table_settings(network)
+    return model, load_table(folder, settings, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 
 def network_label(run: FinishedRun) -> str:

@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import selection_solver_DP
-from elastic_trainer.selection.importance import Batch, ImportanceEvaluator, _products, _restored
+from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.networks.tensors import restored
+from elastic_trainer.selection.importance import ImportanceEvaluator, _products
 from elastic_trainer.selection.select import Selection, problem_beside, selection_of, step_budget_ms, with_solution
 from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
@@ -113,7 +115,7 @@ class Betti(ImportanceEvaluator):
         from ripser import ripser
         from scipy.spatial.distance import pdist, squareform
 
-        images = np.concatenate([np.asarray(images) for images, _ in batches])[:MOST_POINTS]
+        images = np.concatenate([np.asarray(batch.inputs) for batch in batches])[:MOST_POINTS]
         layers = [
             layer for layer in self._model._flatten_layers(include_self=False) if not isinstance(layer, keras.Model)
         ]
@@ -161,10 +163,10 @@ class PathGain(ImportanceEvaluator):
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         variables = self._model.trainable_variables
         importance, before = np.zeros(len(variables)), None
-        with _restored([*variables, *optimizer.variables]):
+        with restored([*variables, *optimizer.variables]):
             optimizer.iterations.assign(getattr(optimizer._learning_rate, "warmup_steps", 0))
             for batch in batches:
-                gradients = self._gradients_on(*batch)
+                gradients = self._gradients_on(batch)
                 if before is not None:
                     importance -= _products(
                         gradients, [v.value - old for v, old in zip(variables, before, strict=True)]

@@ -14,8 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.task import ImageClassification
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import keras
@@ -23,6 +21,7 @@ import tensorflow as tf
 
 from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.trace import is_operation, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep

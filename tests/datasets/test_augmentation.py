@@ -9,6 +9,7 @@ from small_images import pairs
 
 from elastic_trainer.datasets import augmentation
 from elastic_trainer.datasets.augmentation import Augmentation, rotated
+from elastic_trainer.datasets.batches import Order
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
 
@@ -27,7 +28,7 @@ def image_data(augment, pixels=None, batch_size=4, seed=0, **more):
 
 def pictures(batches):
     """{row: the image} of batches."""
-    return {row: image for batch in batches for row, image in zip(batch.rows, batch.images.numpy(), strict=True)}
+    return {row: image for batch in batches for row, image in zip(batch.order.rows, batch.inputs.numpy(), strict=True)}
 
 
 def assert_same_pictures(some, others):
@@ -40,15 +41,15 @@ def test_without_augmentation_every_image_has_one_view_as_it_is():
     data = image_data("none")
     assert data.view_count == 1
     for batch in data.train(3):
-        np.testing.assert_array_equal(batch.views, 0)
-        np.testing.assert_array_equal(batch.images, some_pixels()[batch.rows].astype(np.float32))
+        np.testing.assert_array_equal(batch.order.views, 0)
+        np.testing.assert_array_equal(batch.inputs, some_pixels()[batch.order.rows].astype(np.float32))
 
 
 def test_view_1_of_flip_is_the_image_mirrored_left_right():
     pixels, rows, views = some_pixels(), np.array([7, 7, 0, 39]), np.array([0, 1, 1, 0])
     data = image_data("flip")
     assert data.view_count == 2
-    images = data.training_images(rows, views)
+    images = data.training_inputs(Order(rows, views))
     assert images.dtype == "float32"
     for image, row, view in zip(images.numpy(), rows, views, strict=True):
         np.testing.assert_array_equal(image, pixels[row][:, ::-1] if view else pixels[row])
@@ -74,7 +75,7 @@ def test_a_picture_depends_on_seed_epoch_and_image_alone(augment, more):
     for others in (pictures(data.train(3)), pictures(image_data(augment, seed=1, **more).train(2))):
         assert sum((others[row] != image).any() for row, image in complete.items()) > 10
     for batch in data.train(2):
-        np.testing.assert_array_equal(data.training_images(batch.rows, batch.views), batch.images)
+        np.testing.assert_array_equal(data.training_inputs(batch.order), batch.inputs)
 
 
 @pytest.mark.parametrize("size", [8, 9])
@@ -96,7 +97,7 @@ def test_a_view_of_flip_rotate_is_mirrored_or_not_and_rotated_by_up_to_a_fifth_o
 
     monkeypatch.setattr(augmentation, "rotated", record)
     rows = np.arange(400)
-    images = image_data("flip_rotate", pixels).training_images(rows, rows % 5).numpy()
+    images = image_data("flip_rotate", pixels).training_inputs(Order(rows, rows % 5)).numpy()
     mirrored = (images == pixels[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (mirrored | (images == pixels).all(axis=(1, 2, 3))).all()
     assert 0.4 < mirrored.mean() < 0.6
@@ -124,8 +125,8 @@ def test_an_image_has_at_most_as_many_pictures_as_cached_views():
 
 @pytest.mark.parametrize("augment", ["none", "flip", "flip_rotate"])
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_training_images_takes_any_number_of_rows(augment, count):
-    images = image_data(augment).training_images(np.arange(count), np.zeros(count, int))
+def test_training_inputs_takes_any_number_of_rows(augment, count):
+    images = image_data(augment).training_inputs(Order(np.arange(count), np.zeros(count, int)))
     assert images.shape == (count, SIZE, SIZE, 3) and images.dtype == "float32"
 
 
@@ -133,9 +134,9 @@ def test_importance_batches_are_augmented_and_test_images_are_not():
     pixels = np.zeros((40, SIZE, SIZE, 3), np.uint8)
     pixels[:, :, 0] = 255  # a white line on the left
     data = image_data("flip", pixels)
-    drawn = np.concatenate([images.numpy() for images, _ in data.importance_batches(0, 10)])
+    drawn = np.concatenate([batch.inputs.numpy() for batch in data.importance_batches(0, 10)])
     assert 0.2 < (drawn[:, 0, 0, 0] == 0).mean() < 0.8
-    tested = np.concatenate([images.numpy() for images, _ in data.test()])
+    tested = np.concatenate([batch.inputs.numpy() for batch in data.test()])
     np.testing.assert_array_equal(tested, pixels)
 
 
@@ -160,16 +161,16 @@ def watched(tmp_path):
 
 def test_images_that_nobody_asks_for_are_not_read(watched):
     batches = [*image_data("flip", watched).train(0)]
-    assert len(batches) == 10 and [len(batch.labels) for batch in batches] == [4] * 10
+    assert len(batches) == 10 and [len(batch) for batch in batches] == [4] * 10
     assert not watched.readers
-    _ = batches[3].images, batches[3].images
+    _ = batches[3].inputs, batches[3].inputs
     assert len(watched.readers) == 1
 
 
 def test_images_in_a_file_are_read_in_the_background_once_they_are_asked_for(watched):
     batches = image_data("flip", watched).train(0)
     for _ in range(4):
-        _ = next(batches).images
+        _ = next(batches).inputs
     next(batches), next(batches), next(batches)
     batches.close()  # waits for the reader
     here = threading.get_ident()

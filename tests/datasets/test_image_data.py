@@ -15,7 +15,7 @@ def folder(tmp_path):
 
 
 def first_images(batches):
-    return next(iter(batches))[0].numpy()
+    return next(iter(batches)).inputs.numpy()
 
 
 def test_digits_are_split_in_half_by_class_and_become_rgb():
@@ -35,24 +35,24 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
 
 def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
     digits = data.load("digits", 8, 4)
-    shares = np.bincount(labels_of(pairs(digits.train(0))), minlength=10) / (4 * digits.steps_per_epoch)
+    shares = np.bincount(labels_of(digits.train(0)), minlength=10) / (4 * digits.steps_per_epoch)
     assert digits.guessing_loss == pytest.approx(-sum(share * np.log(share) for share in shares), abs=1e-3)
     assert digits.guessing_loss < np.log(10)
 
 
 def test_count_limits_the_batches_after_the_skipped_ones():
     digits = data.load("digits", 8, 4)
-    complete = labels_of(pairs(digits.train(1)))
-    np.testing.assert_array_equal(labels_of(pairs(digits.train(1, skip=3, count=2))), complete[12:20])
-    assert len(labels_of(pairs(digits.train(1, skip=digits.steps_per_epoch - 1, count=2)))) == 4
+    complete = labels_of(digits.train(1))
+    np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
+    assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
 
 
 def test_order_depends_only_on_seed_and_epoch():
     first, again, other = (data.load("digits", 8, 16, seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(labels_of(pairs(first.train(3))), labels_of(pairs(again.train(3))))
-    assert (labels_of(pairs(first.train(3))) != labels_of(pairs(first.train(4)))).any()
-    assert (labels_of(pairs(first.train(3))) != labels_of(pairs(other.train(3)))).any()
-    assert len(labels_of(pairs(first.train(0)))) == first.steps_per_epoch * 16
+    np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
+    assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
+    assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
+    assert len(labels_of(first.train(0))) == first.steps_per_epoch * 16
 
 
 def test_settings_say_how_images_are_augmented():
@@ -63,28 +63,28 @@ def test_settings_say_how_images_are_augmented():
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():
     digits = data.load("digits", 8, 16)
-    batches = [digits.importance_batches(index)[0][0].numpy() for index in (0, 1, 0)]
+    batches = [digits.importance_batches(index)[0].inputs.numpy() for index in (0, 1, 0)]
     assert batches[0].shape == (16, 8, 8, 3)
     assert (batches[0] != batches[1]).any()
     np.testing.assert_array_equal(batches[0], batches[2])
-    assert (batches[0] != first_images(pairs(digits.train(0)))).any()
+    assert (batches[0] != first_images(digits.train(0))).any()
 
 
 def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    complete = [batch.numpy() for batch, _ in pairs(images.train(3))]
-    rest = [batch.numpy() for batch, _ in pairs(images.train(3, skip=2))]
+    complete = [batch.inputs.numpy() for batch in images.train(3)]
+    rest = [batch.inputs.numpy() for batch in images.train(3, skip=2)]
     assert len(rest) == len(complete) - 2
     np.testing.assert_array_equal(rest, complete[2:])
 
 
 def test_batches_need_no_files_after_loading(folder):
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    first = [batch.numpy() for batch, _ in pairs(images.train(0))]
+    first = [batch.inputs.numpy() for batch in images.train(0)]
     for path in folder.rglob("*.*"):
         path.unlink()
-    for batch, again in zip(pairs(images.train(0)), first, strict=True):
-        np.testing.assert_array_equal(batch[0], again)
+    for batch, again in zip(images.train(0), first, strict=True):
+        np.testing.assert_array_equal(batch.inputs, again)
     assert len(labels_of(images.test())) == 4
 
 
@@ -92,7 +92,7 @@ def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_
     in_memory = data.load("image_folder", 16, 2, data_dir=folder)
     mapped = data.load("image_folder", 16, 2, data_dir=folder, cache_dir=tmp_path / "cache", image_memory=0)
     assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".npy"]
-    for one, other in ((pairs(in_memory.train(1)), pairs(mapped.train(1))), (in_memory.test(), mapped.test())):
-        for (images, labels), (same_images, same_labels) in zip(one, other, strict=True):
+    for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
+        for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
             np.testing.assert_array_equal(images, same_images)
             np.testing.assert_array_equal(labels, same_labels)

@@ -60,7 +60,7 @@ def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
         data.load("image_folder", 16, 2, data_dir=tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"--data_dir .*\.jpg: is a file; it must be a folder"):
         data.load("image_folder", 16, 2, data_dir=folder / "train" / "red" / "0.jpg")
-    with pytest.raises(UserError, match=r"batch_size 11.*only 10 training images"):
+    with pytest.raises(UserError, match=r"batch_size 11.*only 10 training examples; choose at most that"):
         data.load("image_folder", 16, 11, data_dir=folder)
     with pytest.raises(UserError, match=r"num_classes 1: .* has 2 classes"):
         data.load("image_folder", 16, 2, data_dir=folder, num_classes=1)
@@ -85,7 +85,7 @@ def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, insi
             (loose / name).rename(loose / "train" / name)
     assert count_classes("image_folder", loose) == 4
     split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
-    train, test = shades(pairs(split.train(0))), shades(split.test())
+    train, test = shades(split.train(0)), shades(split.test())
     assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
     assert {label: len(values) for label, values in train.items()} == {0: 16, 1: 2, 2: 8, 3: 1}
     for label in test:
@@ -163,7 +163,7 @@ def test_class_names_are_one_line_of_text_whatever_bytes_the_folders_have(folder
             (folder / split / old).rename(folder / split / os.fsdecode(name))
     images = data.load("image_folder", 16, 2, data_dir=folder)
     assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
-    assert len(labels_of(pairs(images.train(0)))) == 10
+    assert len(labels_of(images.train(0))) == 10
     assert printable(names[2].decode()) == names[2].decode()
 
 
@@ -172,12 +172,12 @@ def test_images_are_recognised_by_content_not_extension(folder):
     for name, kind in (("png.jpg", "PNG"), ("jpg.gif", "JPEG"), ("webp", "WEBP"), ("bmp.txt", "BMP")):
         image.save(folder / "train" / "red" / name, kind)
     images = data.load("image_folder", 16, 2, data_dir=folder)
-    assert len(labels_of(pairs(images.train(0)))) == images.train_count == 14
+    assert len(labels_of(images.train(0))) == images.train_count == 14
 
 
 def test_file_names_that_are_not_utf8_are_read(folder):
     (folder / "train" / "red" / "0.jpg").rename(os.fsdecode(bytes(folder / "train" / "red") + b"/\xff\xfe.jpg"))
-    assert len(labels_of(pairs(data.load("image_folder", 16, 2, data_dir=folder).train(0)))) == 10
+    assert len(labels_of(data.load("image_folder", 16, 2, data_dir=folder).train(0))) == 10
 
 
 def truncated(path):
@@ -255,11 +255,11 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     images = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
     assert (images.train_count, images.test_count, images.skipped_images) == (9, 4, 6)
     assert images.steps_per_epoch == 4
-    assert len(labels_of(pairs(images.train(0)))) == 8 and len(labels_of(images.test())) == 4
+    assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
     printed = capsys.readouterr().out
     assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed)
     again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
-    np.testing.assert_array_equal(labels_of(pairs(images.train(3))), labels_of(pairs(again.train(3))))
+    np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
 
 
 def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folder):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from small_images import pairs, shades
+from small_images import shades
 from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
@@ -17,7 +17,7 @@ def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, mon
     prepare_small(name, tmp_path, monkeypatch)
     dataset = data.load(name, 16, 4, data_dir=tmp_path)
     assert (dataset.num_classes, dataset.train_count, dataset.test_count) == (TFDS_CLASSES[name], 8, 5)
-    seen = shades(pairs(dataset.train(0)))
+    seen = shades(dataset.train(0))
     assert sorted(seen) == list(range(8))
     assert all(abs(shade - 30 * label) < 3 for label, [shade] in seen.items())
     assert shades(dataset.test()) == {label: [30 * label] for label in range(5)}
@@ -33,7 +33,7 @@ def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
         for _ in range(2)
     )
     assert len([*(tmp_path / "cache").glob("*.npy")]) == 1
-    assert shades(pairs(first.train(0))) == shades(pairs(again.train(0)))
+    assert shades(first.train(0)) == shades(again.train(0))
 
 
 @pytest.fixture

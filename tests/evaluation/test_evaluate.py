@@ -94,7 +94,7 @@ def test_a_keras_file_is_loaded_at_its_input_size_without_its_softmax(photos, tm
     command = parse_evaluation(flags_for(photos, "--evaluate", str(path)))
     model, dataset = load_to_evaluate(command)
     assert (dataset.input_size, dataset.class_names) == (12, ("ant", "bee", "cat"))
-    images = next(iter(dataset.test()))[0]
+    images = next(iter(dataset.test())).inputs
     probabilities = keras.models.load_model(path)(images)
     np.testing.assert_allclose(tf.nn.softmax(model(images)), probabilities, atol=1e-6)
     assert np.abs(model(images).numpy().sum(axis=1) - 1).max() > 1e-3
@@ -137,7 +137,7 @@ def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path)
     with pytest.raises(UserError, match="Keras cannot load it"):
         load_to_evaluate(parse_evaluation(words))
     model, dataset = load_to_evaluate(parse_evaluation([*words, "--model_name", f"{ZOO}:custom_layer"]))
-    images = next(iter(dataset.test()))[0]
+    images = next(iter(dataset.test())).inputs
     np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"does not fit the network of --model_name .*:branches"):
         load_to_evaluate(parse_evaluation([*words, "--model_name", f"{ZOO}:branches"]))
@@ -150,7 +150,7 @@ def test_a_model_saved_with_augmentation_layers_evaluates_as_without_them(photos
     save_model(behind_augmentation_layers(original), tmp_path / "old.keras")
     words = flags_for(photos, "--evaluate", str(tmp_path / "old.keras"), "--input_size", str(size))
     model, dataset = load_to_evaluate(parse_evaluation([*words, *(["--model_name", name] if ".py" in name else [])]))
-    images = next(iter(dataset.test()))[0]
+    images = next(iter(dataset.test())).inputs
     np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
     continued = models.build_model(name, size, 3, str(tmp_path / "old.keras"), alpha=0.35)
     np.testing.assert_allclose(continued(images), original(images), rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import zoo
 from conftest import CLASSES, SIZE, make_small_data, make_small_model
+from small_images import labels_of
 from small_networks import as_if_trained, behind_augmentation_layers, some_images
 
 import models
@@ -96,8 +97,8 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
     text = export.export_tflite(model, dataset, tmp_path, "somewhere/best.keras")
     record = json.loads((tmp_path / "export.json").read_text())
     assert (tmp_path / "labels.txt").read_text().splitlines() == ["0", "1", "2"]
-    images = np.concatenate([batch.numpy() for batch, _ in dataset.test()])
-    labels = np.concatenate([labels.numpy() for _, labels in dataset.test()])
+    images = np.concatenate([batch.inputs.numpy() for batch in dataset.test()])
+    labels = labels_of(dataset.test())
     accuracy = np.mean(model(images).numpy().argmax(axis=1) == labels)
     for name in ("model.tflite", "model_dynamic.tflite"):
         row = record[name]
@@ -129,7 +130,7 @@ def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
 def test_the_checked_images_are_spread_evenly_over_the_test_split():
     dataset = make_small_data()
     images, labels = export.checked_images(dataset, most=7)
-    everything = np.concatenate([batch.numpy() for batch, _ in dataset.test()])
+    everything = np.concatenate([batch.inputs.numpy() for batch in dataset.test()])
     positions = [int(np.flatnonzero((everything == image).all(axis=(1, 2, 3)))[0]) for image in images]
     assert positions == [0, 4, 8, 12, 15, 19, 23]
     assert list(labels) == [position % CLASSES for position in positions]

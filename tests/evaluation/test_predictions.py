@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, make_small_data, make_small_model
-from small_images import write_noise
+from small_images import labels_of, write_noise
 
 import data
 from elastic_trainer.errors import UserError
@@ -19,7 +19,8 @@ def photos(tmp_path):
 def test_predictions_equal_the_models_and_keep_the_highest_losses():
     model, dataset = make_small_model(), make_small_data()
     predictions = predict(model, dataset, kept=3)
-    images, labels = (np.concatenate([part.numpy() for part in parts]) for parts in zip(*dataset.test(), strict=True))
+    images = np.concatenate([batch.inputs.numpy() for batch in dataset.test()])
+    labels = labels_of(dataset.test())
     logits = model(images, training=False).numpy().astype(np.float64)
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
     np.testing.assert_array_equal(predictions.labels, labels)

@@ -11,6 +11,7 @@ from conftest import BATCH, CLASSES, full_step, naive_needs
 
 import models
 import profiler
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -18,6 +19,7 @@ from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.timing.trace import read_op_times, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
@@ -44,8 +46,8 @@ def traced(request, tmp_path_factory):
     step = full_step(model)
     batch = a_batch()
     step(*batch)
-    trace = profiler.trace_step(lambda: step(*batch), STEPS, tmp_path_factory.mktemp("trace"))
-    op_ms, unmatched = profiler.read_op_times(trace, step.graph, STEPS)
+    trace = trace_step(lambda: step(*batch), STEPS, tmp_path_factory.mktemp("trace"))
+    op_ms, unmatched = read_op_times(trace, step.graph, STEPS)
     return model, step, op_ms, unmatched, attribute_times(step, model.trainable_variables, op_ms)
 
 
@@ -132,7 +134,8 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     evaluator = ImportanceEvaluator(ImageClassification(model), BATCH)
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
     optimizer.build(model.trainable_variables)
-    importance = evaluator(optimizer, [a_batch()])
+    images, labels = a_batch()
+    importance = evaluator(optimizer, [Batch(lambda: images, labels)])
     choice = select_tensors(table, importance, head_mask(model), rho=1.0)
     assert not choice.mask[tensor_names(model).index(name)]
 

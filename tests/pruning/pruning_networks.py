@@ -8,6 +8,7 @@ import tensorflow as tf
 from conftest import BATCH, CLASSES, make_small_model
 
 import models
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.pruning.channel_groups import ChannelGroups
@@ -31,7 +32,8 @@ class Batches:
         self.batch = tf.constant(images), tf.constant(np.arange(BATCH, dtype=np.int32) % CLASSES)
 
     def importance_batches(self, index):
-        return [self.batch]
+        images, labels = self.batch
+        return [Batch(lambda: images, labels)]
 
 
 def build(name, dropout=1e-9):

@@ -20,9 +20,9 @@ from pruning_networks import (
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.selection.time_budget import Progress
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.task import ImageClassification, classification_loss
 from elastic_trainer.training.state import TrainState
-from elastic_trainer.training.step import TrainStep, classification_loss
+from elastic_trainer.training.step import TrainStep
 
 
 def test_penalty_is_the_given_share_of_the_first_loss():

@@ -13,7 +13,7 @@ from interrupted_runs import EPOCHS, InterruptingData, PowerCut, latest, run
 import train
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.settings import Settings
 
@@ -33,7 +33,7 @@ def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, ca
     for damaged in (intact[: len(intact) // 2], b"", bytes([intact[0] ^ 1]) + intact[1:], with_a_flipped_bit(intact)):
         paths[1].write_bytes(damaged)
         checkpoint = Checkpoints(paths[1].parent).latest()
-        assert checkpoint is not None and checkpoint.state["history"]["step"] == 8
+        assert checkpoint is not None and checkpoint.record["history"]["step"] == 8
         assert "step-0000000009.npz is damaged" in capsys.readouterr().err
     weights, _ = run(tmp_path / "resumed", make_small_data())
     for one, other in zip(uninterrupted_weights, weights, strict=True):
@@ -59,15 +59,15 @@ def test_only_damaged_checkpoints_raise_an_error_and_are_kept(tmp_path):
 def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for step in (1, 2):
-        checkpoints.save(step, {"weights": np.arange(9)}, {"step": step})
+        checkpoints.save(step, State({"weights": np.arange(9)}, {"step": step}))
 
     def full_disk(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np.lib.format, "write_array", full_disk)
     with pytest.raises(UserError, match=r"step-0000000003\.npz: cannot be written: No space left on device"):
-        checkpoints.save(3, {"weights": np.arange(9)}, {"step": 3})
-    assert len(list(checkpoints.folder.iterdir())) == 2 and latest(checkpoints.folder).state["step"] == 2
+        checkpoints.save(3, State({"weights": np.arange(9)}, {"step": 3}))
+    assert len(list(checkpoints.folder.iterdir())) == 2 and latest(checkpoints.folder).record["step"] == 2
 
 
 def test_checkpoint_is_written_after_the_given_minutes(tmp_path):
@@ -96,7 +96,7 @@ def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_pa
     ):
         train.full_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
     checkpoint = latest(tmp_path / "checkpoints")
-    assert checkpoint.state["history"]["step"] == 8
+    assert checkpoint.record["history"]["step"] == 8
     assert all(np.isfinite(value).all() for value in checkpoint.arrays.values())
 
 
@@ -119,23 +119,23 @@ def test_nan_weight_that_leaves_the_loss_finite_is_not_saved(tmp_path):
         ),
     ):
         train.traditional_tl_training(model, Poisoned(99), settings, log)  # type: ignore[arg-type]
-    assert latest(tmp_path / "checkpoints").state["history"]["step"] == 8
+    assert latest(tmp_path / "checkpoints").record["history"]["step"] == 8
 
 
 def test_damaged_checkpoint_does_not_count_as_one_of_the_two_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
-        checkpoints.save(step, {"weights": np.arange(9)}, {})
+        checkpoints.save(step, State({"weights": np.arange(9)}, {}))
     damaged = tmp_path / "step-0000000002.npz"
     damaged.write_bytes(b"PK")
     again = Checkpoints(tmp_path)
     again.latest()
-    again.save(3, {"weights": np.arange(9)}, {})
+    again.save(3, State({"weights": np.arange(9)}, {}))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000001.npz", "step-0000000003.npz"]
 
 
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
-    Checkpoints(tmp_path).save(1, {}, {})
+    Checkpoints(tmp_path).save(1, State({}, {}))
     monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
     with pytest.raises(UserError, match="was written by another version of this program"):
         Checkpoints(tmp_path).latest()

@@ -5,9 +5,10 @@ import csv
 import numpy as np
 import pytest
 from conftest import make_small_model
+from small_networks import built_optimizer
 from small_runs import curve, train_and_read
 
-import train
+from elastic_trainer import trainer
 from elastic_trainer.machine import peak_memory_mb
 from elastic_trainer.runs.history import History, SelectionInterval
 from elastic_trainer.selection.select import Selection
@@ -17,13 +18,13 @@ from elastic_trainer.training.step import TrainStep
 
 
 def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
-    counted, real = [], train.count_flops
+    counted: list[dict[str, float]] = []
 
     def count(graph):
-        counted.append(real(graph))
+        counted.append(count_flops(graph))
         return counted[-1]
 
-    monkeypatch.setattr(train, "count_flops", count)
+    monkeypatch.setattr(trainer, "count_flops", count)
     full, rows = train_and_read(tmp_path / "full", name="full_training")
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]
@@ -38,8 +39,7 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
     expected = 0.0
     for mask in masks.values():
         model = make_small_model()
-        optimizer = train.make_optimizer("sgd", 0.05, 5e-4, 18)
-        optimizer.build(model.trainable_variables)
+        optimizer = built_optimizer("sgd", model)
         one_step = TrainStep(ImageClassification(model), optimizer, 4, np.array(mask))
         expected += 6 * sum(count_flops(one_step.graph).values())
     assert elastic["train_flops"] == pytest.approx(expected)

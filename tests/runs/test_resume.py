@@ -126,7 +126,7 @@ def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupte
 def test_resumed_run_continues_its_clocks_without_the_time_in_between(tmp_path):
     with pytest.raises(PowerCut):
         run(tmp_path / "resumed", InterruptingData(14))
-    before = latest(tmp_path / "resumed" / "checkpoints").state["history"]["clocks"]
+    before = latest(tmp_path / "resumed" / "checkpoints").record["history"]["clocks"]
     time.sleep(0.5)  # the time without power must not be counted
     start = time.perf_counter()
     _, summary = run(tmp_path / "resumed", make_small_data())
@@ -152,8 +152,8 @@ def test_resumed_run_continues_the_correction_of_the_budget(tmp_path, monkeypatc
     monkeypatch.setattr(RhoBudget, "allow", recording)
     with pytest.raises(PowerCut):
         run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
-    interval = latest(tmp_path / "resumed" / "checkpoints").state["history"]["intervals"][-1]
-    saved = interval["choice"]
+    interval = latest(tmp_path / "resumed" / "checkpoints").record["history"]["intervals"][-1]
+    saved = interval["selection"]
     assert saved["correction"] != 1 and interval["slowdowns"]
     allowed.clear()
     run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True)
@@ -174,7 +174,7 @@ def test_resuming_with_another_timing_table_measures_the_slowdowns_again(tmp_pat
 
     with pytest.raises(PowerCut):
         run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
-    old = latest(tmp_path / "resumed" / "checkpoints").state["history"]["intervals"][-1]["slowdowns"]
+    old = latest(tmp_path / "resumed" / "checkpoints").record["history"]["intervals"][-1]["slowdowns"]
     monkeypatch.setattr(RhoBudget, "allow", recording)
     run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
     assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_resuming_with_another_optimizer_is_refused(tmp_path):
 def test_resuming_with_another_number_of_images_is_refused(tmp_path):
     with pytest.raises(PowerCut):
         run(tmp_path / "resumed", InterruptingData(9))
-    with pytest.raises(UserError, match=r"started with \[24, 24\] training and test images, now they are \[28, 28\]"):
+    with pytest.raises(UserError, match=r"started with \[24, 24\] training and test examples, now they are \[28, 28\]"):
         run(tmp_path / "resumed", make_small_data(count=28))
 
 
@@ -217,7 +217,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
         pytest.raises(Stopped, match=r"stopped after step 12 of 18; continue with: python main.py --resume"),
     ):
         train.full_training(model, data, settings, log, stop=stop)
-    assert latest(folder / "checkpoints").state["history"]["step"] == 2 * STEPS
+    assert latest(folder / "checkpoints").record["history"]["step"] == 2 * STEPS
     weights, summary = run(folder, data)
     assert summary["epochs"] == EPOCHS
     for one, other in zip(uninterrupted_weights, weights, strict=True):
@@ -229,7 +229,9 @@ def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_sinc
     third, is_better, tmp_path, monkeypatch, capsys
 ):
     accuracies = iter([0.9, 0.5, third])
-    monkeypatch.setattr("elastic_trainer.training.state.Evaluation.__call__", lambda *_: (1.0, next(accuracies)))
+    monkeypatch.setattr(
+        "elastic_trainer.training.state.Evaluation.__call__", lambda *_: {"loss": 1.0, "accuracy": next(accuracies)}
+    )
     best = tmp_path / "run" / "best.keras"
     with pytest.raises(PowerCut):
         run(tmp_path / "run", InterruptingData(STEPS + 1), save_model=False)

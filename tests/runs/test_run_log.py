@@ -28,7 +28,7 @@ def test_finished_run_leaves_complete_records(tmp_path):
     assert max(float(row["test_accuracy"]) for row in epochs) == summary["best_accuracy"]
     assert "environment" in json.loads((tmp_path / "config.json").read_text())
     last = keras.models.load_model(tmp_path / "last.keras")
-    [(images, _)] = make_small_data().importance_batches(0)
-    np.testing.assert_allclose(last(images, training=False), model(images, training=False), rtol=1e-5)
+    [batch] = make_small_data().importance_batches(0)
+    np.testing.assert_allclose(last(batch.inputs, training=False), model(batch.inputs, training=False), rtol=1e-5)
     assert (tmp_path / "best.keras").is_file()
     assert not list(tmp_path.glob(".*"))

@@ -7,6 +7,7 @@ from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.runs.history import History, SelectionInterval
 from elastic_trainer.runs.summary import run_results, summary_line
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.task import ImageClassification
 
 
 def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
@@ -15,7 +16,7 @@ def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
     row = {"test_accuracy": 0.9, "peak_memory_mb": 100.0, "gpu_peak_memory_mb": None}
     clocks = Clocks(training=training_seconds, selection=training_seconds - 0.06 * steps)
     history = History(steps, [SelectionInterval(selection, 0, 0.0, [60.0] * (steps - 1))], [row], clocks=clocks)
-    return {"rho": rho, **run_results(history, steps, "no sensor")}
+    return {"rho": rho, **run_results(history, steps, ImageClassification.score)}
 
 
 def test_time_over_full_includes_selecting_where_steps_take_most_of_the_time():

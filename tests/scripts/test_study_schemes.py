@@ -14,7 +14,6 @@ from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import training_loss
 
 
 def random_table(model, rng):
@@ -99,15 +98,20 @@ def test_gain_over_a_path_is_the_fall_of_the_loss_and_changes_nothing(small_data
     optimizer = make_optimizer("sgd", 1e-3, 0.0, 100_000)
     optimizer.build(model.trainable_variables)
     [batch] = small_data.importance_batches(0, 1)
-    evaluator = PathGain(ImageClassification(model), BATCH)
+    task = ImageClassification(model)
+    evaluator = PathGain(task, BATCH)
     before = [variable.numpy() for variable in [*model.variables, *optimizer.variables]]
     gains = evaluator._measure(optimizer, [batch] * 30)
     for variable, old in zip([*model.variables, *optimizer.variables], before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
-    losses = [float(training_loss(model, *batch)[0])]
+
+    def loss_on(batch):
+        return float(task.run(batch.inputs, batch.targets, None, training=True)[0])
+
+    losses = [loss_on(batch)]
     for _ in range(29):
-        optimizer.apply(evaluator._gradients_on(*batch), model.trainable_variables)
-    losses.append(float(training_loss(model, *batch)[0]))
+        optimizer.apply(evaluator._gradients_on(batch), model.trainable_variables)
+    losses.append(loss_on(batch))
     assert gains.sum() == pytest.approx(losses[0] - losses[1], rel=0.1) and losses[1] < losses[0]
 
 

@@ -40,10 +40,10 @@ class FakeTime:
     def __init__(self, monkeypatch):
         self.now = 0.0
         for module in (
-            "train",
+            "elastic_trainer.trainer",
             "elastic_trainer.training.state",
             "elastic_trainer.runs.clocks",
-            "elastic_trainer.runs.checkpoint",
+            "elastic_trainer.runs.keeper",
         ):
             monkeypatch.setattr(f"{module}.time", self)
         self.let_pass(monkeypatch, TrainStep, "__call__", [1.0])
@@ -100,7 +100,7 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
 def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
     pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
-    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, images, labels: pass_ms)
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, batch: pass_ms)
     accepting = iter([0.0])  # so that the deadline is accepted; then 1 s by the table, 3 s at the measured slowdown
     monkeypatch.setattr(time_budget, "_first_validation_seconds", lambda table, batches: next(accepting, 1.0))
     summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation

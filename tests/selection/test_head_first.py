@@ -14,6 +14,7 @@ import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
+from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
 
 HEAD_FIRST: dict[str, Any] = {"head_epochs": 2, "head_learning_rate": 0.2, "learning_rate": 0.05}
@@ -33,13 +34,13 @@ def test_max_steps_counts_the_heads_steps():
 @pytest.mark.parametrize("scheme", ["full_training", "elastic_training"])
 def test_only_the_head_moves_in_its_epochs_and_the_scheme_selects_after_them(scheme, tmp_path, monkeypatch):
     model, seen = make_small_model(), []
-    original = train._Training._validate
+    original = Trainer._validate
 
-    def validate(self, bar):
-        original(self, bar)
+    def validate(self):
+        original(self)
         seen.append(values(model.trainable_variables))
 
-    monkeypatch.setattr(train._Training, "_validate", validate)
+    monkeypatch.setattr(Trainer, "_validate", validate)
     settings = Settings(num_epochs=2, interval=1, rho=0.6, correct_budget=False, **HEAD_FIRST)
     before = values(model.trainable_variables)
     table = make_table(model) if scheme == "elastic_training" else None

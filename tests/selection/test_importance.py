@@ -9,8 +9,8 @@ from small_networks import built_optimizer, values
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import TrainStep, classification_loss
+from elastic_trainer.task import ImageClassification, classification_loss
+from elastic_trainer.training.step import TrainStep
 
 
 def without_dropout(model):
@@ -20,12 +20,12 @@ def without_dropout(model):
     return model
 
 
-def gradients_on(model, images, labels):
+def gradients_on(model, batch):
     """Loss and gradients on one batch, in eager TensorFlow."""
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
-        loss = classification_loss(labels, model(images, training=True))
+        loss = classification_loss(batch.targets, model(batch.inputs, training=True))
     return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
 
 
@@ -43,8 +43,8 @@ def test_measuring_importance_restores_all_variables(batches, name, small_model,
     evaluator(optimizer, small_data.importance_batches(0, batches))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
-    [(images, labels)] = small_data.importance_batches(1)
-    step(images, labels)
+    [batch] = small_data.importance_batches(1)
+    step(batch.inputs, batch.targets)
     assert any((v.numpy() != old).any() for v, old in zip(everything, before, strict=True))
 
 
@@ -53,15 +53,15 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share,
     """Compared with the definition in eager TensorFlow (there is no momentum yet, so dw = -lr·g)."""
     model, decay = without_dropout(make_small_model()), 0.1
     optimizer = built_optimizer("sgd", model, rate, decay)
-    [(images, labels)] = small_data.importance_batches(0)
+    [batch] = small_data.importance_batches(0)
 
-    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, [(images, labels)])
-    loss_before, first = gradients_on(model, images, labels)
+    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, [batch])
+    loss_before, first = gradients_on(model, batch)
     start = values(model.trainable_variables)
     updates = [-rate * (decay * weights + gradient.numpy()) for weights, gradient in zip(start, first, strict=True)]
     for variable, weights, update in zip(model.trainable_variables, start, updates, strict=True):
         variable.assign(weights + share * update)
-    loss_after, second = gradients_on(model, images, labels)
+    loss_after, second = gradients_on(model, batch)
     expected = np.array([-np.sum(g.numpy() * update) for g, update in zip(second, updates, strict=True)])
     np.testing.assert_allclose(measured, expected / np.abs(expected).max(), rtol=1e-3, atol=1e-6)
     assert np.abs(measured).max() == pytest.approx(1.0)
@@ -71,15 +71,15 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share,
 @pytest.mark.parametrize(("evaluator", "of"), [(WeightMagnitude, "weights"), (GradientMagnitude, "gradients")])
 def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, small_model, small_data):
     optimizer = built_optimizer("sgd", small_model)
-    [(images, labels)] = small_data.importance_batches(0)
+    [batch] = small_data.importance_batches(0)
     everything = [*small_model.variables, *optimizer.variables]
     before = values(everything)
-    measured = evaluator(ImageClassification(small_model), BATCH)(optimizer, [(images, labels)])
+    measured = evaluator(ImageClassification(small_model), BATCH)(optimizer, [batch])
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     expected = values(small_model.trainable_variables)
     if of == "gradients":
-        expected = [g.numpy() for g in gradients_on(small_model, images, labels)[1]]
+        expected = [g.numpy() for g in gradients_on(small_model, batch)[1]]
     sums = np.array([np.abs(array).sum() for array in expected])
     np.testing.assert_allclose(measured, sums / sums.max(), rtol=1e-4, atol=1e-7)
 
@@ -89,10 +89,10 @@ def test_importance_over_several_batches_judges_an_update_on_other_batches(small
     model, rate, decay = without_dropout(make_small_model()), 0.05, 0.1
     optimizer = built_optimizer("sgd", model, rate, decay)
     batches = small_data.importance_batches(0, 5)
-    assert (batches[0][0].numpy() != batches[1][0].numpy()).any()
-    np.testing.assert_array_equal(batches[0][0], small_data.importance_batches(0)[0][0])
+    assert (batches[0].inputs.numpy() != batches[1].inputs.numpy()).any()
+    np.testing.assert_array_equal(batches[0].inputs, small_data.importance_batches(0)[0].inputs)
     measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, batches)
-    gradients = [gradients_on(model, *batch)[1] for batch in batches]
+    gradients = [gradients_on(model, batch)[1] for batch in batches]
     expected = []
     for index, weights in enumerate(values(model.trainable_variables)):
         one, other = (np.mean([g[index].numpy() for g in half], axis=0) for half in (gradients[::2], gradients[1::2]))
@@ -104,8 +104,8 @@ def test_importance_over_several_batches_judges_an_update_on_other_batches(small
 
 def test_timing_a_gradient_pass_restores_the_random_state(small_model, small_data):
     before = values(small_model.variables)
-    [(images, labels)] = small_data.importance_batches(0)
-    assert ImportanceEvaluator(ImageClassification(small_model), BATCH).pass_ms(images, labels) > 0
+    [batch] = small_data.importance_batches(0)
+    assert ImportanceEvaluator(ImageClassification(small_model), BATCH).pass_ms(batch) > 0
     for variable, old in zip(small_model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
 

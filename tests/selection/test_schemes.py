@@ -82,8 +82,9 @@ def elastic_scheme(settings, features_possible=True, selector=(), **times):
     budget = make_budget(model, data, settings, table, features_possible)
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
-    scheme = ElasticScheme(model, data, settings, budget, *selector)
-    return scheme, budget, TrainState(ImageClassification(model), optimizer, data.batch_size)
+    task = ImageClassification(model)
+    scheme = ElasticScheme(task, data, settings, budget, *selector)
+    return scheme, budget, TrainState(task, optimizer, data.batch_size)
 
 
 def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkeypatch):

@@ -172,13 +172,13 @@ def naive_forward_times(model, step, op_ms, positions):
 
     read = {id(outside): inside.op.name for outside, inside in step.graph.captures}
     of_tensor = [read.get(id(model.trainable_variables[k].value.handle)) for k in positions]
-    never = {"labels"} | {read.get(id(v.value.handle)) for v in model.non_trainable_variables if "seed" in v.path}
+    never = {"targets"} | {read.get(id(v.value.handle)) for v in model.non_trainable_variables if "seed" in v.path}
     never |= {op.name for op in step.graph.get_operations() if op.type == "RandomUniform"}
     t_fw_ms, preprocessing_ms = np.zeros(len(positions)), 0.0
     for name in ancestors(step.loss.op):
         needed = ancestors(step.graph.get_operation_by_name(name))
         first = next((rank for rank, tensor in enumerate(of_tensor) if tensor in needed), None)
-        if needed & never or "images" not in needed:
+        if needed & never or "inputs" not in needed:
             continue
         if first is not None:
             t_fw_ms[first] += op_ms[name]

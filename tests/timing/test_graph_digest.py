@@ -25,30 +25,34 @@ def network(strides=1, dilation=1, activation="relu", recurrent="tanh", seed=0):
     return keras.Model(inputs, layers.Dense(3)(layers.Dropout(0.2, seed=seed)(x)))
 
 
+def digest(model):
+    return graph_digest(ImageClassification(model), BATCH)
+
+
 @pytest.mark.parametrize(
     "changed", [{"strides": 2}, {"dilation": 2}, {"activation": "gelu"}, {"recurrent": "relu"}], ids=str
 )
 def test_a_change_of_the_computation_changes_the_digest(changed):
-    assert graph_digest(network(**changed), BATCH) != graph_digest(network(), BATCH)
+    assert digest(network(**changed)) != digest(network())
 
 
 def test_names_seeds_and_weights_do_not_change_the_digest():
-    expected = graph_digest(network(), BATCH)
+    expected = digest(network())
     model = network(seed=7)  # Keras numbers its layers on
     model.trainable_variables[0].assign(keras.ops.ones(model.trainable_variables[0].shape))
-    assert graph_digest(ImageClassification(model), BATCH) == expected
-    assert graph_digest(ImageClassification(model), BATCH) == expected
+    assert digest(model) == expected
+    assert digest(model) == expected
 
 
 ELSEWHERE = """
 import sys
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/timing"]
 from elastic_trainer.machine import load_tensorflow; load_tensorflow()
 import tensorflow as tf; tf.config.experimental.enable_op_determinism()
 import keras; keras.utils.set_random_seed(5)
 import zoo
-from elastic_trainer.timing.graph_digest import graph_digest
-print(*(graph_digest(function((16, 16, 3), 3), 4) for function in (zoo.gru, zoo.attention)))
+from test_graph_digest import digest
+print(*(digest(function((16, 16, 3), 3)) for function in (zoo.gru, zoo.attention)))
 """
 
 
@@ -56,5 +60,5 @@ def test_another_process_with_deterministic_operations_finds_the_same_digest():
     words = [sys.executable, "-c", ELSEWHERE.format(root=str(ROOT))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = [graph_digest(function((SIZE, SIZE, 3), 3), BATCH) for function in (zoo.gru, zoo.attention)]
+    expected = [digest(function((SIZE, SIZE, 3), 3)) for function in (zoo.gru, zoo.attention)]
     assert done.stdout.split() == expected

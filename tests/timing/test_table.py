@@ -43,7 +43,9 @@ def load(logdir, names, table, network=SETTINGS, allow_stale=False, graph=GRAPH)
     shapes = dict(zip(table.positions, table.shapes, strict=True))
     remake = profiler_command(network, DataSettings("digits"), logdir)
     in_order = [shapes.get(k, ()) for k in range(len(names))]
-    return load_table(table_folder(network, logdir), network, names, in_order, graph, remake, allow_stale)
+    return load_table(
+        table_folder(network, logdir), table_settings(network), names, in_order, graph, remake, allow_stale
+    )
 
 
 def test_saved_table_loads_unchanged(saved):
@@ -195,7 +197,7 @@ DAMAGED_PROFILES: dict[str, tuple[Any, str]] = {
     "null": ("null", "Input should be an object"),
     "nested deeply": ("[" * 100_000, "Invalid JSON: recursion limit exceeded"),
     "no UTF-8": (b"\xff", "Invalid JSON"),
-    "name null": ({"model_name": None}, "model_name: Input should be a valid string, not None"),
+    "name null": ({"optimizer": None}, "optimizer: Input should be a valid string, not None"),
     "time as text": ({"full_step_ms": "fast"}, "full_step_ms: Input should be a valid number, not 'fast'"),
     "time 0": ({"full_step_ms": 0}, "full_step_ms: Input should be greater than 0, not 0"),
     "time of an age": (
@@ -344,7 +346,7 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     unknown = Fit(2.0, 1.0, 1.0, 1.0, None, None, 0, 0)
     TimingTable(**{**vars(table), "fit": unknown}).save(folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
-    names = tensor_names(small_model)
-    assert load_table(folder, network, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
+    names, settings = tensor_names(small_model), table_settings(network)
+    assert load_table(folder, settings, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
     with pytest.raises(UserError, match="made elsewhere: it does not say on what machine"):
-        load_table(folder, network, names, shapes, GRAPH, "profiler.py")
+        load_table(folder, settings, names, shapes, GRAPH, "profiler.py")

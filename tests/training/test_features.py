@@ -166,12 +166,12 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path, worth_it, monk
         original(self, rows, arrays)
 
     monkeypatch.setattr(FileStore, "write", failing)
-    monkeypatch.setattr("elastic_trainer.training.feature_cache.MOST_ROWS", BATCH)
+    monkeypatch.setattr("elastic_trainer.training.feature_cache.MAX_ROWS", BATCH)
     model = make_small_model()
     state = state_of(model, data, tmp_path)
     assert train(state, data, 2, head(model)) == expected
     assert state.features.cache is None
-    assert capsys.readouterr().out.count("no features are kept: [Errno 28] No space left on device") == 1
+    assert capsys.readouterr().out.count("feature cache disabled: [Errno 28] No space left on device") == 1
 
 
 def test_too_small_a_disk_is_seen_before_anything_is_written(tmp_path):
@@ -224,7 +224,7 @@ def test_layers_that_mix_the_images_of_a_batch_have_no_features(tmp_path, worth_
     model, data = with_layer(layer()), images()
     state = state_of(model, data, tmp_path)
     train(state, data, 1, head(model))
-    assert state.features.cache is None and "other images of its batch" in capsys.readouterr().out
+    assert state.features.cache is None and "others of its batch" in capsys.readouterr().out
 
 
 def test_features_beyond_the_range_of_float16_are_not_rounded(tmp_path, worth_it, capsys):

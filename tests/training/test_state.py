@@ -4,9 +4,10 @@ import keras
 import numpy as np
 from conftest import make_small_model
 from interrupted_runs import latest
+from small_networks import built_optimizer
 
-import train
-from elastic_trainer.runs.checkpoint import Checkpoints
+from elastic_trainer.runs.checkpoint import Checkpoints, State
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.state import TrainState
 
 
@@ -17,11 +18,9 @@ def test_bfloat16_weights_are_restored_as_bfloat16(tmp_path):
         half = make_small_model()
     finally:
         keras.config.set_dtype_policy("float32")
-    optimizer = train.make_optimizer("sgd", 0.1, 0.0, 10)
-    optimizer.build(half.trainable_variables)
-    state = TrainState(half, optimizer, 4)
+    state = TrainState(ImageClassification(half), built_optimizer("sgd", half), 4)
     assert half.trainable_variables[0].dtype == "bfloat16" != model.trainable_variables[0].dtype
-    Checkpoints(tmp_path).save(1, state.values(), {})
+    Checkpoints(tmp_path).save(1, State(state.values(), {}))
     before = [variable.numpy().copy() for variable in half.variables]
     for variable in half.trainable_variables:
         variable.assign(variable * 2 + 1)

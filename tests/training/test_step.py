@@ -11,8 +11,8 @@ from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import TrainStep, classification_loss, forward_pass
+from elastic_trainer.task import ImageClassification, classification_loss
+from elastic_trainer.training.step import TrainStep, forward_pass
 
 
 def slots_of(optimizer, count):
@@ -88,7 +88,7 @@ def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_m
 
 
 def test_step_loss_includes_the_regularisers_of_the_model(small_data):
-    [(images, labels)] = small_data.importance_batches(0)
+    [(images, labels)] = pairs(small_data.importance_batches(0))
     inputs = keras.Input(images.shape[1:])
     penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
     model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
