@@ -150,7 +150,8 @@ class Evaluation:
         `between` is called before each batch.
         """
         if self._function is None:
-            self._function = tf.function(self._batch, autograph=False).get_concrete_function(*self._task.signature(None))
+            function, signature = tf.function(self._batch, autograph=False), self._task.signature(None)
+            self._function = function.get_concrete_function(*signature)
         self._task.reset()
         totals: dict[str, float] = {}
         count, measures = 0, dict[str, tf.Tensor]()
