@@ -1,4 +1,4 @@
-"""The schemes' table, and the one training loop (paper sections 3 and 4).
+"""Trains a network under a scheme of `elastic_trainer.registry`: the one training loop (paper sections 3 and 4).
 
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). Stepping, timing, recording, checkpoints and
 validation exist once, in `run_training`.
@@ -21,10 +21,9 @@ each time, and everything it touches is restored; the budget rests on measured s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -34,23 +33,16 @@ from elastic_trainer.datasets.image_data import ImageData, ImageOrder
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import quick_collections
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.pruning.scheme import PruneTrainScheme
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoint, CheckpointClock
 from elastic_trainer.runs.energy import EnergyMeter, find_energy_meter
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.summary import run_results
-from elastic_trainer.selection.importance import (
-    GradientMagnitude,
-    ImportanceEvaluator,
-    NoImportance,
-    Random,
-    WeightMagnitude,
-)
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import FIXED_MASKS, ElasticScheme, FixedScheme, HeadFirst, Scheme
-from elastic_trainer.selection.select import Selection, select_tensors, select_upper_part
+from elastic_trainer.selection.schemes import HeadFirst, Scheme, SchemeContext
+from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.flops import count_flops
@@ -59,48 +51,6 @@ from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
 from elastic_trainer.training.state import TrainState
 
 FALLING = 0.98  # mean loss of half an epoch over that of the half before, if training makes progress
-
-
-class Task(NamedTuple):
-    """What a scheme is made from.
-
-    Attributes:
-        budget: of elastic training (`selection.schemes.make_budget`); None for the other schemes.
-    """
-
-    model: keras.Model
-    data: ImageData
-    settings: Settings
-    budget: TimeBudget | None = None
-
-
-def _fixed(train_type: str, task: Task) -> Scheme:
-    return FixedScheme(FIXED_MASKS[train_type](task.model, task.settings.trained_layers))
-
-
-def elastic_scheme(
-    task: Task,
-    importance: type[ImportanceEvaluator] = ImportanceEvaluator,
-    select: Callable[..., Selection] = select_tensors,
-) -> Scheme:
-    """Elastic training with another importance or another Tensor Selector, see `ElasticScheme`."""
-    assert task.budget is not None, "elastic training needs a time budget"
-    return ElasticScheme(task.model, task.data, task.settings, task.budget, importance, select)
-
-
-def _prunetrain(task: Task) -> Scheme:
-    return PruneTrainScheme(task.model, task.data, task.settings)
-
-
-SCHEMES: dict[str, Callable[[Task], Scheme]] = {
-    **{train_type: partial(_fixed, train_type) for train_type in FIXED_MASKS},
-    "elastic_training": elastic_scheme,
-    "elastic_training_weight_magnitude": partial(elastic_scheme, importance=WeightMagnitude),
-    "elastic_training_grad_magnitude": partial(elastic_scheme, importance=GradientMagnitude),
-    "elastic_training_random": partial(elastic_scheme, importance=Random),
-    "elastic_training_upper_part": partial(elastic_scheme, importance=NoImportance, select=select_upper_part),
-    "prunetrain": _prunetrain,
-}
 
 
 def train(
@@ -112,24 +62,23 @@ def train(
     budget: TimeBudget | None = None,
     stop: StopSignals | None = None,
 ) -> dict[str, Any]:
-    """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. See `Task` and `run_training`."""
-    scheme = SCHEMES[train_type](Task(model, data, settings, budget))
+    """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. See `run_training`.
+
+    Args:
+        budget: of an elastic scheme (`selection.schemes.make_budget`).
+    """
+    scheme = SCHEMES[train_type].make(SchemeContext(model, data, settings, budget))
     head_steps = Schedule.of(settings, data.steps_per_epoch).head_steps
     if head_steps:
         scheme = HeadFirst(scheme, head_mask(model), head_steps)
     return run_training(model, data, scheme, settings, run, stop)
 
 
-full_training = partial(train, "full_training")
-traditional_tl_training = partial(train, "traditional_tl_training")
-bn_plus_bias_training = partial(train, "bn_plus_bias_training")
-last_layers_training = partial(train, "last_layers_training")
-elastic_training = partial(train, "elastic_training")
-elastic_training_weight_magnitude = partial(train, "elastic_training_weight_magnitude")
-elastic_training_grad_magnitude = partial(train, "elastic_training_grad_magnitude")
-elastic_training_random = partial(train, "elastic_training_random")
-elastic_training_upper_part = partial(train, "elastic_training_upper_part")
-prunetrain = partial(train, "prunetrain")
+def __getattr__(name: str) -> Any:
+    """`train` for the scheme called `name`, such as `train.elastic_training`."""
+    if name in SCHEMES:
+        return partial(train, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Training:
