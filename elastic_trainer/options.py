@@ -1,6 +1,6 @@
 """What a flag is, a field of a settings dataclass, and the types of its value (no TensorFlow here).
 
-    rho: float = flag(0.5, "step time of elastic training, …", BUDGET, share)
+    rho: float = flag(0.5, BUDGET, share, "SHARE", used_by=(ELASTIC,), help="step time of elastic training, …")
 
 The parsers (cli/), config.json, --resume and docs/flags.md read all they need from the field.
 """
@@ -63,10 +63,11 @@ def truth(text: str) -> bool:
 
 def flag(
     default: Any,
-    help: str,
     section: str,
     type: Callable[[str], Any] = truth,
     metavar: str | None = None,
+    *,
+    help: str,
     of: Callable[[Options], Any] | None = None,
     **more: Any,
 ) -> Any:
@@ -74,10 +75,10 @@ def flag(
 
     Args:
         default: of the field. With False, the flag may be given without a value.
-        help: in Markdown; `{names}` stands for the names that it takes.
         section: of docs/flags.md, and of --help.
         type: of its value, as argparse takes it. By default True or False.
         metavar: for its value in --help.
+        help: in Markdown; `{names}` stands for the names that it takes.
         of: the field's value, from all options; by default it is the flag's.
         more: words: the default in words, if it follows from other flags.
             used_by: the runs that use it; others are warned. The first that does not hold is reported.

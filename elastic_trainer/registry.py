@@ -163,6 +163,11 @@ DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
 EXPORTERS: Registry[ExporterEntry] = Registry("--export")
 
 
+def users(registry: Registry[Any], flag: str) -> str:
+    """The names of the entries that use a flag, in words."""
+    return " or ".join(name for name, entry in registry.items() if flag in entry.uses)
+
+
 def elastic(label: str, trains: str, importance: str | None = "gain", select: str | None = None) -> SchemeEntry:
     """Elastic training by an importance, or without one, with the Tensor Selector at the place `select`."""
     chosen = {"select": Lazy(select)} if select else {}

@@ -29,7 +29,7 @@ from elastic_trainer.options import (
     share,
     whole_number,
 )
-from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy
+from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy, users
 
 TIMINGS = ("trace", "flops")
 FEATURE_CACHES = ("float32", "float16", "off")
@@ -93,11 +93,11 @@ ON_IMAGES = Use(
     lambda _, run: IMPORTANCES[SCHEMES[run["train_type"]].importance or ""].reads_images,
 )
 SOME_SCHEMES = Use(
-    lambda name: f"--train_type {', '.join(scheme for scheme in SCHEMES if name in SCHEMES[scheme].uses)}",
+    lambda name: f"--train_type {users(SCHEMES, name)}",
     lambda name, run: name in SCHEMES[run["train_type"]].uses,
 )
 SOME_OPTIMIZERS = Use(
-    lambda name: f"--optimizer {', '.join(one for one in OPTIMIZERS if name in OPTIMIZERS[one].uses)}",
+    lambda name: f"--optimizer {users(OPTIMIZERS, name)}",
     lambda name, run: name in OPTIMIZERS[run["optimizer"]].uses,
 )
 HEAD_FIRST = Use(lambda _: "--head_epochs of 1 or more", lambda _, run: run["head_epochs"] > 0)
@@ -107,6 +107,9 @@ WITH_RECIPE = Use(
 )
 NAMED_HERE = Use(lambda _: "runs that --resume DIR does not name", lambda _, run: not isinstance(run["resume"], Path))
 
+
+# fmt: off
+# A flag takes few lines: default, section, type, word for its value in --help, what it goes with, and its help.
 
 @dataclass(frozen=True)
 class NetworkSettings:
@@ -119,63 +122,33 @@ class NetworkSettings:
     """
 
     model_name: str = flag(
-        PAPER["model_name"],
+        PAPER["model_name"], NETWORK, Lazy("elastic_trainer.networks.names:known_network"), "NAME",
+        evaluate="run", help=(
         "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), any other name of `keras.applications` such as "
         "`efficientnetb0` or `convnexttiny`, or [your own network](your_data_and_networks.md#your-own-network): "
-        "`FILE.keras`, or `FILE.py:FUNCTION`, called with (height, width, 3) and the number of classes",
-        NETWORK,
-        Lazy("elastic_trainer.networks.names:known_network"),
-        "NAME",
-        evaluate="run",
-    )
-    input_size: int = flag(
-        PAPER["input_size"],
-        "height and width of the input in pixels",
-        NETWORK,
-        whole_number(1, 4096),
-        "PIXELS",
-        evaluate="run",
-    )
+        "`FILE.keras`, or `FILE.py:FUNCTION`, called with (height, width, 3) and the number of classes"))
+    input_size: int = flag(PAPER["input_size"], NETWORK, whole_number(1, 4096), "PIXELS", evaluate="run", help=(
+        "height and width of the input in pixels"))
     num_classes: int | None = flag(
-        None, "outputs of the new head", NETWORK, whole_number(2, 100_000), "N", words="the data set's", evaluate="run"
-    )
-    batch_size: int = flag(
-        PAPER["batch_size"], "images per step", NETWORK, whole_number(1, 65_536), "N", evaluate="run"
-    )
+        None, NETWORK, whole_number(2, 100_000), "N", words="the data set's", evaluate="run", help=(
+        "outputs of the new head"))
+    batch_size: int = flag(PAPER["batch_size"], NETWORK, whole_number(1, 65_536), "N", evaluate="run", help=(
+        "images per step"))
     weights: str = flag(
-        PAPER["weights"],
-        "where the network starts from, see [Weights](#weights). The glyph weights are the default for MobileNetV2 of "
-        "width 0.35 on `digits`",
-        NETWORK,
-        Lazy("elastic_trainer.networks.names:known_weights"),
-        "imagenet|none|PATH",
-        words="glyph weights or `imagenet`",
-    )
-    alpha: float = flag(
-        PAPER["alpha"], "width of a MobileNet", NETWORK, number(float, 0.01, 4, "from 0.01 to 4"), "WIDTH"
-    )
-    optimizer: str = flag(
-        "sgd",
-        "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate",
-        NETWORK,
-        OneOf(OPTIMIZERS),
-        "NAME",
-        words="`adam` for `vit`, else `sgd`",
-    )
-    mixed_precision: bool = flag(
-        False,
+        PAPER["weights"], NETWORK, Lazy("elastic_trainer.networks.names:known_weights"), "imagenet|none|PATH",
+        words="glyph weights or `imagenet`", help=(
+        "where the network starts from, see [Weights](#weights). The glyph weights are the default for MobileNetV2 "
+        "of width 0.35 on `digits`"))
+    alpha: float = flag(PAPER["alpha"], NETWORK, number(float, 0.01, 4, "from 0.01 to 4"), "WIDTH", help=(
+        "width of a MobileNet"))
+    optimizer: str = flag("sgd", NETWORK, OneOf(OPTIMIZERS), "NAME", words="`adam` for `vit`, else `sgd`", help=(
+        "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate"))
+    mixed_precision: bool = flag(False, NETWORK, help=(
         "compute in bfloat16 (CPUs with instructions for it) or float16 (GPUs, with loss scaling). Weights stay "
-        "float32. [Measure first](#mixed-precision)",
-        NETWORK,
-    )
+        "float32. [Measure first](#mixed-precision)"))
     clips_gradients: bool = derived(False, lambda run: bool(run["gradient_clipping"]))
-    seed: int = flag(
-        0,
-        "seed of the weights, the order of the data, augmentation and dropout",
-        NETWORK,
-        whole_number(0, 2**31 - 1),
-        "N",
-    )
+    seed: int = flag(0, NETWORK, whole_number(0, 2**31 - 1), "N", help=(
+        "seed of the weights, the order of the data, augmentation and dropout"))
 
     def with_classes(self, count: int) -> NetworkSettings:
         """The same for `count` classes, if the number was left open."""
@@ -192,52 +165,26 @@ class DataSettings:
         augment, cached_views: see `datasets.augmentation`.
     """
 
-    dataset_name: str = flag("digits", "{names}", NETWORK, OneOf(DATASETS), "NAME", evaluate="run")
-    data_dir: Path | None = flag(
-        None,
+    dataset_name: str = flag("digits", NETWORK, OneOf(DATASETS), "NAME", evaluate="run", help="{names}")
+    data_dir: Path | None = flag(None, NETWORK, Path, "DIR", is_free=True, evaluate="run", help=(
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
-        "tensorflow-datasets keeps its files",
-        NETWORK,
-        Path,
-        "DIR",
-        is_free=True,
-        evaluate="run",
-    )
+        "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(
-        None,
-        "for an `image_folder` without `test/` and `val/`: the share of each class used for testing",
-        DATA,
-        number(float, 1e-9, 0.9, "above 0 and at most 0.9"),
-        "SHARE",
-        evaluate="run",
-    )
-    skip_broken: bool = flag(
-        False, "for an `image_folder`: leave out images that cannot be decoded", DATA, evaluate="run"
-    )
+        None, DATA, number(float, 1e-9, 0.9, "above 0 and at most 0.9"), "SHARE", evaluate="run", help=(
+        "for an `image_folder` without `test/` and `val/`: the share of each class used for testing"))
+    skip_broken: bool = flag(False, DATA, evaluate="run", help=(
+        "for an `image_folder`: leave out images that cannot be decoded"))
     image_memory: float | None = flag(
-        None,
-        "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they are "
-        "kept in a file under `<logdir>/images`",
-        DATA,
-        number(float, 0, 1e9, "a number of MB of at least 0"),
-        "MB",
-        words="a quarter of the available memory",
-        is_free=True,
-        evaluate="given",
-    )
+        None, DATA, number(float, 0, 1e9, "a number of MB of at least 0"), "MB",
+        words="a quarter of the available memory", is_free=True, evaluate="given", help=(
+        "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they "
+        "are kept in a file under `<logdir>/images`"))
     cache_dir: Path | None = derived(None, lambda run: run["logdir"] / "images")
-    augment: str = flag(
-        DIGITS["augment"], "[how training images vary](#augmentation): {names}", DATA, OneOf(AUGMENTATIONS), "KIND"
-    )
-    cached_views: int | None = flag(
-        None,
+    augment: str = flag(DIGITS["augment"], DATA, OneOf(AUGMENTATIONS), "KIND", help=(
+        "[how training images vary](#augmentation): {names}"))
+    cached_views: int | None = flag(None, DATA, count, "K", words="new views in each epoch", help=(
         "with `--augment flip_rotate`: each epoch draws from this many kept views of each image, so that their "
-        "features can be cached",
-        DATA,
-        count,
-        "K",
-        words="new views in each epoch",
-    )
+        "features can be cached"))
 
 
 @dataclass(frozen=True)
@@ -248,167 +195,68 @@ class Settings:
     `gradient_clipping` and `warmup`: see `training.optimizers`.
     """
 
-    trained_layers: int = flag(
-        1,
-        "for `last_layers_training`: how many of the last layers with weights train",
-        TRAINED,
-        count,
-        "N",
-        used_by=(SOME_SCHEMES,),
-    )
-    prune_interval: int = flag(
-        2, "epochs between two removals of channels", PRUNING, count, "EPOCHS", used_by=(SOME_SCHEMES,)
-    )
+    trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
+        "for `last_layers_training`: how many of the last layers with weights train"))
+    prune_interval: int = flag(2, PRUNING, count, "EPOCHS", used_by=(SOME_SCHEMES,), help=(
+        "epochs between two removals of channels"))
     prune_ratio: float = flag(
-        0.25,
-        "share of the group lasso in the first batch's loss",
-        PRUNING,
-        number(float, 0, 0.99, "from 0 to 0.99"),
-        "SHARE",
-        used_by=(SOME_SCHEMES,),
-    )
-    prune_threshold: float = flag(
-        0.7,
+        0.25, PRUNING, number(float, 0, 0.99, "from 0 to 0.99"), "SHARE", used_by=(SOME_SCHEMES,), help=(
+        "share of the group lasso in the first batch's loss"))
+    prune_threshold: float = flag(0.7, PRUNING, at_least_0, "SHARE", used_by=(SOME_SCHEMES,), help=(
         "a channel is removed if each of its readers gets less than this share of what it got from a median channel "
-        "at first",
-        PRUNING,
-        at_least_0,
-        "SHARE",
-        used_by=(SOME_SCHEMES,),
-    )
+        "at first"))
     optimizer: str = NetworkSettings.optimizer
-    num_epochs: int = flag(
-        PAPER["num_epochs"],
-        "epochs. With `--deadline`, the default [follows from it](time_budget.md#a-deadline)",
-        TRAINED,
-        whole_number(1, 1_000_000),
-        "N",
-    )
-    max_steps: int | None = flag(
-        None, "stop, and end the learning-rate schedule, after so many steps in all", TRAINED, count, "N"
-    )
-    learning_rate: float = flag(
-        PAPER["learning_rate"],
-        "highest learning rate; `--recipe robust` has its own",
-        TRAINED,
-        rate,
-        "RATE",
-        follows_record=True,
-    )
+    num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", help=(
+        "epochs. With `--deadline`, the default [follows from it](time_budget.md#a-deadline)"))
+    max_steps: int | None = flag(None, TRAINED, count, "N", help=(
+        "stop, and end the learning-rate schedule, after so many steps in all"))
+    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", follows_record=True, help=(
+        "highest learning rate; `--recipe robust` has its own"))
     warmup: float = flag(
-        0.0,
-        "with `sgd`: share of the steps, those of `--head_epochs` not counted, in which the learning rate rises to its "
-        "highest",
-        TRAINED,
-        number(float, 0, 0.9, "from 0 to 0.9"),
-        "SHARE",
-        words="by `--recipe`",
-        used_by=(SOME_OPTIMIZERS,),
-        follows_record=True,
-        earlier=0.0,
-    )
-    head_epochs: int = flag(
-        0,
-        "epochs before the others in which the head alone trains, from [cached features](runs.md#features)",
-        TRAINED,
-        whole_number(0, 1_000_000),
-        "N",
-    )
-    head_learning_rate: float = flag(
-        1e-2, "initial learning rate during `--head_epochs`", TRAINED, rate, "RATE", used_by=(HEAD_FIRST,)
-    )
+        0.0, TRAINED, number(float, 0, 0.9, "from 0 to 0.9"), "SHARE",
+        words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), follows_record=True, earlier=0.0, help=(
+        "with `sgd`: share of the steps, those of `--head_epochs` not counted, in which the learning rate rises to "
+        "its highest"))
+    head_epochs: int = flag(0, TRAINED, whole_number(0, 1_000_000), "N", help=(
+        "epochs before the others in which the head alone trains, from [cached features](runs.md#features)"))
+    head_learning_rate: float = flag(1e-2, TRAINED, rate, "RATE", used_by=(HEAD_FIRST,), help=(
+        "initial learning rate during `--head_epochs`"))
     weight_decay: float = flag(
-        PAPER["weight_decay"],
-        "per unit of learning rate; `sgd` only",
-        TRAINED,
-        number(float, 0, 100, "from 0 to 100"),
-        "RATE",
-        used_by=(SOME_OPTIMIZERS,),
-    )
+        PAPER["weight_decay"], TRAINED, number(float, 0, 100, "from 0 to 100"), "RATE", used_by=(SOME_OPTIMIZERS,),
+        help="per unit of learning rate; `sgd` only")
     gradient_clipping: float | None = flag(
-        None,
+        None, NETWORK, at_least_0, "SHARE",
+        of=lambda run: run["gradient_clipping"] or None, words="by `--recipe`", follows_record=True, help=(
         "with `sgd`: bound the norm of each gradient, but for the head's, by this share of the norm of its weights "
-        "(adaptive gradient clipping); 0 sets no bound",
-        NETWORK,
-        at_least_0,
-        "SHARE",
-        of=lambda run: run["gradient_clipping"] or None,
-        words="by `--recipe`",
-        follows_record=True,
-    )
-    rho: float = flag(
-        PAPER["rho"],
+        "(adaptive gradient clipping); 0 sets no bound"))
+    rho: float = flag(PAPER["rho"], BUDGET, share, "SHARE", used_by=(ELASTIC,), help=(
         "step time of elastic training, as a share of a full step's. A single selection may take up to 0.03 more if "
         "earlier ones took less. Even with 1, `elastic_training` trains only [tensors of positive "
-        "importance](time_budget.md#rho-1-is-not-full-training)",
-        BUDGET,
-        share,
-        "SHARE",
-        used_by=(ELASTIC,),
-    )
-    deadline: float | None = flag(
-        None,
-        "instead of `--rho`: wall-clock time for all of training, in seconds or as `90m` or `2.5h`",
-        BUDGET,
-        duration,
-        "TIME",
-    )
+        "importance](time_budget.md#rho-1-is-not-full-training)"))
+    deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
+        "instead of `--rho`: wall-clock time for all of training, in seconds or as `90m` or `2.5h`"))
     interval: float = flag(
-        PAPER["interval"],
-        "epochs between two selections; 0.5 selects twice per epoch",
-        BUDGET,
-        number(float, 1e-9, 1e9, "a number above 0"),
-        "EPOCHS",
-        used_by=(ELASTIC,),
-    )
+        PAPER["interval"], BUDGET, number(float, 1e-9, 1e9, "a number above 0"), "EPOCHS", used_by=(ELASTIC,), help=(
+        "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(
-        True,
+        True, BUDGET, metavar="True|False", words="`True`, `False` with `--deterministic`", used_by=(ELASTIC,), help=(
         "measure how fast the device is before each selection, and [correct the "
-        "budget](time_budget.md#how-the-budget-is-corrected)",
-        BUDGET,
-        metavar="True|False",
-        words="`True`, `False` with `--deterministic`",
-        used_by=(ELASTIC,),
-    )
+        "budget](time_budget.md#how-the-budget-is-corrected)"))
     time_resolution: int | None = flag(
-        None,
-        "number of time steps in which the solver counts the budget (the paper's T_q)",
-        BUDGET,
-        whole_number(10, 10_000_000),
-        "STEPS",
-        words="automatic",
-        used_by=(ELASTIC, BY_IMPORTANCE),
-    )
+        None, BUDGET, whole_number(10, 10_000_000), "STEPS", words="automatic", used_by=(ELASTIC, BY_IMPORTANCE), help=(
+        "number of time steps in which the solver counts the budget (the paper's T_q)"))
     importance_batches: int = flag(
-        1,
+        1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), follows_record=True, help=(
         "batches on which importance is measured; with 2 or more, [an update is judged on other "
-        "images](how_it_works.md#the-six-steps) than it was made from",
-        BUDGET,
-        count,
-        "N",
-        used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES),
-        follows_record=True,
-    )
-    feature_cache: str = flag(
-        FEATURE_CACHES[0],
+        "images](how_it_works.md#the-six-steps) than it was made from"))
+    feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
         "how [features](runs.md#features) of the frozen layers are kept where that saves time: `float32`, `float16` "
-        "(half the memory, rounded), or `off`, as in the paper",
-        DATA,
-        OneOf(FEATURE_CACHES),
-        "KIND",
-    )
-    checkpoint_minutes: float = flag(
-        10.0,
-        "minutes between two checkpoints; 0 writes one after every step",
-        RESUMING,
-        at_least_0,
-        "MINUTES",
-        is_free=True,
-    )
-    checkpoint_steps: int | None = flag(
-        None, "also write a checkpoint every so many steps", RESUMING, count, "N", is_free=True
-    )
-    save_model: bool = flag(False, "keep `best.keras` and `last.keras` in the run's folder", OUTPUT, is_free=True)
+        "(half the memory, rounded), or `off`, as in the paper"))
+    checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
+        "minutes between two checkpoints; 0 writes one after every step"))
+    checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
+        "also write a checkpoint every so many steps"))
+    save_model: bool = flag(False, OUTPUT, is_free=True, help="keep `best.keras` and `last.keras` in the run's folder")
 
 
 @dataclass(frozen=True)
@@ -421,106 +269,39 @@ class RunSettings:
     """
 
     logdir: Path = flag(
-        Path("logs"),
-        "folder of the runs and the timing tables",
-        NETWORK,
-        folder,
-        "DIR",
-        used_by=(NAMED_HERE,),
-        is_free=True,
-        evaluate="given",
-    )
+        Path("logs"), NETWORK, folder, "DIR", used_by=(NAMED_HERE,), is_free=True, evaluate="given", help=(
+        "folder of the runs and the timing tables"))
     run_name: str = flag(
-        "",
-        "folder under `--logdir`. A name that exists gets the suffix `-2`, `-3`, …",
-        OUTPUT,
-        str,
-        "NAME",
-        words="made from the settings",
-        used_by=(NAMED_HERE,),
-        is_free=True,
-    )
+        "", OUTPUT, str, "NAME", words="made from the settings", used_by=(NAMED_HERE,), is_free=True, help=(
+        "folder under `--logdir`. A name that exists gets the suffix `-2`, `-3`, …"))
     train_type: str = flag(
-        RECIPES["paper"]["train_type"],
-        "the scheme, see [Schemes](#schemes): {names}",
-        TRAINED,
-        OneOf(SCHEMES),
-        "SCHEME",
-        words="by `--recipe`",
-        follows_record=True,
-    )
+        RECIPES["paper"]["train_type"], TRAINED, OneOf(SCHEMES), "SCHEME", words="by `--recipe`", follows_record=True,
+        help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
-        PAPER["recipe"],
-        "{names}: defaults of four flags, see [Recipes](#recipes)",
-        NETWORK,
-        OneOf(RECIPES),
-        "NAME",
-        words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE,),
-    )
-    resume: bool = flag(
-        False,
-        "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues the "
-        "run that the other flags name, and starts it if it does not exist",
-        RESUMING,
-        Path,
-        "DIR",
-        is_free=True,
-    )
-    overwrite: bool = flag(
-        False,
-        "overwrite the run of that name instead of appending `-2`, `-3`, …",
-        OUTPUT,
-        used_by=(NAMED_HERE,),
-        is_free=True,
-    )
-    deterministic: bool = flag(
-        False,
-        "two runs with one seed agree [bit for bit](runs.md#deterministic-runs); implies `--correct_budget False`",
-        TRAINED,
-    )
-    allow_stale_profile: bool = flag(
-        False,
+        PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
+        used_by=(WITH_RECIPE,), help=(
+        "{names}: defaults of four flags, see [Recipes](#recipes)"))
+    resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
+        "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
+        "the run that the other flags name, and starts it if it does not exist"))
+    overwrite: bool = flag(False, OUTPUT, used_by=(NAMED_HERE,), is_free=True, help=(
+        "overwrite the run of that name instead of appending `-2`, `-3`, …"))
+    deterministic: bool = flag(False, TRAINED, help=(
+        "two runs with one seed agree [bit for bit](runs.md#deterministic-runs); implies `--correct_budget False`"))
+    allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
         "use a timing table made [on another machine, with other versions or before the network "
-        "changed](runs.md#a-stale-timing-table)",
-        BUDGET,
-        used_by=(ELASTIC,),
-    )
-    save_txt: bool = flag(
-        False,
-        "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do",
-        OUTPUT,
-        is_free=True,
-    )
-    export: str | None = flag(
-        None,
+        "changed](runs.md#a-stale-timing-table)"))
+    save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
+        "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
+    export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
         "{names}: write the best model in this format and [check it](runs.md#export-to-tensorflow-lite). This keeps "
-        "`best.keras` too",
-        OUTPUT,
-        OneOf(EXPORTERS),
-        "FORMAT",
-        is_free=True,
-        evaluate="given",
-    )
-    evaluate: Path | None = flag(
-        None,
+        "`best.keras` too"))
+    evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "train nothing; [test the best model](runs.md#evaluate-a-model) of this run's folder, or this `.keras` file, "
-        "class by class",
-        OUTPUT,
-        Path,
-        "PATH",
-        is_free=True,
-        evaluate="given",
-    )
-    power_csv: Path | None = flag(
-        None,
-        "record of an external power meter (time,watts), for [`energy_joules`](runs.md#energy-memory-flops). The file "
-        "must exist when the run starts; it is read when training is over",
-        OUTPUT,
-        Path,
-        "FILE",
-        is_free=True,
-    )
+        "class by class"))
+    power_csv: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
+        "record of an external power meter (time,watts), for [`energy_joules`](runs.md#energy-memory-flops). The "
+        "file must exist when the run starts; it is read when training is over"))
 
     @property
     def folder(self) -> Path:
@@ -537,30 +318,15 @@ class ProfileSettings:
         from_trace: None: measure here.
     """
 
-    timing: str = flag(
-        TIMINGS[0],
+    timing: str = flag(TIMINGS[0], PROFILE, OneOf(TIMINGS), "SOURCE", help=(
         "source of the operation times. `trace` measures each; `flops` counts FLOPs and scales them to the measured "
-        "full step",
-        PROFILE,
-        OneOf(TIMINGS),
-        "SOURCE",
-    )
+        "full step"))
     seconds: float | None = flag(
-        None,
-        "time for measuring steps. Five rounds are made in any case",
-        PROFILE,
-        number(float, 0, 86_400, "seconds from 0 to 86,400"),
-        "SECONDS",
-        words="110",
-    )
-    from_trace: Path | None = flag(
-        None,
-        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) and "
-        "measure nothing here",
-        PROFILE,
-        Path,
-        "FILE",
-    )
+        None, PROFILE, number(float, 0, 86_400, "seconds from 0 to 86,400"), "SECONDS", words="110", help=(
+        "time for measuring steps. Five rounds are made in any case"))
+    from_trace: Path | None = flag(None, PROFILE, Path, "FILE", help=(
+        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
+        "and measure nothing here"))
 
 
 MAIN_FLAGS: dict[str, Flag] = flags_of(NetworkSettings, DataSettings, RunSettings, Settings)

@@ -219,8 +219,8 @@ def test_code_of_an_entry_is_imported_when_it_is_first_called():
 def test_a_field_of_a_settings_class_is_the_flag():
     @dataclass(frozen=True)
     class More:
-        amount: float = flag(0.5, "an [amount](page.md) of `x`", "More", share, "SHARE")
-        is_on: bool = flag(False, "a switch", "More")
+        amount: float = flag(0.5, "More", share, "SHARE", help="an [amount](page.md) of `x`")
+        is_on: bool = flag(False, "More", help="a switch")
 
     parser = OneLineParser(prog="more.py")
     add_flags(parser, flags_of(More))

@@ -14,7 +14,7 @@ from elastic_trainer.cli.flags import profiler_parser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.options import built
-from elastic_trainer.registry import DATASETS, OPTIMIZERS, SCHEMES, Registry
+from elastic_trainer.registry import DATASETS, OPTIMIZERS, SCHEMES, users
 from elastic_trainer.settings import (
     CLIPPING,
     RECIPES,
@@ -183,7 +183,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     args.optimizer = _optimizer(args)
     if args.gradient_clipping and "gradient_clipping" not in OPTIMIZERS[args.optimizer].uses:
         raise UserError(
-            f"--gradient_clipping: goes with --optimizer {_those_that_use('gradient_clipping', OPTIMIZERS)} only, not "
+            f"--gradient_clipping: goes with --optimizer {users(OPTIMIZERS, 'gradient_clipping')} only, not "
             f"{args.optimizer}; leave it out"
         )
     for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
@@ -236,11 +236,7 @@ def check_data_options(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that the data set does not use."""
     for name in ("skip_broken", "test_fraction"):
         if getattr(args, name, None) and name not in DATASETS[args.dataset_name].uses:
-            raise UserError(f"--{name}: goes with --dataset_name {_those_that_use(name, DATASETS)} only")
-
-
-def _those_that_use(flag: str, registry: Registry[Any]) -> str:
-    return " or ".join(name for name, entry in registry.items() if flag in entry.uses)
+            raise UserError(f"--{name}: goes with --dataset_name {users(DATASETS, name)} only")
 
 
 def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path) -> str:
