@@ -16,10 +16,10 @@ from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes
 from elastic_trainer.datasets.images import fingerprint, read
-from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import find
 from elastic_trainer.errors import UserError
+from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import DataSettings
 
 
@@ -40,7 +40,7 @@ def load(
     """The data set that `--dataset_name` names, with its images read. Shows a progress bar.
 
     Args:
-        name: digits, caltech_birds2011, oxford_iiit_pet, stanford_dogs, or image_folder.
+        name: a key of `registry.DATASETS`.
         input_size: height and width in pixels.
         batch_size: images per step.
         seed: of the training order and of augmentation.
@@ -66,7 +66,7 @@ def load(
     broken = [*train.broken.values(), *test.broken.values()]
     if broken:
         count = f"{len(broken)} of {source.train.count + source.test.count} images"
-        if name in TFDS_NAMES:
+        if DATASETS[name].is_tfds:
             raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
         if not skip_broken:
             raise broken_images(broken, count)

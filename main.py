@@ -1,6 +1,6 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
-It wires one run: train, `--resume`, `--evaluate`, `--export`. Every flag is declared in elastic_trainer/cli/flags.py;
+It wires one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in elastic_trainer/settings.py;
 docs/flags.md lists them. A run leaves its results in logs/<run_name>/.
 """
 
@@ -17,12 +17,13 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
+from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
 from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
-from elastic_trainer.settings import BEST_MODEL, is_elastic, measures_importance
+from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
     import keras
@@ -75,8 +76,9 @@ def train_run(command: TrainCommand) -> None:
     model = models.build(network)
     _check_saving(model, command)
     mask = trainable_mask(command.train_type, model, settings.trained_layers)
-    check_memory(model, network, mask, measures_importance(command.train_type))
-    table = _timing_table(model, command) if is_elastic(command.train_type) else None
+    scheme = SCHEMES[command.train_type]
+    check_memory(model, network, mask, scheme.importance is not None)
+    table = _timing_table(model, command) if scheme.is_elastic else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     if run.resume:
         _check_unchanged(command, dataset)
@@ -131,8 +133,8 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
 
     if command.training.save_model and is_custom_model(command.network.model_name):
         export = command.run.export
-        is_pruned = command.train_type == "prunetrain"
-        check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and is_pruned)
+        changes_network = SCHEMES[command.train_type].changes_network
+        check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and changes_network)
 
 
 def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
@@ -158,10 +160,9 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
-    """Write the run's best model for TensorFlow Lite, if asked for. Raises `UserError` if the run kept none."""
+    """Write the run's best model in another format, if asked for. Raises `UserError` if the run kept none."""
     if not command.run.export:
         return
-    from elastic_trainer.evaluation.export import export_tflite
     from elastic_trainer.networks.saved_model import load_model
 
     best = folder / BEST_MODEL
@@ -169,17 +170,16 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
         raise UserError(
             f"--export {command.run.export}: {folder} holds no best.keras; no better epoch ended since it is to be kept"
         )
-    if command.train_type == "prunetrain":
+    if SCHEMES[command.train_type].changes_network:
         model = load_model(best, "--export")
     else:  # also for networks with custom layers, which Keras cannot load
         model.load_weights(best)
-    print(export_tflite(model, dataset, folder, str(best)))
+    print(EXPORTERS[command.run.export].export(model, dataset, folder, str(best)))
 
 
 def evaluate(command: EvaluateCommand) -> None:
     """Evaluate a model class by class, and export it if asked for."""
     from elastic_trainer.evaluation.class_report import write_report
-    from elastic_trainer.evaluation.export import export_tflite
     from elastic_trainer.evaluation.predictions import predict
 
     model, dataset = load_to_evaluate(command)
@@ -196,7 +196,7 @@ def evaluate(command: EvaluateCommand) -> None:
     }
     print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
     if command.export:
-        print(export_tflite(model, dataset, command.folder, str(command.model)))
+        print(EXPORTERS[command.export].export(model, dataset, command.folder, str(command.model)))
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
@@ -271,8 +271,9 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
 
 def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
     print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
-    if command.run.export and (folder / BEST_MODEL).is_file() and not (folder / "model.tflite").exists():
-        print(f"to export its best model: python main.py --evaluate {folder} --export {command.run.export}")
+    export = command.run.export
+    if export and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].file).exists():
+        print(f"to export its best model: python main.py --evaluate {folder} --export {export}")
 
 
 def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The schemes' table, and the one training loop (paper sections 3 and 4).
+"""Trains a network under a scheme of `elastic_trainer.registry` (paper sections 3 and 4).
 
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). The one training loop is
 `elastic_trainer.trainer.Trainer`; `train` runs it with what a run folder needs.
@@ -20,7 +20,6 @@ each time, and everything it touches is restored; the budget rests on measured s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -29,63 +28,17 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import Stopped
-from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.pruning.scheme import PruneTrainScheme
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.energy import Energy, find_energy_meter
 from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection.importance import (
-    GradientMagnitude,
-    ImportanceEvaluator,
-    NoImportance,
-    Random,
-    WeightMagnitude,
-)
-from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import (
-    FIXED_MASKS,
-    ElasticScheme,
-    FixedScheme,
-    HeadFirst,
-    Scheme,
-    SchemeContext,
-)
-from elastic_trainer.selection.select import Selection, select_tensors, select_upper_part
+from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_scheme
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification, Task
 from elastic_trainer.trainer import Trainer
-
-
-def _fixed(train_type: str, context: SchemeContext) -> Scheme:
-    return FixedScheme(FIXED_MASKS[train_type](context.task.model, context.settings.trained_layers))
-
-
-def elastic_scheme(
-    context: SchemeContext,
-    importance: type[ImportanceEvaluator] = ImportanceEvaluator,
-    select: Callable[..., Selection] = select_tensors,
-) -> Scheme:
-    """Elastic training with another importance or another Tensor Selector, see `ElasticScheme`."""
-    assert context.budget is not None, "elastic training needs a time budget"
-    return ElasticScheme(context.task, context.data, context.settings, context.budget, importance, select)
-
-
-def _prunetrain(context: SchemeContext) -> Scheme:
-    return PruneTrainScheme(context.task.model, context.data, context.settings)
-
-
-SCHEMES: dict[str, Callable[[SchemeContext], Scheme]] = {
-    **{train_type: partial(_fixed, train_type) for train_type in FIXED_MASKS},
-    "elastic_training": elastic_scheme,
-    "elastic_training_weight_magnitude": partial(elastic_scheme, importance=WeightMagnitude),
-    "elastic_training_grad_magnitude": partial(elastic_scheme, importance=GradientMagnitude),
-    "elastic_training_random": partial(elastic_scheme, importance=Random),
-    "elastic_training_upper_part": partial(elastic_scheme, importance=NoImportance, select=select_upper_part),
-    "prunetrain": _prunetrain,
-}
 
 
 def train(
@@ -114,10 +67,7 @@ def train(
         Stopped: by a signal; a checkpoint has been written.
     """
     task = ImageClassification(model)
-    scheme = SCHEMES[train_type](SchemeContext(task, data, settings, budget))
-    head_steps = Schedule.of(settings, data.steps_per_epoch).head_steps
-    if head_steps:
-        scheme = HeadFirst(scheme, head_mask(model), head_steps)
+    scheme = make_scheme(train_type, SchemeContext(task, data, settings, budget))
     return run_training(task, data, scheme, settings, run, stop)
 
 
@@ -148,13 +98,8 @@ def run_training(
     return {**results, **energy.report(results["energy_joules"])}
 
 
-full_training = partial(train, "full_training")
-traditional_tl_training = partial(train, "traditional_tl_training")
-bn_plus_bias_training = partial(train, "bn_plus_bias_training")
-last_layers_training = partial(train, "last_layers_training")
-elastic_training = partial(train, "elastic_training")
-elastic_training_weight_magnitude = partial(train, "elastic_training_weight_magnitude")
-elastic_training_grad_magnitude = partial(train, "elastic_training_grad_magnitude")
-elastic_training_random = partial(train, "elastic_training_random")
-elastic_training_upper_part = partial(train, "elastic_training_upper_part")
-prunetrain = partial(train, "prunetrain")
+def __getattr__(name: str) -> Any:
+    """`train` for the scheme called `name`, such as `train.elastic_training`."""
+    if name in SCHEMES:
+        return partial(train, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 
 
 class UserError(Exception):
@@ -21,6 +23,18 @@ def first_line(error: BaseException) -> str:
     """What an error says, without the lines that follow the first."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def did_you_mean(text: str, names: Sequence[str]) -> str:
+    """`; did you mean '…'?` with the one of `names` that is most like `text`, or nothing if none is."""
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(text.lower(), by_lower, n=1)
+    return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
+
+
+def not_one_of(text: str, names: Sequence[str]) -> str:
+    """What to say of a word that is none of `names`."""
+    return f"'{text}' is not one of {', '.join(names)}{did_you_mean(text, names)}"
 
 
 def printable(text: str) -> str:

@@ -1,9 +1,10 @@
-"""The settings of a run as typed values, their defaults, and the names of the schemes (no TensorFlow here).
+"""The settings of a run as typed values, one dataclass a subject (no TensorFlow here). A field is the flag.
 
-Three sets of defaults. `PAPER` holds the settings of the paper's experiments (section 6). `DIGITS` holds those of the
-`digits` data set, which needs no download and trains in a minute on two cores. `PHOTOS` holds those of an image folder.
-What a recipe sets replaces them. The command line (cli/) turns its words
-into these classes once; everything else takes values.
+`flag` gives a field all that is known of its flag: default, help, section of docs/flags.md, type, and what it goes
+with. The command line (cli/) turns its words into these classes once; everything else takes values.
+
+`PAPER` holds the settings of the paper's experiments (section 6). A data set may have other defaults
+(`registry.DATASETS`). What a recipe sets replaces them.
 """
 
 from __future__ import annotations
@@ -12,30 +13,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-FIXED_TYPES = ("full_training", "traditional_tl_training", "bn_plus_bias_training", "last_layers_training")
-ELASTIC_TYPES = (
-    "elastic_training",
-    "elastic_training_weight_magnitude",
-    "elastic_training_grad_magnitude",
-    "elastic_training_random",
-    "elastic_training_upper_part",
+from elastic_trainer.options import (
+    Flag,
+    OneOf,
+    Use,
+    at_least_0,
+    count,
+    derived,
+    duration,
+    flag,
+    flags_of,
+    folder,
+    number,
+    rate,
+    share,
+    whole_number,
 )
-TRAIN_TYPES = (*FIXED_TYPES, *ELASTIC_TYPES, "prunetrain")
-OPTIMIZERS = {"sgd": 1, "adam": 2}  # by name: variables that each keeps of the size of every trained one
+from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy, users
+
 TIMINGS = ("trace", "flops")
-EXPORTS = ("tflite",)
 FEATURE_CACHES = ("float32", "float16", "off")
+AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
-RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
-    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0},
-    "robust": {
-        "train_type": "elastic_training_upper_part",
-        "gradient_clipping": CLIPPING,
-        "warmup": 0.1,
-        "learning_rate": 3e-3,
-        "elastic_learning_rate": 5e-3,  # of elastic schemes
-    },
-}
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
 
 PAPER: dict[str, Any] = {
@@ -52,59 +51,104 @@ PAPER: dict[str, Any] = {
     "rho": 0.5,
     "recipe": "paper",
 }
-PHOTOS: dict[str, Any] = {**PAPER, "recipe": "robust"}
-DIGITS: dict[str, Any] = {
-    **PAPER,
-    "model_name": "mobilenetv2",
-    "input_size": 64,
-    "batch_size": 16,
-    "alpha": 0.35,
-    "augment": "none",  # a mirrored digit is no digit
-    "learning_rate": 2e-3,
-    "num_epochs": 24,
-    "interval": 12,
-    "rho": 0.45,
+RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
+    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0},
+    "robust": {
+        "train_type": "elastic_training_upper_part",
+        "gradient_clipping": CLIPPING,
+        "warmup": 0.1,
+        "learning_rate": 3e-3,
+        "elastic_learning_rate": 5e-3,  # of elastic schemes
+    },
 }
 
 
 def defaults_of(dataset_name: str) -> dict[str, Any]:
-    """The defaults for a data set: `DIGITS`, `PHOTOS` or `PAPER`."""
-    return {"digits": DIGITS, "image_folder": PHOTOS}.get(dataset_name, PAPER)
+    """The defaults for a data set. Raises `ValueError` if its entry has one for what `PAPER` has none."""
+    own = DATASETS[dataset_name].defaults
+    check_names(own, PAPER)
+    return {**PAPER, **own}
 
 
-def is_elastic(train_type: str) -> bool:
-    """Whether a scheme selects tensors within a time budget."""
-    return train_type in ELASTIC_TYPES
+def check_names(table: Any, known: Any) -> None:
+    """Raise `ValueError` for a name in a table of defaults that no flag has."""
+    unknown = [name for name in table if name not in known]
+    if unknown:
+        raise ValueError(f"a table of defaults has '{unknown[0]}', which is none of {', '.join(known)}")
 
 
-def measures_importance(train_type: str) -> bool:
-    """Whether a scheme selects tensors by their importance."""
-    return is_elastic(train_type) and train_type != "elastic_training_upper_part"
+DIGITS, PHOTOS = defaults_of("digits"), defaults_of("image_folder")
 
+# Sections of docs/flags.md, and of --help. The first is that of profiler.py and main.py.
+NETWORK, PROFILE = "Network and data", "Operation times"
+TRAINED, BUDGET, PRUNING = "What is trained", "Time budget and selection", "PruneTrain"
+DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
+
+ELASTIC = Use(lambda _: "elastic schemes", lambda _, run: SCHEMES[run["train_type"]].is_elastic)
+BY_IMPORTANCE = Use(
+    lambda _: "schemes that select by importance", lambda _, run: SCHEMES[run["train_type"]].importance is not None
+)
+ON_IMAGES = Use(
+    lambda _: "schemes that measure importance on images",
+    lambda _, run: IMPORTANCES[SCHEMES[run["train_type"]].importance or ""].reads_images,
+)
+SOME_SCHEMES = Use(
+    lambda name: f"--train_type {users(SCHEMES, name)}",
+    lambda name, run: name in SCHEMES[run["train_type"]].uses,
+)
+SOME_OPTIMIZERS = Use(
+    lambda name: f"--optimizer {users(OPTIMIZERS, name)}",
+    lambda name, run: name in OPTIMIZERS[run["optimizer"]].uses,
+)
+HEAD_FIRST = Use(lambda _: "--head_epochs of 1 or more", lambda _, run: run["head_epochs"] > 0)
+WITH_RECIPE = Use(
+    lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
+    lambda _, run: not SCHEMES[run["train_type"]].changes_network,
+)
+NAMED_HERE = Use(lambda _: "runs that --resume DIR does not name", lambda _, run: not isinstance(run["resume"], Path))
+
+
+# fmt: off
+# A flag takes few lines: default, section, type, word for its value in --help, what it goes with, and its help.
 
 @dataclass(frozen=True)
 class NetworkSettings:
     """Which network is built, and what its training step computes.
 
     Attributes:
-        num_classes: outputs of the network; None until the data set is known.
-        alpha: width of a MobileNet; 1 for the others.
-        weights: imagenet, none, or a path.
-        mixed_precision: compute in half precision.
+        num_classes: None until the data set is known.
+        alpha: 1 for what is no MobileNet.
         clips_gradients: bound each update, see `training.optimizers`.
-        seed: of new weights, dropout, augmentation and the order of the images.
     """
 
-    model_name: str = PAPER["model_name"]
-    input_size: int = PAPER["input_size"]
-    num_classes: int | None = None
-    batch_size: int = PAPER["batch_size"]
-    weights: str = PAPER["weights"]
-    alpha: float = PAPER["alpha"]
-    optimizer: str = "sgd"
-    mixed_precision: bool = False
-    clips_gradients: bool = False
-    seed: int = 0
+    model_name: str = flag(
+        PAPER["model_name"], NETWORK, Lazy("elastic_trainer.networks.names:known_network"), "NAME",
+        evaluate="run", help=(
+        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), any other name of `keras.applications` such as "
+        "`efficientnetb0` or `convnexttiny`, or [your own network](your_data_and_networks.md#your-own-network): "
+        "`FILE.keras`, or `FILE.py:FUNCTION`, called with (height, width, 3) and the number of classes"))
+    input_size: int = flag(PAPER["input_size"], NETWORK, whole_number(1, 4096), "PIXELS", evaluate="run", help=(
+        "height and width of the input in pixels"))
+    num_classes: int | None = flag(
+        None, NETWORK, whole_number(2, 100_000), "N", words="the data set's", evaluate="run", help=(
+        "outputs of the new head"))
+    batch_size: int = flag(PAPER["batch_size"], NETWORK, whole_number(1, 65_536), "N", evaluate="run", help=(
+        "images per step"))
+    weights: str = flag(
+        PAPER["weights"], NETWORK, Lazy("elastic_trainer.networks.names:known_weights"), "imagenet|none|PATH",
+        words="glyph weights or `imagenet`", help=(
+        "where the network starts from, see [Weights](#weights). The glyph weights are the default for MobileNetV2 "
+        "of width 0.35 on `digits`"))
+    alpha: float = flag(PAPER["alpha"], NETWORK, number(float, 0.01, 4, "from 0.01 to 4"), "WIDTH", help=(
+        "width of a MobileNet"))
+    optimizer: str = flag("sgd", NETWORK, OneOf(OPTIMIZERS), "NAME", words="`adam` for `vit`, else `sgd`", help=(
+        "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate"))
+    mixed_precision: bool = flag(False, NETWORK, help=(
+        "compute in bfloat16 (CPUs with instructions for it) or float16 (GPUs, with loss scaling). Weights stay "
+        "float32. [Measure first](#mixed-precision)"))
+    clips_gradients: bool = derived(False, lambda run: bool(run["gradient_clipping"]))
+    seed: int = flag(0, NETWORK, whole_number(0, 2**31 - 1), "N", help=(
+        "seed of the weights, the order of the data, augmentation and dropout"))
 
     def with_classes(self, count: int) -> NetworkSettings:
         """The same for `count` classes, if the number was left open."""
@@ -116,84 +160,180 @@ class DataSettings:
     """Which images are read, where they are kept, and how they are varied in training.
 
     Attributes:
-        data_dir: folder of the data set, if it needs one.
-        test_fraction, skip_broken: of image_folder, see `data.load`.
-        image_memory: MB that decoded images may take in memory; None: a quarter of what is available.
+        image_memory: in MB; None: a quarter of what is available.
         cache_dir: folder for decoded images that do not fit into memory; None: always in memory.
-        augment, cached_views: kind and number of views of training images, see `datasets.augmentation`.
+        augment, cached_views: see `datasets.augmentation`.
     """
 
-    dataset_name: str = "digits"
-    data_dir: Path | None = None
-    test_fraction: float | None = None
-    skip_broken: bool = False
-    image_memory: float | None = None
-    cache_dir: Path | None = None
-    augment: str = DIGITS["augment"]
-    cached_views: int | None = None
+    dataset_name: str = flag("digits", NETWORK, OneOf(DATASETS), "NAME", evaluate="run", help="{names}")
+    data_dir: Path | None = flag(None, NETWORK, Path, "DIR", is_free=True, evaluate="run", help=(
+        "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
+        "tensorflow-datasets keeps its files"))
+    test_fraction: float | None = flag(
+        None, DATA, number(float, 1e-9, 0.9, "above 0 and at most 0.9"), "SHARE", evaluate="run", help=(
+        "for an `image_folder` without `test/` and `val/`: the share of each class used for testing"))
+    skip_broken: bool = flag(False, DATA, evaluate="run", help=(
+        "for an `image_folder`: leave out images that cannot be decoded"))
+    image_memory: float | None = flag(
+        None, DATA, number(float, 0, 1e9, "a number of MB of at least 0"), "MB",
+        words="a quarter of the available memory", is_free=True, evaluate="given", help=(
+        "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they "
+        "are kept in a file under `<logdir>/images`"))
+    cache_dir: Path | None = derived(None, lambda run: run["logdir"] / "images")
+    augment: str = flag(DIGITS["augment"], DATA, OneOf(AUGMENTATIONS), "KIND", help=(
+        "[how training images vary](#augmentation): {names}"))
+    cached_views: int | None = flag(None, DATA, count, "K", words="new views in each epoch", help=(
+        "with `--augment flip_rotate`: each epoch draws from this many kept views of each image, so that their "
+        "features can be cached"))
 
 
 @dataclass(frozen=True)
 class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
-    `deadline` is in seconds and replaces `rho` (elastic schemes only); `interval` is in epochs, fractions allowed; a
-    checkpoint is written every `checkpoint_steps` steps, if given, and when the last one is `checkpoint_minutes` old.
-    `feature_cache` is one of FEATURE_CACHES, see `training.features`. `head_epochs` come before `num_epochs`, and train
-    the head alone from `head_learning_rate` on. `gradient_clipping` bounds updates, and the rate rises
-    over the share `warmup` of the steps, see `training.optimizers`.
+    `deadline` is in seconds and replaces `rho`; `interval` is in epochs. `feature_cache`: see `training.features`;
+    `gradient_clipping` and `warmup`: see `training.optimizers`.
     """
 
-    optimizer: str = "sgd"
-    learning_rate: float = PAPER["learning_rate"]
-    weight_decay: float = PAPER["weight_decay"]
-    num_epochs: int = PAPER["num_epochs"]
-    max_steps: int | None = None
-    interval: float = PAPER["interval"]
-    importance_batches: int = 1
-    rho: float = PAPER["rho"]
-    trained_layers: int = 1
-    deadline: float | None = None
-    correct_budget: bool = True
-    time_resolution: int | None = None
-    save_model: bool = False
-    prune_interval: int = 2
-    prune_ratio: float = 0.25
-    prune_threshold: float = 0.7
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float = 10.0
-    feature_cache: str = "float32"
-    head_epochs: int = 0
-    head_learning_rate: float = 1e-2
-    gradient_clipping: float | None = None
-    warmup: float = 0.0
+    trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
+        "for `last_layers_training`: how many of the last layers with weights train"))
+    prune_interval: int = flag(2, PRUNING, count, "EPOCHS", used_by=(SOME_SCHEMES,), help=(
+        "epochs between two removals of channels"))
+    prune_ratio: float = flag(
+        0.25, PRUNING, number(float, 0, 0.99, "from 0 to 0.99"), "SHARE", used_by=(SOME_SCHEMES,), help=(
+        "share of the group lasso in the first batch's loss"))
+    prune_threshold: float = flag(0.7, PRUNING, at_least_0, "SHARE", used_by=(SOME_SCHEMES,), help=(
+        "a channel is removed if each of its readers gets less than this share of what it got from a median channel "
+        "at first"))
+    optimizer: str = NetworkSettings.optimizer
+    num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", help=(
+        "epochs. With `--deadline`, the default [follows from it](time_budget.md#a-deadline)"))
+    max_steps: int | None = flag(None, TRAINED, count, "N", help=(
+        "stop, and end the learning-rate schedule, after so many steps in all"))
+    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", follows_record=True, help=(
+        "highest learning rate; `--recipe robust` has its own"))
+    warmup: float = flag(
+        0.0, TRAINED, number(float, 0, 0.9, "from 0 to 0.9"), "SHARE",
+        words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), follows_record=True, earlier=0.0, help=(
+        "with `sgd`: share of the steps, those of `--head_epochs` not counted, in which the learning rate rises to "
+        "its highest"))
+    head_epochs: int = flag(0, TRAINED, whole_number(0, 1_000_000), "N", help=(
+        "epochs before the others in which the head alone trains, from [cached features](runs.md#features)"))
+    head_learning_rate: float = flag(1e-2, TRAINED, rate, "RATE", used_by=(HEAD_FIRST,), help=(
+        "initial learning rate during `--head_epochs`"))
+    weight_decay: float = flag(
+        PAPER["weight_decay"], TRAINED, number(float, 0, 100, "from 0 to 100"), "RATE", used_by=(SOME_OPTIMIZERS,),
+        help="per unit of learning rate; `sgd` only")
+    gradient_clipping: float | None = flag(
+        None, NETWORK, at_least_0, "SHARE",
+        of=lambda run: run["gradient_clipping"] or None, words="by `--recipe`", follows_record=True, help=(
+        "with `sgd`: bound the norm of each gradient, but for the head's, by this share of the norm of its weights "
+        "(adaptive gradient clipping); 0 sets no bound"))
+    rho: float = flag(PAPER["rho"], BUDGET, share, "SHARE", used_by=(ELASTIC,), help=(
+        "step time of elastic training, as a share of a full step's. A single selection may take up to 0.03 more if "
+        "earlier ones took less. Even with 1, `elastic_training` trains only [tensors of positive "
+        "importance](time_budget.md#rho-1-is-not-full-training)"))
+    deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
+        "instead of `--rho`: wall-clock time for all of training, in seconds or as `90m` or `2.5h`"))
+    interval: float = flag(
+        PAPER["interval"], BUDGET, number(float, 1e-9, 1e9, "a number above 0"), "EPOCHS", used_by=(ELASTIC,), help=(
+        "epochs between two selections; 0.5 selects twice per epoch"))
+    correct_budget: bool = flag(
+        True, BUDGET, metavar="True|False", words="`True`, `False` with `--deterministic`", used_by=(ELASTIC,), help=(
+        "measure how fast the device is before each selection, and [correct the "
+        "budget](time_budget.md#how-the-budget-is-corrected)"))
+    time_resolution: int | None = flag(
+        None, BUDGET, whole_number(10, 10_000_000), "STEPS", words="automatic", used_by=(ELASTIC, BY_IMPORTANCE), help=(
+        "number of time steps in which the solver counts the budget (the paper's T_q)"))
+    importance_batches: int = flag(
+        1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), follows_record=True, help=(
+        "batches on which importance is measured; with 2 or more, [an update is judged on other "
+        "images](how_it_works.md#the-six-steps) than it was made from"))
+    feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
+        "how [features](runs.md#features) of the frozen layers are kept where that saves time: `float32`, `float16` "
+        "(half the memory, rounded), or `off`, as in the paper"))
+    checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
+        "minutes between two checkpoints; 0 writes one after every step"))
+    checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
+        "also write a checkpoint every so many steps"))
+    save_model: bool = flag(False, OUTPUT, is_free=True, help="keep `best.keras` and `last.keras` in the run's folder")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where a run is kept, how it is started, and what is done after training.
+    """What runs, where it is kept, how it is started, and what is done after training.
 
     Attributes:
         resume: continue the run of this name, if there is one.
-        overwrite: replace the run of this name.
-        deterministic: use TensorFlow's deterministic operations.
-        allow_stale_profile: accept a timing table of another machine or TensorFlow.
-        save_txt: write hours and best accuracy as the paper's scripts do.
-        export: format to export the best model to, or None.
-        power_csv: record of an external power meter, or None.
+        run_name: of its folder, without the suffix that tells runs of one name apart.
     """
 
-    logdir: Path
-    run_name: str
-    resume: bool = False
-    overwrite: bool = False
-    deterministic: bool = False
-    allow_stale_profile: bool = False
-    save_txt: bool = False
-    export: str | None = None
-    power_csv: Path | None = None
+    logdir: Path = flag(
+        Path("logs"), NETWORK, folder, "DIR", used_by=(NAMED_HERE,), is_free=True, evaluate="given", help=(
+        "folder of the runs and the timing tables"))
+    run_name: str = flag(
+        "", OUTPUT, str, "NAME", words="made from the settings", used_by=(NAMED_HERE,), is_free=True, help=(
+        "folder under `--logdir`. A name that exists gets the suffix `-2`, `-3`, …"))
+    train_type: str = flag(
+        RECIPES["paper"]["train_type"], TRAINED, OneOf(SCHEMES), "SCHEME", words="by `--recipe`", follows_record=True,
+        help="the scheme, see [Schemes](#schemes): {names}")
+    recipe: str = flag(
+        PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
+        used_by=(WITH_RECIPE,), help=(
+        "{names}: defaults of four flags, see [Recipes](#recipes)"))
+    resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
+        "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
+        "the run that the other flags name, and starts it if it does not exist"))
+    overwrite: bool = flag(False, OUTPUT, used_by=(NAMED_HERE,), is_free=True, help=(
+        "overwrite the run of that name instead of appending `-2`, `-3`, …"))
+    deterministic: bool = flag(False, TRAINED, help=(
+        "two runs with one seed agree [bit for bit](runs.md#deterministic-runs); implies `--correct_budget False`"))
+    allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
+        "use a timing table made [on another machine, with other versions or before the network "
+        "changed](runs.md#a-stale-timing-table)"))
+    save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
+        "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
+    export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
+        "{names}: write the best model in this format and [check it](runs.md#export-to-tensorflow-lite). This keeps "
+        "`best.keras` too"))
+    evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
+        "train nothing; [test the best model](runs.md#evaluate-a-model) of this run's folder, or this `.keras` file, "
+        "class by class"))
+    power_csv: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
+        "record of an external power meter (time,watts), for [`energy_joules`](runs.md#energy-memory-flops). The "
+        "file must exist when the run starts; it is read when training is over"))
 
     @property
     def folder(self) -> Path:
         """The folder that the name asks for; a new run of a name that exists gets -2, -3, … (`runs.folder`)."""
         return self.logdir / self.run_name
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """How a network is profiled.
+
+    Attributes:
+        seconds: None: `profiler.MEASURING_SECONDS`.
+        from_trace: None: measure here.
+    """
+
+    timing: str = flag(TIMINGS[0], PROFILE, OneOf(TIMINGS), "SOURCE", help=(
+        "source of the operation times. `trace` measures each; `flops` counts FLOPs and scales them to the measured "
+        "full step"))
+    seconds: float | None = flag(
+        None, PROFILE, number(float, 0, 86_400, "seconds from 0 to 86,400"), "SECONDS", words="110", help=(
+        "time for measuring steps. Five rounds are made in any case"))
+    from_trace: Path | None = flag(None, PROFILE, Path, "FILE", help=(
+        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
+        "and measure nothing here"))
+
+
+MAIN_FLAGS: dict[str, Flag] = flags_of(NetworkSettings, DataSettings, RunSettings, Settings)
+PROFILER_FLAGS: dict[str, Flag] = {
+    **{name: one for name, one in MAIN_FLAGS.items() if one.section == NETWORK},
+    **flags_of(ProfileSettings),
+}
+check_names(PAPER, MAIN_FLAGS)
+for _recipe in RECIPES.values():
+    check_names(_recipe, [*MAIN_FLAGS, "elastic_learning_rate"])

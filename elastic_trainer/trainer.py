@@ -26,12 +26,13 @@ from elastic_trainer.datasets.batches import NOTHING, Batch, Order, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import quick_collections
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_budget
+from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_budget, make_scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, ImageClassification, Task
@@ -113,17 +114,15 @@ class Trainer:
         )
 
     def _named_scheme(self, name: str, table: TimingTable | None) -> Scheme:
-        from elastic_trainer.registry import SCHEMES
-
-        entry, budget = SCHEMES[name], None
-        if entry.is_elastic:
+        budget = None
+        if SCHEMES[name].is_elastic:
             if table is None and isinstance(self.task, CompiledTask):
                 table = profile_compiled(self.task, next(self.data.train(0)), with_features=True)
             if table is None:
                 raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
             features_possible = self.settings.feature_cache != "off"
             budget = make_budget(self.task.model, self.data, self.settings, table, features_possible)
-        return entry.make(SchemeContext(self.task, self.data, self.settings, budget))
+        return make_scheme(name, SchemeContext(self.task, self.data, self.settings, budget))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

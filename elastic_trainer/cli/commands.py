@@ -13,15 +13,17 @@ from elastic_trainer.cli.data_flags import data_parser
 from elastic_trainer.cli.flags import profiler_parser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
+from elastic_trainer.options import built
+from elastic_trainer.registry import DATASETS, OPTIMIZERS, SCHEMES, users
 from elastic_trainer.settings import (
     CLIPPING,
     RECIPES,
     DataSettings,
     NetworkSettings,
+    ProfileSettings,
     RunSettings,
     Settings,
     defaults_of,
-    is_elastic,
 )
 
 
@@ -35,7 +37,6 @@ class TrainCommand:
         chooses_epochs: their number is to follow from the deadline.
     """
 
-    train_type: str
     network: NetworkSettings
     data: DataSettings
     training: Settings
@@ -43,6 +44,11 @@ class TrainCommand:
     options: dict[str, Any]
     warnings: tuple[str, ...] = ()
     chooses_epochs: bool = False
+
+    @property
+    def train_type(self) -> str:
+        """The scheme's name."""
+        return self.run.train_type
 
     @property
     def config(self) -> dict[str, Any]:
@@ -83,22 +89,13 @@ class EvaluateCommand:
     class_names: list[str] | None
 
 
-@dataclass(frozen=True)
-class ProfileCommand:
-    """One profile: `profiler.py`.
-
-    Attributes:
-        timing: source of the operation times, one of `settings.TIMINGS`.
-        seconds: time for measuring steps, or None for the default.
-        from_trace: a trace of another board, or None to measure here.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ProfileCommand(ProfileSettings):
+    """One profile: `profiler.py`."""
 
     network: NetworkSettings
     data: DataSettings
     logdir: Path
-    timing: str
-    seconds: float | None
-    from_trace: Path | None
 
 
 @dataclass(frozen=True)
@@ -147,8 +144,9 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
         args.weights = args.weights or "none"  # times do not depend on them
     use_glyph_weights(args)
     fill_in_defaults(args)
-    data = DataSettings(args.dataset_name, args.data_dir)  # no image is read
-    return ProfileCommand(network_settings(args), data, args.logdir, args.timing, args.seconds, args.from_trace)
+    network, data = built(NetworkSettings, vars(args)), built(DataSettings, vars(args))
+    profile = {name: getattr(args, name) for name in ("timing", "seconds", "from_trace")}
+    return ProfileCommand(network=network, data=data, logdir=args.logdir, **profile)
 
 
 def parse_data(
@@ -163,39 +161,9 @@ def parse_data(
     if args.command == "unpack":
         return UnpackCommand(args.archive, args.data_dir)
     check_data_dir(args)
-    check_folder_options(args)
+    check_data_options(args)
     output = args.output or Path("figures") / args.dataset_name
     return ShowCommand(args.dataset_name, args.data_dir, args.test_fraction, output)
-
-
-def network_settings(args: argparse.Namespace) -> NetworkSettings:
-    """The network that complete options ask for."""
-    return NetworkSettings(
-        model_name=args.model_name,
-        input_size=args.input_size,
-        num_classes=args.num_classes,
-        batch_size=args.batch_size,
-        weights=args.weights,
-        alpha=args.alpha,
-        optimizer=args.optimizer,
-        mixed_precision=args.mixed_precision,
-        clips_gradients=bool(args.gradient_clipping),
-        seed=args.seed,
-    )
-
-
-def data_settings(args: argparse.Namespace) -> DataSettings:
-    """The images that the options of main.py ask for."""
-    return DataSettings(
-        dataset_name=args.dataset_name,
-        data_dir=args.data_dir,
-        test_fraction=args.test_fraction,
-        skip_broken=args.skip_broken,
-        image_memory=args.image_memory,
-        cache_dir=args.logdir / "images",
-        augment=args.augment,
-        cached_views=args.cached_views,
-    )
 
 
 # --- what several commands share --------------------------------------------------------------------------------------
@@ -213,8 +181,11 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
         raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
     args.optimizer = _optimizer(args)
-    if args.optimizer != "sgd" and args.gradient_clipping:
-        raise UserError(f"--gradient_clipping: goes with --optimizer sgd only, not {args.optimizer}; leave it out")
+    if args.gradient_clipping and "gradient_clipping" not in OPTIMIZERS[args.optimizer].uses:
+        raise UserError(
+            f"--gradient_clipping: goes with --optimizer {users(OPTIMIZERS, 'gradient_clipping')} only, not "
+            f"{args.optimizer}; leave it out"
+        )
     for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
@@ -235,14 +206,15 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     Adam and PruneTrain have the settings of the paper. So has the scheme of networks that start from random weights:
     under the upper part, the lower layers would keep them.
     """
+    own, train_type = RECIPES["paper"], getattr(args, "train_type", None)
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
     elastic_rate = recipe.pop("elastic_learning_rate", None)
-    train_type = getattr(args, "train_type", None)
-    if train_type == "prunetrain" or _optimizer(args) != "sgd":
-        return RECIPES["paper"]
+    changes_network = train_type is not None and SCHEMES[train_type].changes_network
+    if changes_network or not {"gradient_clipping", "warmup"} <= {*OPTIMIZERS[_optimizer(args)].uses}:
+        return own
     if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
-        recipe["train_type"] = RECIPES["paper"]["train_type"]
-    if elastic_rate is not None and is_elastic(train_type or recipe["train_type"]):
+        recipe["train_type"] = own["train_type"]
+    if elastic_rate is not None and SCHEMES[train_type or recipe["train_type"]].is_elastic:
         recipe["learning_rate"] = elastic_rate
     return recipe
 
@@ -256,15 +228,15 @@ def use_glyph_weights(args: argparse.Namespace) -> None:
 
 def check_data_dir(args: argparse.Namespace) -> None:
     """Raise `UserError` for a folder that the data set has no use for."""
-    if args.data_dir is not None and args.dataset_name == "digits":
-        raise UserError("--data_dir: digits needs none; give --dataset_name image_folder for your photos")
+    if args.data_dir is not None and "data_dir" not in DATASETS[args.dataset_name].uses:
+        raise UserError(f"--data_dir: {args.dataset_name} needs none; give --dataset_name image_folder for your photos")
 
 
-def check_folder_options(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options of image_folder given for another data set."""
+def check_data_options(args: argparse.Namespace) -> None:
+    """Raise `UserError` for options that the data set does not use."""
     for name in ("skip_broken", "test_fraction"):
-        if getattr(args, name, None) and args.dataset_name != "image_folder":
-            raise UserError(f"--{name}: goes with --dataset_name image_folder only")
+        if getattr(args, name, None) and name not in DATASETS[args.dataset_name].uses:
+            raise UserError(f"--{name}: goes with --dataset_name {users(DATASETS, name)} only")
 
 
 def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path) -> str:
@@ -281,7 +253,7 @@ def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -
         parts += [f"--{name}", str(getattr(network, name))]
     if network.mixed_precision:
         parts.append("--mixed_precision")
-    if network.clips_gradients or data.dataset_name == "image_folder":
+    if network.clips_gradients or defaults_of(data.dataset_name)["recipe"] != "paper":
         # Times do not depend on how much is clipped.
         parts += ["--gradient_clipping", f"{CLIPPING:g}" if network.clips_gradients else "0"]
     for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):

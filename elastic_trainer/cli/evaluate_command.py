@@ -6,31 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.commands import EvaluateCommand, data_settings
+from elastic_trainer.cli.commands import EvaluateCommand
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.errors import UserError
+from elastic_trainer.options import built
 from elastic_trainer.runs.reader import is_run, read_config
-from elastic_trainer.settings import BEST_MODEL, defaults_of
+from elastic_trainer.settings import BEST_MODEL, MAIN_FLAGS, DataSettings, defaults_of
 
 # Options that come from the run's config.json if they are not given.
-_FROM_RUN = (
-    "dataset_name",
-    "data_dir",
-    "input_size",
-    "num_classes",
-    "batch_size",
-    "model_name",
-    "skip_broken",
-    "test_fraction",
-)
-_WITH_EVALUATE = (*_FROM_RUN, "logdir", "image_memory", "export", "evaluate")
+_FROM_RUN = tuple(name for name, flag in MAIN_FLAGS.items() if flag.evaluate == "run")
 
 
 def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
     """A command line of main.py with `--evaluate`. Raises `UserError` for options that do not go with it."""
     parser = main_parser()
     given = parser.given(arguments)
-    unfit = next((name for name in given if name not in _WITH_EVALUATE), None)
+    unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
         raise UserError(f"--{unfit}: does not go with --evaluate, which trains nothing; leave it out")
     args = parser.parse_args(arguments)
@@ -53,7 +44,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
     return EvaluateCommand(
         model=model,
         folder=_result_folder(model, args.logdir, is_of_run=bool(config)),
-        data=data_settings(args),
+        data=built(DataSettings, vars(args)),
         model_name=args.model_name,
         input_size=args.input_size,
         num_classes=args.num_classes,

@@ -21,10 +21,10 @@ from pathlib import Path, PurePosixPath
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_folder import image_folder, reading
-from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.datasets.tfds import prepare_tfds, tfds_builder
 from elastic_trainer.errors import UserError, first_line, printable
 from elastic_trainer.files import atomic_large_path, locked, remove_leftovers, writing
+from elastic_trainer.registry import DATASETS
 
 CHECKSUMS = "SHA256SUMS"  # the last file of an archive, in the format that sha256sum -c reads
 _BLOCK = 1 << 20
@@ -58,7 +58,7 @@ def pack(name: str, data_dir: Path | None, output: Path | None) -> None:
     Raises:
         UserError: there is no such data set, or the tar file cannot be written.
     """
-    if name in TFDS_NAMES:
+    if DATASETS[name].is_tfds:
         folder = Path(tfds_builder(name, data_dir).data_dir)
         if not folder.is_dir():
             first = _command("prepare", name, data_dir)
@@ -182,7 +182,7 @@ def unpack(path: Path, data_dir: Path) -> None:
                 top.replace(data_dir / top.name)
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
-    is_tfds = top.name in TFDS_NAMES
+    is_tfds = top.name in DATASETS and DATASETS[top.name].is_tfds
     flags = ["--dataset_name", top.name if is_tfds else "image_folder"]
     flags += ["--data_dir", str(data_dir if is_tfds else data_dir / top.name)]
     print(printable(f"unpacked and checked: {data_dir / top.name}"))

@@ -77,17 +77,23 @@ def train_classes(folder: Path) -> list[str]:
     return classes
 
 
-def read_image_folder(folder: Path, skip_broken: bool, test_fraction: float | None) -> DataSource:
+def count_folders(data_dir: Path | None) -> int:
+    """Number of classes of an image folder. Raises `UserError` as `image_folder` and `train_classes`."""
+    return len(train_classes(image_folder(data_dir)))
+
+
+def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
     """List the images of an image folder and check their headers.
 
     Args:
-        folder: with one of the layouts above.
+        data_dir: the folder, with one of the layouts above.
         skip_broken: do not refuse broken images; `images.read` leaves them out later.
         test_fraction: share of each class to test on if there is no test/ or val/, else None.
 
     Raises:
         UserError: the layout is wrong, a class has no training images, a split has no images, or an image is broken.
     """
+    folder = image_folder(data_dir)
     train_folder, classes = _train_folder(folder), train_classes(folder)
     test_folder = _test_folder(folder, train_folder, test_fraction)
     if test_folder is not None:

@@ -1,18 +1,11 @@
-"""Finds a data set by the name that `--dataset_name` takes. A new data set is added here and in names.py.
-
-digits (digits.py), data sets of tensorflow-datasets (tfds.py; the paper's three are among them), and folders of the
-user's photos (image_folder.py).
-"""
+"""Finds a data set by the name that `--dataset_name` takes, a key of `registry.DATASETS`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from elastic_trainer.datasets.data_source import DataSource
-from elastic_trainer.datasets.digits import read_digits
-from elastic_trainer.datasets.image_folder import image_folder, read_image_folder, train_classes
-from elastic_trainer.datasets.names import TFDS_NAMES
-from elastic_trainer.datasets.tfds import read_tfds, tfds_builder
+from elastic_trainer.registry import DATASETS
 
 
 def count_classes(name: str, data_dir: Path | None) -> int:
@@ -21,11 +14,8 @@ def count_classes(name: str, data_dir: Path | None) -> int:
     Raises:
         UserError: see `find`.
     """
-    if name == "digits":
-        return 10
-    if name in TFDS_NAMES:
-        return tfds_builder(name, data_dir).info.features["label"].num_classes
-    return len(train_classes(image_folder(data_dir)))
+    dataset = DATASETS[name]
+    return dataset.count_classes(data_dir=data_dir) if "data_dir" in dataset.uses else dataset.count_classes()
 
 
 def find(
@@ -39,8 +29,6 @@ def find(
     Raises:
         UserError: the data set is missing or cannot be downloaded, or the folder does not have the required layout.
     """
-    if name == "digits":
-        return read_digits()
-    if name in TFDS_NAMES:
-        return read_tfds(name, data_dir)
-    return read_image_folder(image_folder(data_dir), skip_broken, test_fraction)
+    given = {"data_dir": data_dir, "skip_broken": skip_broken, "test_fraction": test_fraction}
+    dataset = DATASETS[name]
+    return dataset.read(**{flag: given[flag] for flag in dataset.uses})

@@ -25,6 +25,11 @@ def tfds_builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir)
 
 
+def count_tfds(name: str, data_dir: Path | None) -> int:
+    """Number of classes of a data set, whether or not it is prepared."""
+    return tfds_builder(name, data_dir).info.features["label"].num_classes
+
+
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb
-from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
+from elastic_trainer.registry import OPTIMIZERS
+from elastic_trainer.settings import NetworkSettings
 
 # The gradient of their kernel or scale is computed from their input, which is therefore kept until then.
 _INPUT_KEEPERS = (
@@ -120,7 +121,8 @@ def check_memory(
     available_mb = available_memory_mb()
     if available_mb is None or tf.config.list_physical_devices("GPU"):
         return
-    needed_mb = memory_needed_mb(model, network.batch_size, OPTIMIZERS[network.optimizer], mask, measures_importance)
+    slots = OPTIMIZERS[network.optimizer].slots
+    needed_mb = memory_needed_mb(model, network.batch_size, slots, mask, measures_importance)
     if needed_mb > available_mb:
         raise UserError(
             f"--batch_size {network.batch_size}: training {network.model_name} on images of {network.input_size}×"

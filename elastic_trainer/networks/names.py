@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from pathlib import Path
+
+from elastic_trainer.errors import did_you_mean
 
 MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")  # the paper's networks (section 6)
 # All networks of keras.applications; the command line ignores case.
@@ -30,3 +34,36 @@ def model_label(model_name: str, alpha: float) -> str:
         return "-".join(filter(None, (Path(file).stem, function)))
     wide = model_name not in WIDTHS or alpha == 1
     return model_name if wide else f"{model_name}-{alpha:g}"
+
+
+def known_network(text: str) -> str:
+    """A type for argparse: a network we know, in any case, a .keras file, or file.py:function; the file must exist."""
+    file, colon, function = text.rpartition(":")
+    if colon and file.endswith(".py"):
+        if not function.isidentifier():
+            raise argparse.ArgumentTypeError(f"'{text}': '{function}' is no name of a function; give file.py:function")
+    elif text.endswith(".keras"):
+        file = text
+    elif text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
+    else:
+        known = dict.fromkeys((*MODEL_NAMES, *(name.lower() for name in KERAS_NETWORKS)))
+        if text.lower() in known:
+            return text.lower()
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not one of {', '.join(MODEL_NAMES)}, FILE.keras, FILE.py:FUNCTION, or a network of "
+            f"keras.applications{did_you_mean(text, [*known])}"
+        )
+    if not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file '{file}'")
+    return os.path.normpath(text)
+
+
+def known_weights(text: str) -> str:
+    """A type for argparse: imagenet, none, or the path of a file or of a run's folder, which must exist."""
+    if text in ("imagenet", "none") or (text and Path(text).exists()):
+        return text
+    hint = did_you_mean(text, ("imagenet", "none"))
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is neither imagenet nor none, and there is no such file or folder of a run{hint}"
+    )

@@ -55,7 +55,7 @@ from elastic_trainer.pruning.channel_groups import ChannelGroups
 from elastic_trainer.pruning.dead_channels import ChannelContributions, median_contribution
 from elastic_trainer.pruning.group_lasso import group_lasso
 from elastic_trainer.pruning.rebuild import check_rebuildable, rebuild_network
-from elastic_trainer.selection.schemes import Scheme
+from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.settings import Settings
@@ -188,3 +188,8 @@ class PruneTrainScheme(Scheme):
         channels = ChannelGroups(model)
         kept_by_group = {channels.prunable()[name]: indices for name, indices in self.kept.items()}
         return rebuild_network(model, optimizer, channels, kept_by_group, {})
+
+
+def prunetrain(context: SchemeContext) -> Scheme:
+    """PruneTrain for a run."""
+    return PruneTrainScheme(context.task.model, context.data, context.settings)

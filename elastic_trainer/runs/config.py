@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from elastic_trainer.registry import DATASETS
+from elastic_trainer.settings import MAIN_FLAGS
+
 # Options that may change when a run continues.
-FREE_ON_RESUME = {"data_dir", "logdir", "run_name", "command", "resume", "overwrite", "save_txt", "export", "evaluate"}
-FREE_ON_RESUME |= {"save_model", "checkpoint_minutes", "checkpoint_steps", "image_memory", "power_csv"}
+FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag.is_free)}
 
 
 def without_effect(config: dict[str, Any]) -> set[str]:
-    """Options that do not change the result of a run. Of an image_folder, the folder alone identifies the images."""
-    return FREE_ON_RESUME - ({"data_dir"} if config["dataset_name"] == "image_folder" else set())
+    """Options that do not change the result of a run. Of the user's own images, the folder alone identifies them."""
+    return FREE_ON_RESUME - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
 
 
 def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
     """The same with what options that came later would have been in a run of that time."""
-    return {"warmup": 0.0, **config}
+    return {name: flag.earlier for name, flag in MAIN_FLAGS.items() if flag.earlier is not None} | config
 
 
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:

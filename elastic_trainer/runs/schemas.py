@@ -5,21 +5,11 @@ What runs of the first version did not write is optional. Fields that nothing re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from elastic_trainer.datasets.names import DATASET_NAMES
-from elastic_trainer.settings import TRAIN_TYPES
-
-
-def _one_of(names: Sequence[str]) -> Any:
-    return Field(pattern=f"^({'|'.join(names)})$")
-
-
-TrainType = Annotated[str, _one_of(TRAIN_TYPES)]
-Dataset = Annotated[str, _one_of(DATASET_NAMES)]
+Name = Annotated[str, Field(pattern=r"^\w+$")]  # another program may have registered schemes and data sets of its own
 Count = Annotated[int, Field(ge=0)]
 CountAboveZero = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -44,8 +34,8 @@ class RunConfig(BaseModel):
 
     command: list[str] = []
     model_name: str | None = None
-    dataset_name: Dataset | None = None
-    train_type: TrainType | None = None
+    dataset_name: Name | None = None
+    train_type: Name | None = None
     data_dir: str | None = None
     run_name: str | None = None
     weights: str | None = None
@@ -70,8 +60,8 @@ class Summary(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     model_name: str | None = None
-    dataset_name: Dataset | None = None
-    train_type: TrainType
+    dataset_name: Name | None = None
+    train_type: Name
     rho: Share | None = None
     epochs: CountAboveZero
     steps: CountAboveZero

@@ -4,7 +4,7 @@
     HeadFirst       the head alone for some epochs, then another scheme
     ElasticScheme   what the Tensor Selector picks within the time budget, again every few epochs
 
-PruneTrain's scheme is in pruning/. `train.SCHEMES` names them all.
+PruneTrain's scheme is in pruning/. `registry.SCHEMES` names them all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.networks.tensors import all_mask, head_mask, last_layers_mask, normalisation_and_bias_mask
-from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.networks.tensors import all_mask, head_mask
+from elastic_trainer.registry import IMPORTANCES, SCHEMES
+from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection, select_tensors, unless_close
 from elastic_trainer.selection.time_budget import (
@@ -169,7 +170,7 @@ class ElasticScheme(Scheme):
         data: gives the batches that importance is measured on.
         settings: of the run.
         budget: what a selection may cost, see `make_budget`.
-        importance: the Tensor Importance Evaluator.
+        importance: makes the Tensor Importance Evaluator, from the network and the batch size.
         select: the Tensor Selector, with the arguments of `select_tensors`.
     """
 
@@ -179,7 +180,7 @@ class ElasticScheme(Scheme):
         data: ShuffledData,
         settings: Settings,
         budget: TimeBudget,
-        importance: type[ImportanceEvaluator] = ImportanceEvaluator,
+        importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
         select: Callable[..., Selection] = select_tensors,
     ) -> None:
         self._data, self._settings, self._budget = data, settings, budget
@@ -295,18 +296,34 @@ def making_share(data: ShuffledData, steps: int) -> float:
     return data.distinct_views(steps) / (steps * data.batch_size)
 
 
-# Masks bool [N] over `model.trainable_variables` of the schemes that train the same tensors from start to end.
-FIXED_MASKS: dict[str, Callable[[keras.Model, int], np.ndarray]] = {
-    "full_training": lambda model, layers: all_mask(model),
-    "traditional_tl_training": lambda model, layers: head_mask(model),
-    "bn_plus_bias_training": lambda model, layers: normalisation_and_bias_mask(model),
-    "last_layers_training": last_layers_mask,
-}
-
-
 def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> np.ndarray:
     """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
-    return FIXED_MASKS.get(train_type, FIXED_MASKS["full_training"])(model, trained_layers)
+    scheme = SCHEMES[train_type]
+    if scheme.mask is None:
+        return all_mask(model)
+    return scheme.mask(model, trained_layers) if "trained_layers" in scheme.uses else scheme.mask(model)
+
+
+def make_scheme(name: str, context: SchemeContext) -> Scheme:
+    """The scheme under this name in `registry.SCHEMES`, after `head_epochs` of the head alone if there are any."""
+    scheme = SCHEMES[name].make(context)
+    head_steps = Schedule.of(context.settings, context.data.steps_per_epoch).head_steps
+    return HeadFirst(scheme, head_mask(context.task.model), head_steps) if head_steps else scheme
+
+
+def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
+    """The scheme that trains all of its `trainable_mask` from start to end."""
+    return FixedScheme(trainable_mask(train_type, context.task.model, context.settings.trained_layers))
+
+
+def elastic_scheme(
+    context: SchemeContext, importance: str | None = "gain", select: Callable[..., Selection] = select_tensors
+) -> Scheme:
+    """Elastic training by an importance of `registry.IMPORTANCES`, or by none, see `ElasticScheme`."""
+    task, data, settings, budget = context
+    assert budget is not None, "elastic training needs a time budget"
+    evaluator = NoImportance if importance is None else IMPORTANCES[importance].make
+    return ElasticScheme(task, data, settings, budget, evaluator, select)
 
 
 def make_budget(

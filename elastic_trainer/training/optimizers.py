@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from elastic_trainer.registry import OPTIMIZERS
+
 LEAST_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
 
 
@@ -198,29 +200,55 @@ def make_optimizer(
     unclipped: Sequence[int] = (),
     warmup: float = 0.0,
 ) -> keras.optimizers.Optimizer:
-    """The paper's optimizers (section 6): `sgd`, or `adam` for ViT.
+    """The optimizer of that name in `registry.OPTIMIZERS`; the paper's are sgd, and adam for ViT (section 6).
 
     Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
 
     Args:
-        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0) or "adam" (constant learning rate, no weight decay).
+        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0), "adam" (constant learning rate, no weight decay), …
         learning_rate: the highest after the steps of `head`.
         weight_decay: of SGDW, per unit of learning rate.
         total_steps: after which cosine decay reaches 0, those of `head` included.
         head: the first steps, with a cosine decay to 0 or a constant rate of their own; None if there are none.
         clipping, unclipped: of SGDW.
         warmup: share of the steps after those of `head` in which the rate of "sgd" rises, see `WarmupCosine`.
+
+    Raises:
+        UserError: there is none of that name.
     """
-    schedules = keras.optimizers.schedules
-    if name == "adam":
-        rates = [head.learning_rate, learning_rate] if head else []
-        optimizer = FusedAdam(schedules.PiecewiseConstantDecay([head.steps - 1], rates) if head else learning_rate)
-    else:
-        decay = WarmupCosine(learning_rate, total_steps, warmup)
-        if head:
-            decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps, warmup)
-        optimizer = SGDW(decay, 0.9, weight_decay, clipping, unclipped)
+    optimizer = OPTIMIZERS[name].make(
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        total_steps=total_steps,
+        head=head,
+        clipping=clipping,
+        unclipped=unclipped,
+        warmup=warmup,
+    )
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
+
+
+def make_sgd(
+    learning_rate: float,
+    weight_decay: float,
+    total_steps: int,
+    head: HeadPhase | None,
+    clipping: float | None,
+    unclipped: Sequence[int],
+    warmup: float,
+) -> SGDW:
+    """SGDW with the paper's momentum. Arguments as for `make_optimizer`."""
+    decay = WarmupCosine(learning_rate, total_steps, warmup)
+    if head:
+        decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps, warmup)
+    return SGDW(decay, 0.9, weight_decay, clipping, unclipped)
+
+
+def make_adam(learning_rate: float, head: HeadPhase | None, **unused: Any) -> FusedAdam:
+    """Adam at a constant rate, after another one for the head. Arguments as for `make_optimizer`."""
+    rates = [head.learning_rate, learning_rate] if head else []
+    schedules = keras.optimizers.schedules
+    return FusedAdam(schedules.PiecewiseConstantDecay([head.steps - 1], rates) if head else learning_rate)
 
 
 def current_rate(optimizer: keras.optimizers.Optimizer) -> float:

@@ -22,10 +22,11 @@ import numpy as np
 from benchmark_rho import standardize
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, is_undisturbed, load_tensorflow, stolen_seconds
+from elastic_trainer.options import stem_to_write
 
 if TYPE_CHECKING:
     import keras

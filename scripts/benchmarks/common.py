@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_trainer.cli.commands import fill_in_defaults, network_settings
-from elastic_trainer.cli.flags import add_network_flags, main_parser, profiler_parser
-from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.cli.commands import fill_in_defaults
+from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import figure_text
 from elastic_trainer.networks.names import model_label
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.options import built, stem_to_write
+from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, NetworkSettings
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +47,7 @@ def parse_benchmark(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_network_flags(parser)
+    add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
     for name, settings in more.items():
@@ -54,7 +55,7 @@ def parse_benchmark(
     args = parser.parse_args()
     args.weights = args.weights or "none"  # time does not depend on them
     fill_in_defaults(args)
-    return network_settings(args).with_classes(num_classes), args
+    return built(NetworkSettings, vars(args)).with_classes(num_classes), args
 
 
 def idle_training(model: keras.Model, network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:

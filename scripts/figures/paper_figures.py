@@ -13,7 +13,7 @@ from typing import Any
 import plotting  # first: it sets the import path
 from common import PAPER_RHOS
 
-from elastic_trainer.settings import is_elastic
+from elastic_trainer.registry import SCHEMES
 
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
 IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
@@ -52,7 +52,7 @@ class Run:
     @property
     def is_elastic(self) -> bool:
         """Whether the run selects tensors within a time budget, which needs a timing table."""
-        return is_elastic(self.train_type)
+        return SCHEMES[self.train_type].is_elastic
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ import plotting
 from plotting import FinishedRun, Group
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
+from elastic_trainer.options import stem_to_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

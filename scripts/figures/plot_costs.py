@@ -26,7 +26,8 @@ from plotting import FinishedRun, Group
 import utils
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError, figure_text
-from elastic_trainer.settings import PAPER, is_elastic
+from elastic_trainer.registry import SCHEMES
+from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table import read_profile
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ def _speedups(
 ) -> list[tuple[Speedup, float | None]]:
     """The speedups on one data set, each with the paper's if the setting is the paper's."""
     found = [group for group in groups if group.train_type == "elastic_training"]
-    baselines = [group for group in groups if not is_elastic(group.train_type)]
+    baselines = [group for group in groups if not SCHEMES[group.train_type].is_elastic]
     if len(found) != 1 or not baselines:
         raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {dataset}")
     [elastic] = found

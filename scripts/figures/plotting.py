@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
-from elastic_trainer.cli.parser import OneLineParser, stem_to_write
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.files import save_figure, write_csv
 from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.options import stem_to_write
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import with_later_options, without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
@@ -66,22 +69,25 @@ class Look(NamedTuple):
     label: str
     colour: str
     marker: str
-    dashes: str
+    dashes: Any
     hatch: str
 
 
-LOOKS = {
-    "elastic_training": Look("ElasticTrainer", "#0072b2", "o", "-", ""),
-    "full_training": Look("Full training", "#d55e00", "s", "--", "///"),
-    "traditional_tl_training": Look("Traditional TL", "#009e73", "^", "-.", "..."),
-    "bn_plus_bias_training": Look("BN+Bias", "#cc79a7", "v", ":", "xxx"),
-    "prunetrain": Look("PruneTrain", "#e69f00", "D", (0, (5, 1, 1, 1, 1, 1)), "\\\\\\"),  # type: ignore[arg-type]
-    "elastic_training_weight_magnitude": Look("Weight magnitude", "#56b4e9", "P", "--", "+++"),
-    "elastic_training_grad_magnitude": Look("Gradient magnitude", "#999999", "X", "-.", "ooo"),
-    "elastic_training_random": Look("Random tensors", "#b2df8a", "h", ":", "\\\\"),
-    "elastic_training_upper_part": Look("Upper part", "#6a3d9a", "<", "--", "//"),
-    "last_layers_training": Look("Last layers", "#000000", "*", "-", "---"),
+_STYLES: dict[str, tuple[Any, ...]] = {  # the other fields of `Look`
+    "elastic_training": ("#0072b2", "o", "-", ""),
+    "full_training": ("#d55e00", "s", "--", "///"),
+    "traditional_tl_training": ("#009e73", "^", "-.", "..."),
+    "bn_plus_bias_training": ("#cc79a7", "v", ":", "xxx"),
+    "prunetrain": ("#e69f00", "D", (0, (5, 1, 1, 1, 1, 1)), "\\\\\\"),
+    "elastic_training_weight_magnitude": ("#56b4e9", "P", "--", "+++"),
+    "elastic_training_grad_magnitude": ("#999999", "X", "-.", "ooo"),
+    "elastic_training_random": ("#b2df8a", "h", ":", "\\\\"),
+    "elastic_training_upper_part": ("#6a3d9a", "<", "--", "//"),
+    "last_layers_training": ("#000000", "*", "-", "---"),
 }
+LOOKS = {name: Look(SCHEMES[name].label, *style) for name, style in _STYLES.items()}
+# Of schemes that have no look of their own, by their names.
+_OTHER_STYLES = (("#882255", "p", "-.", "++"), ("#44aa99", ">", ":", "xx"), ("#999933", "d", "--", "||"))
 SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer if several budgets are shown
 DATASET_LABELS = {
     "caltech_birds2011": "CUB-200",
@@ -110,7 +116,7 @@ class Group(NamedTuple):
     @property
     def look(self) -> Look:
         """How the scheme is drawn."""
-        return LOOKS[self.train_type]
+        return look_of(self.train_type)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -149,6 +155,14 @@ class Group(NamedTuple):
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
+def look_of(train_type: str) -> Look:
+    """How a scheme is drawn. One that is not registered here is called as in its record."""
+    if train_type in LOOKS:
+        return LOOKS[train_type]
+    label = SCHEMES[train_type].label if train_type in SCHEMES else train_type
+    return Look(label, *_OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)])
+
+
 Plot = Callable[..., None]  # (groups, stem, scale=…), and with reference=… if the paper's values can be marked
 
 
@@ -170,7 +184,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
                 raise UserError(f"{run.folder}: has the setting and the seed of {other.folder}; name one of them")
         alike.append(run)
     groups = [Group(runs) for runs in found.values()]
-    order = [*LOOKS]
+    order = [*LOOKS, *sorted({group.train_type for group in groups} - {*LOOKS})]
     return sorted(groups, key=lambda group: (order.index(group.train_type), group.first.summary["rho"] or 0))
 
 
@@ -289,7 +303,7 @@ def colours(groups: Sequence[Group]) -> list[str]:
     if len(budgets) < 2:
         return [group.look.colour for group in groups]
     return [
-        SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else LOOKS[scheme].colour
+        SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else look_of(scheme).colour
         for scheme, rho in schemes
     ]
 

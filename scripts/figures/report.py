@@ -27,9 +27,10 @@ from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, file_to_write
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
+from elastic_trainer.options import file_to_write
 from elastic_trainer.runs.reader import SUMMARY
 
 CURVE = "curve"  # a column of docs/results/ too wide for a page

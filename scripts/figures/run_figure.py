@@ -29,24 +29,16 @@ from paper_figures import EGO, FIGURES, Run
 
 import utils
 from elastic_trainer.cli.commands import TrainCommand, profiler_flags
-from elastic_trainer.cli.flags import add_data_flags
-from elastic_trainer.cli.parser import (
-    OneLineParser,
-    as_words,
-    count,
-    network,
-    one_of,
-    stem_to_write,
-    weights,
-    whole_number,
-)
+from elastic_trainer.cli.flags import add_flag
+from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.options import OneOf, count, stem_to_write
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.settings import PAPER, DataSettings
+from elastic_trainer.settings import MAIN_FLAGS, PAPER, DataSettings
 
 NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
 SCALES = ("full", "quick")
@@ -314,11 +306,11 @@ def figure_parser() -> OneLineParser:
     parser = OneLineParser(
         prog="run_figure.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", type=one_of(NAMES), metavar="FIGURE", help=", ".join(NAMES))
+    parser.add_argument("name", type=OneOf(NAMES), metavar="FIGURE", help=", ".join(NAMES))
     parser.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
     parser.add_argument(
         "--scale",
-        type=one_of(SCALES),
+        type=OneOf(SCALES),
         default="full",
         metavar="SCALE",
         help="full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes "
@@ -331,11 +323,8 @@ def figure_parser() -> OneLineParser:
         "--reference", action="store_true", help="mark the paper's values if the setting is the paper's"
     )
     group = parser.add_argument_group("instead of the paper's")
-    add_data_flags(group, default=None, required=False)
-    group.add_argument("--model_name", type=network, metavar="NAME")
-    group.add_argument("--weights", type=weights, metavar="imagenet|none|PATH")
-    group.add_argument("--input_size", type=whole_number(1, 4096), metavar="PIXELS")
-    group.add_argument("--batch_size", type=whole_number(1, 65_536), metavar="N")
+    for flag in ("dataset_name", "data_dir", "model_name", "weights", "input_size", "batch_size"):
+        add_flag(group, MAIN_FLAGS[flag], default=None)
     parser.add_argument("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
     parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
     return parser

@@ -19,8 +19,9 @@ from pretrain_glyphs import LETTERS, SIZE, train_on_glyphs  # first: it sets the
 from study_networks import resnet
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, file_to_write
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.files import atomic_path
+from elastic_trainer.options import file_to_write
 
 
 def main() -> None:

@@ -28,14 +28,17 @@ import plotting  # first: it sets the import path
 from common import ROOT
 from results_page import read_rows
 from study_data import INPUT_SIZES, split_folder
-from study_runs import PARTS, StudyRun
+from study_runs import PARTS, VARIANTS, StudyRun
+from study_variants import register_variants
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, as_words, count, existing_file, folder, one_of
+from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
+from elastic_trainer.options import OneOf, count, existing_file, folder
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.reader import is_finished, read_run
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -99,7 +102,7 @@ class Study:
     def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
         """The script and its flags for each run, by its name. Timing tables are made if they are missing."""
         from elastic_trainer.datasets.sources import count_classes
-        from elastic_trainer.selection.schemes import FIXED_MASKS
+        from elastic_trainer.selection.schemes import trainable_mask
         from elastic_trainer.timing.table import table_folder
 
         found = {}
@@ -113,7 +116,7 @@ class Study:
             if not has_table and self.call(["profiler.py", *shared], "profile", 0):
                 raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
             model, table = plotting.network_and_table(command)
-            masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
+            masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
             photos = [sum(1 for _ in images.glob(f"{part}/*/*")) for part in ("train", "test")]
             batches = photos[0] // kind[2], -(-photos[1] // kind[2])
             for run in runs:
@@ -121,8 +124,8 @@ class Study:
                     flags = {**run.flags(table, masks, *batches), "run_name": run.name}
                     if run.after:
                         flags["weights"] = self._args.logdir / run.data / run.after
-                    script = ["scripts/study/train_variant.py", run.variant] if run.variant else ["main.py"]
-                    found[run.name] = [*script, *shared, *as_words(flags), "--resume"]
+                    script = "scripts/study/train_variant.py" if run.train_type in VARIANTS.values() else "main.py"
+                    found[run.name] = [script, *shared, *as_words(flags), "--resume"]
         return found
 
     def wanted(self, runs: Sequence[StudyRun]) -> list[StudyRun]:
@@ -216,7 +219,7 @@ def study_parser() -> OneLineParser:
         prog="run_study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_shared_flags(parser)
-    parser.add_argument("part", type=one_of([*PARTS]), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--data_root", type=folder, required=True, metavar="DIR", help="holds the data sets' folders")
     parser.add_argument(
         "--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top"
@@ -229,7 +232,7 @@ def study_parser() -> OneLineParser:
 def add_shared_flags(parser: OneLineParser) -> None:
     """Those of each script that reads the folders of runs."""
     parser.add_argument(
-        "--data", type=one_of([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
+        "--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
     )
     parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
@@ -239,6 +242,7 @@ def add_shared_flags(parser: OneLineParser) -> None:
 
 
 def main() -> None:
+    register_variants()
     args = study_parser().parse_args()
     args.logdir.mkdir(parents=True, exist_ok=True)
     args.results.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from study_data import FIRST, SECOND
 
-from elastic_trainer.settings import PAPER, RECIPES, is_elastic
+from elastic_trainer.registry import SCHEMES
+from elastic_trainer.settings import PAPER, RECIPES
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
 
@@ -38,12 +39,12 @@ SELECTED_BY = {
     "weight magnitude": "elastic_training_weight_magnitude",
     "gradient magnitude": "elastic_training_grad_magnitude",
 }
-VARIANTS = {  # of `study_schemes`
-    "greedy, by importance per ms": "greedy",
-    "whole layers": "layers",
-    "the paper's problem": "published",
-    "Betti numbers": "betti",
-    "gain over 128 steps": "path",
+VARIANTS = {  # of `study_variants`
+    "greedy, by importance per ms": "elastic_training_greedy",
+    "whole layers": "elastic_training_layers",
+    "the paper's problem": "elastic_training_published",
+    "Betti numbers": "elastic_training_betti",
+    "gain over 128 steps": "elastic_training_path",
 }
 PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
@@ -65,11 +66,10 @@ class StudyRun:
         part: of the study.
         label: of the setting in tables; runs of one label differ in budget, rate and seed.
         data, split: see `study_data`.
-        train_type, rho: of main.py. An elastic run without rho gets a deadline instead, and chooses its epochs.
+        train_type, rho: flags. An elastic run without rho gets a deadline instead, and chooses its epochs.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
-        variant: of elastic training, a key of `study_schemes.VARIANTS`; by default the program's own.
         after: the name of the run of the same data set that it continues from, with a new head.
         batch_size: of the network's steps.
         network: a key of `run_study.NETWORKS`.
@@ -87,7 +87,6 @@ class StudyRun:
     rho: float | None = None
     selections: int = 1
     interval: float | None = None
-    variant: str | None = None
     after: str | None = None
     batch_size: int = 4
     network: str = "mobilenetv2"
@@ -114,13 +113,13 @@ class StudyRun:
             steps_per_epoch, validation_batches: of the data set.
         """
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
-        if is_elastic(self.train_type) and self.rho is None:  # what it is given has room for its validations
+        if SCHEMES[self.train_type].is_elastic and self.rho is None:  # what it is given has room for its validations
             validating = EPOCHS * validation_batches * table.forward_ms / 1e3
             return {**values, "deadline": round(self.budget * (full_seconds(table, steps_per_epoch) + validating), 1)}
         steps = self._steps(table, masks, steps_per_epoch)
         values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
         values["max_steps"] = self.more.get("head_epochs", 0) * steps_per_epoch + steps
-        if is_elastic(self.train_type):
+        if SCHEMES[self.train_type].is_elastic:
             interval = self.interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
             values |= {"rho": self.rho, "interval": interval}
         return values
@@ -139,7 +138,7 @@ class StudyRun:
         if self.train_type == "traditional_tl_training":
             epochs = next(n for n in range(HEAD_EPOCHS_AT_MOST, 0, -1) if n == 1 or head_seconds(n) <= left)
             return epochs * steps_per_epoch
-        if is_elastic(self.train_type):
+        if SCHEMES[self.train_type].is_elastic:
             assert self.rho is not None, "an elastic run has a rho"
             step_ms = self.rho * table.full_step_ms
             if self.interval:
@@ -244,9 +243,9 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     for label, train_type in SELECTED_BY.items():
         reads_batches = train_type == "elastic_training_grad_magnitude"
         found[label] = replace(elastic, train_type=train_type, more=elastic.more if reads_batches else ROBUST)
-    for label, variant in VARIANTS.items():
-        batches = {"importance_batches": PATH_BATCHES} if variant == "path" else {}
-        found[label] = replace(elastic, variant=variant, more={**elastic.more, **batches})
+    for label, train_type in VARIANTS.items():
+        batches = {"importance_batches": PATH_BATCHES} if train_type == "elastic_training_path" else {}
+        found[label] = replace(elastic, train_type=train_type, more={**elastic.more, **batches})
     return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
 
 
@@ -255,7 +254,7 @@ def remedies(data: str, seeds: int) -> list[StudyRun]:
     settings = _settings("remedies", data, "val")
     found = [settings[label] for label in ("upper 0.4", "elastic 0.4", "random 0.4")]
     label = "greedy, by importance per ms"
-    found.append(replace(settings["elastic 0.4"], label=label, variant=VARIANTS[label]))
+    found.append(replace(settings["elastic 0.4"], label=label, train_type=VARIANTS[label]))
     return [replace(run, budget=1 / 4, seed=seed) for seed in range(seeds) for run in found]
 
 

@@ -1,12 +1,4 @@
-"""Variants of elastic training that only the study compares: another Tensor Selector, or another importance.
-
-greedy      selects by importance per millisecond, one tensor after the other
-layers      selects whole layers, as Accelerated ElasticTrainer does (IEEE Access 2025)
-published   selects as the paper does: operation times as in the table, T_q = 1000, and the 2:1 rule for the
-            forward pass
-betti       importance from the topology of activations, as AdaBet (arXiv 2510.03101) has it
-path        importance over many steps of full training instead of one
-"""
+"""Other Tensor Selectors and importances, which only the study compares. `study_variants` makes schemes of them."""
 
 from __future__ import annotations
 
@@ -86,7 +78,7 @@ def select_layers(
     return selection_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, features)
 
 
-def select_as_published(
+def select_published(
     table: TimingTable,
     importance: np.ndarray,
     head: np.ndarray,
@@ -174,12 +166,3 @@ class PathGain(ImportanceEvaluator):
                 before = [tf.identity(variable.value) for variable in variables]
                 optimizer.apply(gradients, variables)
         return importance
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "greedy": {"select": select_greedy},
-    "layers": {"select": select_layers},
-    "published": {"select": select_as_published},
-    "betti": {"importance": Betti},
-    "path": {"importance": PathGain},
-}

@@ -26,10 +26,10 @@ import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
-from elastic_trainer.cli.parser import file_to_write
 from elastic_trainer.files import atomic_path, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from elastic_trainer.options import file_to_write
 
 SIZE = 64
 ALPHA = 0.35

@@ -11,7 +11,7 @@ from elastic_trainer.datasets.sources import count_classes
 from elastic_trainer.errors import UserError
 
 
-@pytest.mark.parametrize("name", data.TFDS_NAMES)
+@pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, monkeypatch):
     assert count_classes(name, tmp_path) == TFDS_CLASSES[name]
     prepare_small(name, tmp_path, monkeypatch)
@@ -53,7 +53,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", data.TFDS_NAMES)
+@pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_without_a_network_the_error_names_each_file_and_its_place(name, tmp_path, no_network):
     with pytest.raises(UserError) as caught:
         data.load(name, 32, 4, data_dir=tmp_path)

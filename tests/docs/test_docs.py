@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import flags_page
 import pytest
 
 from elastic_trainer.settings import DIGITS, PAPER, PHOTOS, RECIPES
@@ -156,6 +157,13 @@ def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:
         values = [DIGITS[name]] if DIGITS[name] == PAPER[name] else [DIGITS[name], PAPER[name]]
         written = page[f"--{name}"].split(" / ")
         assert [type(value)(text) for value, text in zip(values, written, strict=True)] == values, name
+
+
+def test_flags_page_is_what_its_script_writes() -> None:
+    """After a change of settings.py or registry.py: python scripts/tools/flags_page.py."""
+    page = flags_page.PAGE.read_text(encoding="utf-8")
+    assert page.count("<!-- end -->") == page.count("<!-- flags: ") + 1
+    assert flags_page.updated(page) == page
 
 
 def test_flags_page_names_no_flag_that_no_command_has() -> None:

@@ -10,8 +10,9 @@ from elastic_trainer.networks import memory
 from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
-from elastic_trainer.settings import TRAIN_TYPES, NetworkSettings, measures_importance
+from elastic_trainer.settings import NetworkSettings
 
 
 def everything(model):
@@ -66,7 +67,7 @@ def test_memory_needed_counts_the_input_of_a_nested_model_once():
 def check(model, train_type="elastic_training", **changed):
     """`check_memory` as main.py calls it."""
     network = NetworkSettings(**{"model_name": "mobilenetv2", "input_size": 32, "batch_size": 4, **changed})
-    check_memory(model, network, trainable_mask(train_type, model, 1), measures_importance(train_type))
+    check_memory(model, network, trainable_mask(train_type, model, 1), SCHEMES[train_type].importance is not None)
 
 
 def test_too_little_memory_is_refused_before_training(monkeypatch):
@@ -97,5 +98,5 @@ def test_too_little_memory_is_refused_before_training(monkeypatch):
 def test_no_network_is_refused_with_3_gb_available(name, monkeypatch):
     model = models.build_model(name, 64, 10)
     monkeypatch.setattr(memory, "available_memory_mb", lambda: 3000.0)
-    for scheme in TRAIN_TYPES:
+    for scheme in SCHEMES:
         check(model, model_name=name, optimizer="adam", train_type=scheme)

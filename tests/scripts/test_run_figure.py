@@ -19,8 +19,8 @@ from small_tfds import prepare_small
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.datasets.names import TFDS_NAMES
 from elastic_trainer.machine import environment
+from elastic_trainer.registry import DATASETS
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.timing.table import table_folder, table_settings
 
@@ -53,7 +53,7 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
         if scale == "full":
             networks = [job.command.network for job in jobs]
             assert {(network.input_size, network.batch_size) for network in networks} == {(224, 4)}
-            assert {job.run.dataset_name for job in jobs} <= {*TFDS_NAMES}
+            assert {job.run.dataset_name for job in jobs} <= {name for name in DATASETS if DATASETS[name].is_tfds}
 
 
 def test_figures_with_runs_of_one_setting_share_their_folders():

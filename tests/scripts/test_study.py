@@ -9,25 +9,46 @@ import pytest
 import results_page
 import similarity
 import study_networks
-from conftest import make_small_model, make_table
+import study_schemes
+from conftest import make_small_data, make_small_model, make_table
+from interrupted_runs import InterruptingData, PowerCut
 from made_up_runs import made_up_run
 from run_study import Study, study_parser
 from study_data import HALVES, split_folder
-from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, StudyRun
+from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, VARIANTS, StudyRun
+from study_variants import register_variants
 
+import train
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_json
 from elastic_trainer.networks.custom_model import build_custom_model
-from elastic_trainer.selection.schemes import FIXED_MASKS
-from elastic_trainer.settings import is_elastic
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.registry import IMPORTANCES, SCHEMES
+from elastic_trainer.runs.reader import CONFIG
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.schemes import make_budget, trainable_mask
+from elastic_trainer.settings import Settings
 
 STEPS = 100  # an epoch
+
+
+@pytest.fixture(autouse=True)
+def variants(monkeypatch):
+    """The study's schemes are registered in its tests only."""
+    for registry in (SCHEMES, IMPORTANCES):
+        monkeypatch.setattr(registry, "_entries", {**registry._entries})
+    register_variants()
+
+
+def fixed_masks(model):
+    return {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("data", ["grocery", "sign_digits"])
 def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, small_model):
-    masks = {name: mask(small_model, 1) for name, mask in FIXED_MASKS.items()}
+    masks = fixed_masks(small_model)
     runs = PARTS[part](data, 2)
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
@@ -46,14 +67,50 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
 def test_steps_fill_the_budget_by_the_table(train_type):
     model = make_small_model()
     table = replace(make_table(model), full_step_ms=50.0)
-    masks = {name: mask(model, 1) for name, mask in FIXED_MASKS.items()}
-    run = StudyRun("budget", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=0.3 if is_elastic(train_type) else None)
+    masks = fixed_masks(model)
+    rho = 0.3 if SCHEMES[train_type].is_elastic else None
+    run = StudyRun("budget", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=rho)
     steps = run.flags(table, masks, STEPS, 7)["max_steps"]
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
     if step_ms is None:
         step_ms = table.predict_ms(masks[train_type])
-    seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if is_elastic(train_type) else 0)
+    seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if rho else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
+
+
+def test_a_variant_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_path, monkeypatch):
+    words = ["--train_type", "elastic_training_greedy", "--logdir", str(tmp_path), "--run_name", "mine"]
+    started = parse_training([*words, "--recipe", "robust"])
+    assert started.config["train_type"] == "elastic_training_greedy"
+    write_json(tmp_path / "mine" / CONFIG, started.config)
+    assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_greedy"
+    monkeypatch.setattr(SCHEMES, "_entries", {name: SCHEMES[name] for name in SCHEMES if name not in VARIANTS.values()})
+    line = r"--resume .*mine: was trained by the scheme elastic_training_greedy, which this command does not know"
+    with pytest.raises(UserError, match=line):
+        parse_training(["--resume", str(tmp_path / "mine")])
+
+
+def test_an_interrupted_variant_continues_with_its_own_selector(tmp_path, monkeypatch):
+    calls, select_greedy = [], study_schemes.select_greedy
+
+    def recording(*args):
+        calls.append(args)
+        return select_greedy(*args)
+
+    monkeypatch.setattr(study_schemes, "select_greedy", recording)
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_steps=1)
+
+    def run(data):
+        model = make_small_model()
+        budget = make_budget(model, data, settings, make_table(model))
+        with RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log:
+            train.train("elastic_training_greedy", model, data, settings, log, budget)
+
+    with pytest.raises(PowerCut):
+        run(InterruptingData(3))
+    assert len(calls) == 1
+    run(make_small_data())
+    assert len(calls) == 2, "the selection of the second epoch"
 
 
 def test_a_run_with_a_deadline_gets_a_share_of_training_and_validating():

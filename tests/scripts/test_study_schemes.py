@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, make_small_model, make_table
 from small_networks import built_optimizer
-from study_schemes import VARIANTS, Betti, PathGain, select_as_published, select_greedy, select_layers
+from study_schemes import Betti, PathGain, select_greedy, select_layers, select_published
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.selection.select import select_tensors
@@ -70,9 +70,9 @@ def test_a_layer_trains_with_all_its_tensors_or_not_at_all(small_model):
 def test_published_selection_follows_the_two_to_one_rule(small_model):
     head, ones = head_mask(small_model), np.ones(len(small_model.trainable_variables))
     table = make_table(small_model, constant_ms=5.0)
-    assert (select_as_published(table, ones, head, 1 / 3).mask == head).all()
-    assert select_as_published(table, ones, head, 1.0).mask.all()
-    half = select_as_published(table, ones, head, 2 / 3).mask[table.positions]
+    assert (select_published(table, ones, head, 1 / 3).mask == head).all()
+    assert select_published(table, ones, head, 1.0).mask.all()
+    half = select_published(table, ones, head, 2 / 3).mask[table.positions]
     chain_ms, own_ms = np.flatnonzero(half)[-1] + 1, half.sum()
     assert chain_ms + own_ms == pytest.approx((len(ones) * 2) / 2, abs=1)
 
@@ -113,8 +113,3 @@ def test_gain_over_a_path_is_the_fall_of_the_loss_and_changes_nothing(small_data
         optimizer.apply(evaluator._gradients_on(batch), model.trainable_variables)
     losses.append(loss_on(batch))
     assert gains.sum() == pytest.approx(losses[0] - losses[1], rel=0.1) and losses[1] < losses[0]
-
-
-def test_each_variant_changes_elastic_training():
-    assert set(VARIANTS) == {"greedy", "layers", "published", "betti", "path"}
-    assert all(set(variant) <= {"select", "importance"} and variant for variant in VARIANTS.values())

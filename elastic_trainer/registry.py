@@ -1,0 +1,289 @@
+"""What a name on the command line stands for: schemes, importances, optimizers, data sets, exporters (no TensorFlow).
+
+Each has one entry here. Another program adds its own with `Registry.add`, and `add_importance`; parsers, records,
+figures and docs/flags.md follow. An entry names its code by its place, and imports it when that is first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from elastic_trainer.errors import UserError, not_one_of
+
+Entry = TypeVar("Entry")
+
+
+class Lazy:
+    """A callable given by its place, imported when first called.
+
+    Args:
+        place: "module:name".
+        arguments: keyword arguments that are added to those of each call.
+    """
+
+    def __init__(self, place: str, **arguments: Any) -> None:
+        self._place, self._arguments = place, arguments
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        module, _, name = self._place.partition(":")
+        return getattr(import_module(module), name)(*args, **self._arguments, **more)
+
+    def __repr__(self) -> str:
+        return f"Lazy({self._place!r})"
+
+
+class Registry(Mapping[str, Entry], Generic[Entry]):
+    """Entries by name, in the order in which they were added.
+
+    Args:
+        flag: takes the names.
+    """
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+        self._entries: dict[str, Entry] = {}
+
+    def add(self, name: str, entry: Entry) -> None:
+        """Add an entry. Raises `ValueError` if there is one of this name."""
+        if name in self:
+            raise ValueError(f"{self.flag} {name}: is registered already")
+        self._entries[name] = entry
+
+    def __getitem__(self, name: str) -> Entry:
+        """The entry. Raises `UserError` for a name that is not known."""
+        if name not in self:
+            raise UserError(f"{self.flag}: {not_one_of(name, [*self])}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+@dataclass(frozen=True)
+class SchemeEntry:
+    """What trains.
+
+    Attributes:
+        make: `selection.schemes.SchemeContext` -> `selection.schemes.Scheme`.
+        label: in figures.
+        trains: which tensors, for docs/flags.md.
+        mask: of a scheme that never trains others: model, and `trained_layers` if it uses that -> bool [N] over
+            `model.trainable_variables`.
+        is_elastic: it selects tensors within a time budget, which needs a timing table.
+        importance: the name of what it selects by, or None.
+        changes_network: it replaces the network as it trains. Such a scheme has the paper's recipe.
+        uses: flags that only schemes which list them use.
+    """
+
+    make: Callable[[Any], Any]
+    label: str
+    trains: str
+    mask: Callable[..., Any] | None = None
+    is_elastic: bool = False
+    importance: str | None = None
+    changes_network: bool = False
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImportanceEntry:
+    """How much a tensor matters.
+
+    Attributes:
+        make: task and batch size -> `selection.importance.ImportanceEvaluator`.
+        reads_images: it depends on the batches that it is measured on.
+    """
+
+    make: Callable[..., Any]
+    reads_images: bool = True
+
+
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """How weights are updated.
+
+    Attributes:
+        make: the arguments of `training.optimizers.make_optimizer` by name, but for the first -> Keras optimizer.
+        slots: variables that it keeps of the size of every trained one.
+        uses: flags that only optimizers which list them use.
+    """
+
+    make: Callable[..., Any]
+    slots: int
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """Images.
+
+    Attributes:
+        read: the flags of `uses` by name -> `datasets.data_source.DataSource`.
+        count_classes: `data_dir`, if it uses that -> number of classes, without reading images.
+        defaults: of flags, where they are not those of `settings.PAPER`.
+        uses: flags that only data sets which list them use.
+        is_tfds: it is one of tensorflow-datasets, which can be prepared.
+        is_folder: its images are what `data_dir` holds.
+    """
+
+    read: Callable[..., Any]
+    count_classes: Callable[..., int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    uses: tuple[str, ...] = ()
+    is_tfds: bool = False
+    is_folder: bool = False
+
+
+@dataclass(frozen=True)
+class ExporterEntry:
+    """A format that a trained model is written in.
+
+    Attributes:
+        export: model, `ImageData`, the run's folder, and what the model is from -> a report for the user.
+        file: that it writes into the folder.
+    """
+
+    export: Callable[..., str]
+    file: str
+
+
+SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
+IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
+OPTIMIZERS: Registry[OptimizerEntry] = Registry("--optimizer")
+DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
+EXPORTERS: Registry[ExporterEntry] = Registry("--export")
+
+
+def users(registry: Registry[Any], flag: str) -> str:
+    """The names of the entries that use a flag, in words."""
+    return " or ".join(name for name, entry in registry.items() if flag in entry.uses)
+
+
+def elastic(label: str, trains: str, importance: str | None = "gain", select: str | None = None) -> SchemeEntry:
+    """Elastic training by an importance, or without one, with the Tensor Selector at the place `select`."""
+    chosen = {"select": Lazy(select)} if select else {}
+    make = Lazy("elastic_trainer.selection.schemes:elastic_scheme", importance=importance, **chosen)
+    return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
+
+
+def add_importance(name: str, entry: ImportanceEntry, label: str, trains: str) -> None:
+    """Add an importance, and the scheme elastic_training_<name> that selects by it. Raises `ValueError` if it exists"""
+    IMPORTANCES.add(name, entry)
+    SCHEMES.add(f"elastic_training_{name}", elastic(label, trains, name))
+
+
+# --- schemes and importances ------------------------------------------------------------------------------------------
+
+
+def _add_fixed(name: str, mask: str, label: str, trains: str, uses: tuple[str, ...] = ()) -> None:
+    make = Lazy("elastic_trainer.selection.schemes:fixed_scheme", train_type=name)
+    SCHEMES.add(name, SchemeEntry(make, label, trains, Lazy(f"elastic_trainer.networks.tensors:{mask}"), uses=uses))
+
+
+_IMPORTANCE = "elastic_trainer.selection.importance"
+
+_add_fixed("full_training", "all_mask", "Full training", "every tensor")
+_add_fixed("traditional_tl_training", "head_mask", "Traditional TL", "the head alone (transfer learning)")
+_add_fixed(
+    "bn_plus_bias_training",
+    "normalisation_and_bias_mask",
+    "BN+Bias",
+    "scales and shifts of normalisation, biases, and the head",
+)
+_add_fixed(
+    "last_layers_training", "last_layers_mask", "Last layers", "the last layers (paper, Fig 2)", ("trained_layers",)
+)
+IMPORTANCES.add("gain", ImportanceEntry(Lazy(f"{_IMPORTANCE}:ImportanceEvaluator")))
+SCHEMES.add("elastic_training", elastic("ElasticTrainer", "the selected tensors"))
+add_importance(
+    "weight_magnitude",
+    ImportanceEntry(Lazy(f"{_IMPORTANCE}:WeightMagnitude"), reads_images=False),
+    "Weight magnitude",
+    "the same, selected by the magnitude of weights (paper, Fig 20)",
+)
+add_importance(
+    "grad_magnitude",
+    ImportanceEntry(Lazy(f"{_IMPORTANCE}:GradientMagnitude")),
+    "Gradient magnitude",
+    "the same, selected by the magnitude of gradients (paper, Fig 20)",
+)
+add_importance(
+    "random",
+    ImportanceEntry(Lazy(f"{_IMPORTANCE}:Random")),
+    "Random tensors",
+    "the same with random importances: a baseline",
+)
+SCHEMES.add(
+    "elastic_training_upper_part",
+    elastic(
+        "Upper part",
+        "all tensors from the output down to the deepest that the time budget allows; importance is not measured",
+        importance=None,
+        select="elastic_trainer.selection.select:select_upper_part",
+    ),
+)
+SCHEMES.add(
+    "prunetrain",
+    SchemeEntry(
+        Lazy("elastic_trainer.pruning.scheme:prunetrain"),
+        "PruneTrain",
+        "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
+        changes_network=True,
+        uses=("prune_interval", "prune_ratio", "prune_threshold"),
+    ),
+)
+
+# --- optimizers, data sets, exporters ---------------------------------------------------------------------------------
+
+_SGD_FLAGS = ("weight_decay", "warmup", "gradient_clipping")
+
+OPTIMIZERS.add("sgd", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:make_sgd"), 1, _SGD_FLAGS))
+OPTIMIZERS.add("adam", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:make_adam"), 2))
+
+
+def _add_tfds(name: str) -> None:
+    read, count = (Lazy(f"elastic_trainer.datasets.tfds:{task}", name=name) for task in ("read_tfds", "count_tfds"))
+    DATASETS.add(name, DatasetEntry(read, count, uses=("data_dir",), is_tfds=True))
+
+
+_add_tfds("caltech_birds2011")  # the paper's data sets (section 6)
+_add_tfds("oxford_iiit_pet")
+_add_tfds("stanford_dogs")
+DATASETS.add(
+    "digits",
+    DatasetEntry(
+        Lazy("elastic_trainer.datasets.digits:read_digits"),
+        lambda: 10,
+        {
+            "model_name": "mobilenetv2",
+            "input_size": 64,
+            "batch_size": 16,
+            "alpha": 0.35,
+            "augment": "none",  # a mirrored digit is no digit
+            "learning_rate": 2e-3,
+            "num_epochs": 24,
+            "interval": 12,
+            "rho": 0.45,
+        },
+    ),
+)
+DATASETS.add(
+    "image_folder",
+    DatasetEntry(
+        Lazy("elastic_trainer.datasets.image_folder:read_image_folder"),
+        Lazy("elastic_trainer.datasets.image_folder:count_folders"),
+        {"recipe": "robust"},
+        ("data_dir", "skip_broken", "test_fraction"),
+        is_folder=True,
+    ),
+)
+EXPORTERS.add("tflite", ExporterEntry(Lazy("elastic_trainer.evaluation.export:export_tflite"), "model.tflite"))

@@ -1,0 +1,285 @@
+"""A flag is one field and a name is one entry: one of each is added from outside, and used."""
+
+from argparse import ArgumentTypeError
+from dataclasses import dataclass
+
+import numpy as np
+import plotting
+import pytest
+from conftest import CLASSES, SIZE, make_small_data, make_small_model, make_table
+from small_networks import values
+from small_runs import rows_of, run
+
+import data
+import main
+import train
+from elastic_trainer.cli.commands import ShowCommand, parse_data
+from elastic_trainer.cli.flags import add_flags
+from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.datasets.data_source import DataSource
+from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.sources import count_classes
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_text
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.options import built, flag, flags_of, names_of, share
+from elastic_trainer.registry import (
+    DATASETS,
+    EXPORTERS,
+    IMPORTANCES,
+    OPTIMIZERS,
+    SCHEMES,
+    DatasetEntry,
+    ExporterEntry,
+    ImportanceEntry,
+    Lazy,
+    OptimizerEntry,
+    SchemeEntry,
+    add_importance,
+)
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.schemes import FixedScheme
+from elastic_trainer.settings import (
+    MAIN_FLAGS,
+    PAPER,
+    DataSettings,
+    NetworkSettings,
+    RunSettings,
+    Settings,
+    check_names,
+    defaults_of,
+)
+from elastic_trainer.training.optimizers import SGDW, make_optimizer
+
+REGISTRIES = (SCHEMES, IMPORTANCES, OPTIMIZERS, DATASETS, EXPORTERS)
+TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, correct_budget=False)
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch):
+    """What a test adds is gone after it."""
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", {**registry._entries})
+
+
+def moved(model, before):
+    """Names of the tensors that differ from `before`."""
+    names = tensor_names(model)
+    return {
+        name
+        for name, now, old in zip(names, values(model.trainable_variables), before, strict=True)
+        if (now != old).any()
+    }
+
+
+# --- one of each from outside -----------------------------------------------------------------------------------------
+
+
+def test_a_scheme_from_outside_is_parsed_trained_recorded_and_drawn(tmp_path):
+    def make(context):
+        return FixedScheme(
+            np.array(["stem/" in name for name in tensor_names(context.task.model)]) | head_mask(context.task.model)
+        )
+
+    SCHEMES.add("stem_training", SchemeEntry(make, "Stem", "the stem and the head", uses=("trained_layers",)))
+    command = parse_training(["--train_type", "stem_training", "--trained_layers", "2"])
+    assert command.train_type == command.config["train_type"] == "stem_training" and command.warnings == ()
+    model = make_small_model()
+    before = values(model.trainable_variables)
+    run(tmp_path / "run", train.stem_training, TWO_STEPS, model)
+    assert moved(model, before) == {"stem/kernel", "head/kernel", "head/bias"}
+    assert plotting.look_of("stem_training").label == "Stem"
+    assert plotting.look_of("never_heard_of").label == "never_heard_of"
+
+
+def test_an_optimizer_from_outside_is_parsed_and_trains(tmp_path):
+    def make(learning_rate, **unused):
+        return SGDW(10 * learning_rate)
+
+    OPTIMIZERS.add("tenfold", OptimizerEntry(make, slots=1))
+    command = parse_training(["--optimizer", "tenfold", "--warmup", "0.1"])
+    assert command.network.optimizer == command.training.optimizer == "tenfold"
+    assert command.warnings == ("--warmup: without effect here, only for --optimizer sgd",)
+    assert float(make_optimizer("tenfold", 0.01, 0.0, 1).learning_rate) == pytest.approx(0.1)
+    model = make_small_model()
+    before = values(model.trainable_variables)
+    run(tmp_path, train.full_training, Settings(optimizer="tenfold", learning_rate=0.01, max_steps=2), model)
+    assert len(moved(model, before)) == len(before)
+
+
+def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
+    class OfTheStem(ImportanceEvaluator):
+        def _measure(self, optimizer, batches):
+            return np.array([float("stem/" in name) for name in tensor_names(self._model)])
+
+    add_importance("stem", ImportanceEntry(OfTheStem, reads_images=False), "Stem", "the stem if it fits")
+    command = parse_training(["--train_type", "elastic_training_stem", "--importance_batches", "2"])
+    [warning] = command.warnings
+    assert "only for schemes that measure importance on images" in warning
+    assert command.run.run_name == "mobilenetv2-0.35_digits_elastic_training_stem_rho0.45"
+    model = make_small_model()
+    settings = Settings(learning_rate=0.05, max_steps=2, rho=0.9, correct_budget=False)
+    run(tmp_path, train.elastic_training_stem, settings, model, make_table(model))
+    chosen = {row["name"] for row in rows_of(tmp_path / "selections.csv") if row["chosen"] == "1"}
+    assert chosen == {"stem/kernel", "head/kernel", "head/bias"}
+
+
+def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
+    def read(data_dir):
+        def images():
+            return ((np.full((SIZE, SIZE, 3), 80 * k, np.uint8), k) for k in range(CLASSES))
+
+        shades = ImageFiles(CLASSES, images)
+        return DataSource([f"shade {k}" for k in range(CLASSES)], shades, shades)
+
+    DATASETS.add(
+        "shades", DatasetEntry(read, lambda data_dir: CLASSES, {"input_size": SIZE, "rho": 0.7}, uses=("data_dir",))
+    )
+    command = parse_training(["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3"])
+    assert (command.network.input_size, command.training.rho) == (SIZE, 0.7)
+    assert command.network.model_name == PAPER["model_name"]
+    with pytest.raises(UserError, match="--skip_broken: goes with --dataset_name image_folder only"):
+        parse_training(["--dataset_name", "shades", "--skip_broken"])
+    assert isinstance(parse_data(["show", "--dataset_name", "shades"]), ShowCommand)
+    assert count_classes("shades", None) == CLASSES
+    images = data.load_settings(command.data, SIZE, 3)
+    assert [*images.class_names] == ["shade 0", "shade 1", "shade 2"]
+    model = make_small_model()
+    before = values(model.trainable_variables)
+    log = RunLog(tmp_path / "run", {}, tensor_names(model))
+    with log:
+        summary = log.finish(train.full_training(model, images, Settings(learning_rate=0.05, num_epochs=2), log))
+    assert summary["steps"] == 2 and moved(model, before)
+
+
+def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
+    def export(model, dataset, folder, source):
+        write_text(folder / "weights.txt", str(model.count_params()))
+        return f"wrote weights.txt of {source}"
+
+    EXPORTERS.add("text", ExporterEntry(export, "weights.txt"))
+    command = parse_training(["--export", "text"])
+    assert command.training.save_model and command.run.export == "text"
+    model = make_small_model()
+    model.save(tmp_path / "best.keras")
+    main._export_best(command, model, make_small_data(), tmp_path)
+    assert (tmp_path / "weights.txt").read_text() == str(model.count_params())
+    assert f"wrote weights.txt of {tmp_path}" in capsys.readouterr().out
+    assert not (tmp_path / "model.tflite").exists()
+
+
+# --- strict look-up ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("registry", "word", "line"),
+    [
+        (
+            SCHEMES,
+            "elastic",
+            "--train_type: 'elastic' is not one of full_.*; did you mean 'elastic_training'",
+        ),
+        (OPTIMIZERS, "lion", "--optimizer: 'lion' is not one of sgd, adam$"),
+        (IMPORTANCES, "gains", "importance: 'gains' is not one of gain, .*; did you mean 'gain'"),
+        (DATASETS, "digit", "--dataset_name: 'digit' is not one of .*; did you mean 'digits'"),
+        (EXPORTERS, "onnx", "--export: 'onnx' is not one of tflite$"),
+    ],
+)
+def test_a_name_that_is_not_known_is_one_line_that_names_the_flag_and_the_known_names(registry, word, line):
+    with pytest.raises(UserError, match=line):
+        registry[word]
+    assert word not in registry
+
+
+def test_training_with_an_optimizer_that_only_settings_know_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--optimizer: 'lion' is not one of sgd, adam"):
+        make_optimizer("lion", 0.1, 0.0, 10)
+    with pytest.raises(UserError, match="--optimizer: 'lion' is not one of sgd, adam"):
+        run(tmp_path, train.full_training, Settings(optimizer="lion", max_steps=1))
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_a_name_is_registered_once(registry):
+    name = next(iter(registry))
+    with pytest.raises(ValueError, match=f"{name}: is registered already"):
+        registry.add(name, registry[name])
+
+
+def test_code_of_an_entry_is_imported_when_it_is_first_called():
+    assert Lazy("fractions:Fraction", denominator=3)(6) == 2
+    with pytest.raises(ModuleNotFoundError):
+        Lazy("no_such_module:thing")()
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_field_of_a_settings_class_is_the_flag():
+    @dataclass(frozen=True)
+    class More:
+        amount: float = flag(0.5, "More", share, "SHARE", help="an [amount](page.md) of `x`")
+        is_on: bool = flag(False, "More", help="a switch")
+
+    parser = OneLineParser(prog="more.py")
+    add_flags(parser, flags_of(More))
+    assert built(More, vars(parser.parse_args([]))) == More(0.5, False)
+    assert built(More, vars(parser.parse_args(["--amount", "0.25", "--is_on"]))) == More(0.25, True)
+    assert "an amount of x (default: 0.5)" in parser.format_help()
+    with pytest.raises(UserError, match="--amount: must be above 0 and at most 1, not '2'"):
+        parser.parse_args(["--amount", "2"])
+
+
+PARTS = {"network": NetworkSettings, "data": DataSettings, "training": Settings, "run": RunSettings}
+# What follows a flag, if it is neither the last of its names nor one of `USUAL`.
+GIVEN = {
+    "cached_views": ["3", "--augment", "flip_rotate"],
+    "correct_budget": ["False"],
+    "data_dir": ["photos", "--dataset_name", "image_folder"],
+    "deadline": ["90m"],
+    "logdir": ["elsewhere"],
+    "model_name": ["vgg16"],
+    "optimizer": ["adam"],
+    "resume": [],
+    "run_name": ["mine"],
+    "skip_broken": ["True", "--dataset_name", "image_folder"],
+    "test_fraction": ["0.2", "--dataset_name", "image_folder"],
+    "time_resolution": ["100"],
+    "train_type": ["full_training"],
+    "weights": ["none"],
+}
+USUAL = ("True", "0.3", "3")
+
+
+def words_after(name):
+    """Words that set a flag to something else than its default."""
+    one = MAIN_FLAGS[name]
+    if name in GIVEN:
+        return GIVEN[name]
+    names = [*names_of(one.type)]
+    return names[-1:] if names else [next(text for text in USUAL if is_value(one.type, text))]
+
+
+def is_value(type, text):
+    try:
+        type(text)
+    except (ValueError, ArgumentTypeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", sorted({*MAIN_FLAGS} - {"evaluate", "power_csv"}))
+def test_each_flag_reaches_its_field_and_the_record_of_the_run(name):
+    [part] = [part for part, kind in PARTS.items() if name in flags_of(kind)]
+    now, default = parse_training([f"--{name}", *words_after(name)]), parse_training([])
+    assert getattr(getattr(now, part), name) != getattr(getattr(default, part), name)
+    assert now.config[name] != default.config[name]
+
+
+def test_a_default_for_what_is_no_flag_is_an_error():
+    DATASETS.add("odd", DatasetEntry(lambda: None, lambda: 2, {"input_sise": 32}))
+    with pytest.raises(ValueError, match="a table of defaults has 'input_sise', which is none of model_name, "):
+        defaults_of("odd")
+    with pytest.raises(ValueError, match="a table of defaults has 'clipping'"):
+        check_names({"clipping": 1}, MAIN_FLAGS)
