@@ -1,5 +1,8 @@
 """ElasticTraining in model.fit: it trains exactly what is selected, as Keras trains it, with everything fit offers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -135,7 +138,7 @@ def unknown_length(x=IMAGES, y=LABELS):
     )
 
 
-FITS = {
+FITS: dict[str, tuple[Callable, dict[str, Any]]] = {
     "images": (images, {"batch_size": 8}),
     "smaller last batch": (images, {"batch_size": 12}),
     "class weights": (images, {"batch_size": 8, "class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}),
