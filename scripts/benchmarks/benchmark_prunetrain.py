@@ -100,10 +100,12 @@ def pruned_network(
     network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor]
 ) -> tuple[Measured, tuple[int, int]]:
     """The network without the weakest `share` of its channels, the number of channels left and that of the full one."""
+    from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
     model, optimizer = new_network(network)
-    data = SimpleNamespace(importance_batches=lambda index: [batch], batch_size=SPREAD_IMAGES)
+    one_batch = Batch(lambda: batch[0], batch[1])
+    data = SimpleNamespace(importance_batches=lambda index: [one_batch], batch_size=SPREAD_IMAGES)
     settings = Settings(prune_ratio=0.2, prune_threshold=0.0)
     scheme = PruneTrainScheme(model, data, settings)  # type: ignore[arg-type]
     weaken(model, share)
