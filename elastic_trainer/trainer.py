@@ -29,7 +29,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
-from elastic_trainer.runs.listener import Listener
+from elastic_trainer.runs.listener import Listeners
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_budget, make_scheme
@@ -59,7 +59,7 @@ class Trainer:
         folder: for cached features that do not fit into memory; by default that for temporary files.
 
     Attributes:
-        task, data, settings, schedule: what is trained, on what, how, and for how long.
+        data, settings, schedule: what it trains on, how, and for how long.
         training: the network, its optimizer and the compiled step.
         history: what was done so far, in numbers.
         allows_infinite_loss: go on where the loss is no longer a finite number.
@@ -80,49 +80,27 @@ class Trainer:
         optimizer: keras.optimizers.Optimizer | None = None,
         folder: Path | None = None,
     ) -> None:
-        self.task, self.data, self.settings = _task(model, data), data, settings
+        task, self.data, self.settings = _task(model, data), data, settings
         self.schedule = Schedule.of(settings, data.steps_per_epoch)
-        optimizer = optimizer or self._own_optimizer()
+        optimizer = optimizer or _optimizer(task, settings, self.schedule)
         if not optimizer.built:
-            optimizer.build(self.task.model.trainable_variables)
-        self.scheme = scheme if isinstance(scheme, Scheme) else self._named_scheme(scheme, table)
+            optimizer.build(task.model.trainable_variables)
+        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         features = None
         if settings.feature_cache != "off":
             # A run that is to be repeated bit for bit makes no choice by the clock.
             in_float16 = settings.feature_cache == "float16"
             features = Features(data, folder or Path(tempfile.gettempdir()), in_float16, settings.correct_budget)
-        self.training = TrainState(self.task, optimizer, data.batch_size, self.scheme.penalty, features)
+        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features)
         self.history = History()
-        self._listeners, self._has_begun = [*listeners], False
         self.allows_infinite_loss = False
+        self._listeners, self._has_begun = Listeners(listeners), False
         self._step_flops = 0.0
 
-    def _own_optimizer(self) -> keras.optimizers.Optimizer:
-        """The optimizer of a compiled model, or the one that the settings ask for."""
-        settings, model, head_steps = self.settings, self.task.model, self.schedule.head_steps
-        if isinstance(self.task, CompiledTask):
-            return model.optimizer
-        return make_optimizer(
-            settings.optimizer,
-            settings.learning_rate,
-            settings.weight_decay,
-            self.schedule.total_steps,
-            HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
-            settings.gradient_clipping,
-            np.flatnonzero(head_mask(model)).tolist(),
-            settings.warmup,
-        )
-
-    def _named_scheme(self, name: str, table: TimingTable | None) -> Scheme:
-        budget = None
-        if SCHEMES[name].is_elastic:
-            if table is None and isinstance(self.task, CompiledTask):
-                table = profile_compiled(self.task, next(self.data.train(0)), with_features=True)
-            if table is None:
-                raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
-            features_possible = self.settings.feature_cache != "off"
-            budget = make_budget(self.task.model, self.data, self.settings, table, features_possible)
-        return make_scheme(name, SchemeContext(self.task, self.data, self.settings, budget))
+    @property
+    def task(self) -> Task:
+        """What is trained; PruneTrain replaces its network."""
+        return self.training.task
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +123,7 @@ class Trainer:
                 self._run_epoch(until_step)
             if not self.is_finished:
                 return None
-            self._notify("on_train_end", self._last_results())
+            self._listeners.notify("on_train_end", self._last_results())
             return self.results()
 
     @property
@@ -163,15 +141,8 @@ class Trainer:
 
     def _begin(self) -> None:
         self._has_begun = True
-        model = self.training.model
-        model.stop_training = False
-        has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
-        if has_callbacks and getattr(model, "optimizer", None) is None:
-            model.optimizer = self.training.optimizer  # Keras' callbacks look for it
-        self._notify("set_params", {"epochs": self.schedule.epochs, "steps": self.data.steps_per_epoch, "verbose": 0})
-        self._notify("set_model", model)
-        self._notify("set_trainer", self)
-        self._notify("on_train_begin")
+        self.training.model.stop_training = False
+        self._listeners.begin(self)
 
     def _run_epoch(self, until_step: int | None) -> None:
         """The steps of the current epoch that are left, up to `until_step`, and its validation after the last."""
@@ -179,7 +150,7 @@ class Trainer:
         start, end = self.schedule.steps_of(epoch)
         if not history.results:
             self.task.reset()
-            self._notify("on_epoch_begin", epoch)
+            self._listeners.notify("on_epoch_begin", epoch)
         count = min(end, end if until_step is None else until_step) - history.step
         if count > 0:  # else the run was interrupted when only the validation was left
             with history.clocks.running("training"):
@@ -206,7 +177,7 @@ class Trainer:
             upcoming: the examples of the batches after it, if they are known: their features may be made with its own.
         """
         history, number = self.history, self.history.step
-        self._notify("on_train_batch_begin", number)
+        self._listeners.notify("on_train_batch_begin", number)
         if self.scheme.is_due(number):
             with history.clocks.running("selection"):
                 self._select(batch, upcoming)
@@ -221,7 +192,7 @@ class Trainer:
         if is_full:
             with history.clocks.running("selection"):
                 history.record_slowdown(self.scheme.slowdown(history.step, batch))
-        self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
+        self._listeners.notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
 
     def plan(self, schedule: Schedule) -> None:
@@ -237,12 +208,12 @@ class Trainer:
         return history.out_of_time
 
     def _select(self, batch: Batch, upcoming: Order) -> None:
-        self._notify("on_selection_begin", self.history.step)
+        self._listeners.notify("on_selection_begin", self.history.step)
         selection = self._selected(batch, upcoming)
         if selection.needs_features and self.training.features.cache is None:  # they turned out not to be possible
             selection = self._selected(batch, upcoming)
         self.history.record_selection(selection, self._step_flops)
-        self._notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
+        self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
 
     def _selected(self, batch: Batch, upcoming: Order) -> Selection:
         """The selection that is due, adopted."""
@@ -251,7 +222,7 @@ class Trainer:
         selection = self.scheme.select(progress, self.training)
         if self.training.model is not model:
             self.training.model.stop_training = False
-            self._notify("set_model", self.training.model)
+            self._listeners.notify("set_model", self.training.model)
         start = time.perf_counter()
         self._adopt(selection, batch, upcoming)
         selection.seconds["trace"] = time.perf_counter() - start
@@ -273,16 +244,18 @@ class Trainer:
         results = self.evaluate()
         history.record_epoch(results, self.task.is_running)
         history.validation_seconds.append(time.perf_counter() - start)
-        self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
+        self._listeners.notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
         history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
         history.is_stopped |= bool(self.training.model.stop_training)
 
     def evaluate(self) -> dict[str, float]:
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
-            self._notify("on_test_begin")
-            results = self.training.evaluation(self.data.test(), lambda: self._notify("on_test_batch_begin", 0))
-            self._notify("on_test_end", results)
+            self._listeners.notify("on_test_begin")
+            results = self.training.evaluation(
+                self.data.test(), lambda: self._listeners.notify("on_test_batch_begin", 0)
+            )
+            self._listeners.notify("on_test_end", results)
         return results
 
     def _last_results(self) -> dict[str, Any]:
@@ -291,12 +264,6 @@ class Trainer:
         names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
         logs = {name: row[f"train_{name}"] for name in names}
         return {**logs, **{f"val_{name}": row[f"test_{name}"] for name in names}, "learning_rate": row["learning_rate"]}
-
-    def _notify(self, hook: str, *values: Any) -> None:
-        for listener in self._listeners:
-            method = getattr(listener, hook, None)
-            if method is not None:
-                method(*values)
 
     # --- the state --------------------------------------------------------------------------------------------------
 
@@ -311,7 +278,16 @@ class Trainer:
         return State(self.training.values(), record)
 
     def load(self, state: State) -> None:
-        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
+        """Go on from `state`, or from its variables alone if its record is empty, as a server's that starts a round.
+
+        Such a state may lack variables, those of the optimizer for example, which then stay as they are.
+
+        Raises:
+            UserError: it is of other examples or of another network.
+        """
+        if not state.record:
+            self.training.assign({**self.training.values(), **state.arrays})
+            return
         examples = [self.data.train_count, self.data.test_count]
         if state.record["examples"] != examples:
             raise UserError(
@@ -335,3 +311,31 @@ def _task(model: keras.Model | Task, data: ShuffledData) -> Task:
             raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
         return CompiledTask(model, *data.specs)
     return ImageClassification(model)
+
+
+def _optimizer(task: Task, settings: Settings, schedule: Schedule) -> keras.optimizers.Optimizer:
+    """The optimizer of a compiled model, or the one that `settings` ask for."""
+    if isinstance(task, CompiledTask):
+        return task.model.optimizer
+    return make_optimizer(
+        settings.optimizer,
+        settings.learning_rate,
+        settings.weight_decay,
+        schedule.total_steps,
+        HeadPhase(schedule.head_steps, settings.head_learning_rate) if schedule.head_steps else None,
+        settings.gradient_clipping,
+        np.flatnonzero(head_mask(task.model)).tolist(),
+        settings.warmup,
+    )
+
+
+def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
+    budget = None
+    if SCHEMES[name].is_elastic:
+        if table is None and isinstance(task, CompiledTask):
+            table = profile_compiled(task, next(data.train(0)), with_features=True)
+        if table is None:
+            raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
+        features_possible = settings.feature_cache != "off"
+        budget = make_budget(task.model, data, settings, table, features_possible)
+    return make_scheme(name, SchemeContext(task, data, settings, budget))

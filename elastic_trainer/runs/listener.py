@@ -5,6 +5,7 @@ A callback of Keras is a listener, too. It lacks the hooks of selections and doe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -31,3 +32,28 @@ class Listener(keras.callbacks.Callback):
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """`trainer.history.selection` trains from step `step` on."""
+
+
+class Listeners:
+    """All listeners of a run, in the order in which they are called."""
+
+    def __init__(self, listeners: Iterable[Any]) -> None:
+        self._listeners = [*listeners]
+
+    def begin(self, trainer: Trainer) -> None:
+        """Tell them what they listen to, and that it starts."""
+        model, steps = trainer.training.model, trainer.data.steps_per_epoch
+        has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
+        if has_callbacks and getattr(model, "optimizer", None) is None:
+            model.optimizer = trainer.training.optimizer  # Keras' callbacks look for it
+        self.notify("set_params", {"epochs": trainer.schedule.epochs, "steps": steps, "verbose": 0})
+        self.notify("set_model", model)
+        self.notify("set_trainer", trainer)
+        self.notify("on_train_begin")
+
+    def notify(self, hook: str, *values: Any) -> None:
+        """Call a hook of each listener that has it."""
+        for listener in self._listeners:
+            method = getattr(listener, hook, None)
+            if method is not None:
+                method(*values)
