@@ -11,10 +11,12 @@ metrics and all other callbacks; `Trainer.step` takes its place for what happens
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.time_budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
@@ -49,7 +52,7 @@ class ElasticTraining(keras.callbacks.Callback):
     for all tensors together, so a tensor that is first selected late starts with larger updates than at the start.
 
     Args:
-        rho: time of a step over that of full training, above 0 and at most 1.
+        rho: time of a step over that of one of plain `fit`, above 0 and at most 1.
         interval: epochs between two selections; fractions are allowed where the length of an epoch is known.
         table: a `TimingTable` (`elastic_trainer.profile`), or the folder that one is kept in; it is measured there if
             it does not fit. By default a folder for this model under ~/.cache/elastic_trainer.
@@ -60,7 +63,7 @@ class ElasticTraining(keras.callbacks.Callback):
 
     Attributes:
         history: of the latest `fit`: selections, step times in ms, slowdowns.
-        rho_measured: step time over that of full training as it would have run; None before it is known.
+        rho_measured: step time over that of plain `fit` as it would have run; None before it is known.
 
     Raises:
         UserError: in `fit`: the model is not compiled, a batch norm is not frozen, or `rho` is too small.
@@ -91,6 +94,7 @@ class ElasticTraining(keras.callbacks.Callback):
         )
         self._table, self._scheme, self._verbose = table, scheme, verbose
         self._trainer: Trainer | None = None
+        self._plain_over_full = 1.0
 
     @property
     def history(self) -> History:
@@ -102,7 +106,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def rho_measured(self) -> float | None:
         """See the class."""
         full_ms = self.history.full_training_ms() if self._trainer else None
-        return sum(self.history.step_ms) / full_ms if full_ms else None
+        return sum(self.history.step_ms) / full_ms / self._plain_over_full if full_ms else None
 
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
 
@@ -131,7 +135,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.model.train_function = self._keras_function
         if self._trainer is not None and self.rho_measured is not None:
-            self._say(f"steps took {self.rho_measured:.2f} of full training's time (asked: {self._settings.rho:g})")
+            self._say(f"steps took {self.rho_measured:.2f} of plain fit's time (asked: {self._settings.rho:g})")
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -162,8 +166,10 @@ class ElasticTraining(keras.callbacks.Callback):
             result = trainer.step(batch)
         if len(trainer.history.intervals) > count:
             selection = trainer.history.selection
-            chosen, share = int(selection.mask.sum()), selection.predicted_share
-            self._say(f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of a full step's time")
+            chosen, share = int(selection.mask.sum()), selection.predicted_share / self._plain_over_full
+            self._say(
+                f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of plain fit's step time"
+            )
         return result.measures
 
     def _begin(self, batch: Batch, specs: Any) -> Trainer:
@@ -183,10 +189,22 @@ class ElasticTraining(keras.callbacks.Callback):
         data = _FitData(schedule.steps_per_epoch, len(batch), self._settings.importance_batches)
         with _names_without_dashes():
             table = self._timing_table(task, batch)
-            self._trainer = Trainer(task, data, self._scheme, self._settings, table=table, optimizer=model.optimizer)
+            settings = self._settings_for(table)
+            self._trainer = Trainer(task, data, self._scheme, settings, table=table, optimizer=model.optimizer)
         self._trainer.plan(schedule)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
+
+    def _settings_for(self, table: TimingTable) -> Settings:
+        """The settings with rho relative to a full step of the table. Raises `UserError` if it is too small."""
+        rho, self._plain_over_full = self._settings.rho, table.plain_over_full
+        smallest = smallest_rho(table, head_mask(self.model)) / self._plain_over_full
+        if rho < smallest:
+            raise UserError(
+                f"rho {rho:g}: training the head alone takes {smallest:.1%} of a step of plain fit here; give at least "
+                f"{math.ceil(smallest * 1000) / 1000:g}"
+            )
+        return replace(self._settings, rho=min(rho * self._plain_over_full, 1.0))
 
     def _schedule(self, steps: int | None) -> Schedule:
         """Of a fit whose epochs have so many steps; None if that is not known yet."""

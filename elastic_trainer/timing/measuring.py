@@ -157,6 +157,7 @@ class Measurement:
         cached_ms: [rounds, len(cached)] wall times on those.
         forward_ms: median of the forward pass.
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
+        beside_ms: median of the call `beside` of `measure`; None without one.
     """
 
     task: Task
@@ -168,6 +169,7 @@ class Measurement:
     cached_ms: np.ndarray
     forward_ms: float
     compiling_ms: float
+    beside_ms: float | None = None
 
 
 def measure(
@@ -176,6 +178,7 @@ def measure(
     batch: Batch,
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
+    beside: Callable[[], object] | None = None,
 ) -> Measurement:
     """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
 
@@ -185,6 +188,7 @@ def measure(
         batch: that every step trains on.
         seconds: time for measuring steps; at least five rounds are measured, however long they take.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
+        beside: a call that is measured beside the steps, alternating with them.
     """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import forward_pass
@@ -198,7 +202,11 @@ def measure(
     compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
     cached = [index for index, run in enumerate(from_features) if run is not None]
     forward = partial(forward_pass(task, len(batch)), *run_full.args)
-    times = measure_steps([forward, *runs, *(run for run in from_features if run is not None)], seconds)
-    forward_ms, step_ms, cached_ms = np.split(times, [1, 1 + len(runs)], axis=1)
+    calls = [forward, *runs, *(run for run in from_features if run is not None)]
+    times = measure_steps(calls if beside is None else [*calls, beside], seconds)
+    forward_ms, step_ms, cached_ms, beside_ms = np.split(times, [1, 1 + len(runs), len(calls)], axis=1)
     median_ms = float(np.median(forward_ms))
-    return Measurement(task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms=compiling_ms)
+    median_beside_ms = None if beside is None else float(np.median(beside_ms))
+    return Measurement(
+        task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms, beside_ms=median_beside_ms
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,11 +85,29 @@ def profile_compiled(
 
     model = task.model
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-    optimizer.build(model.trainable_variables)
-    with restored(model.variables + model.metrics_variables), tempfile.TemporaryDirectory() as folder:
-        return profile_task(
-            task, optimizer, batch, compiled_settings(task, len(batch)), Path(folder), "trace", seconds, with_features
-        )
+    for each in (optimizer, model.optimizer):
+        if not each.built:
+            each.build(model.trainable_variables)
+    settings, changed = compiled_settings(task, len(batch)), [*model.variables, *model.metrics_variables]
+    with restored([*changed, *model.optimizer.variables]), tempfile.TemporaryDirectory() as folder:
+        measurement = measure(task, optimizer, batch, seconds, with_features, _plain_step(model, batch))
+        table = make_table(measurement, settings, Path(folder))
+        table.details["plain_step_ms"] = (measurement.beside_ms or 0.0) / model.steps_per_execution
+        return table
+
+
+def _plain_step(model: keras.Model, batch: Batch) -> Callable[[], object]:
+    """A call of what `model.fit` calls to train on a batch."""
+    import keras
+    import tensorflow as tf
+
+    values = keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights)
+    iterator = iter(tf.data.Dataset.from_tensors(values).repeat())
+    current = model.train_function
+    model.make_train_function(force=True)
+    plain, model.train_function = model.train_function, current
+    plain(iterator)  # the first call compiles
+    return lambda: float(next(iter(plain(iterator).values())))  # waits for the device
 
 
 def compiled_settings(task: Task, batch_size: int) -> dict[str, Any]:

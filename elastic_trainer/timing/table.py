@@ -118,6 +118,11 @@ class TimingTable:
         """Mean wall time of compiling a step, and that from features, first calls included; None: not measured."""
         return self.details.get("compiling_ms")
 
+    @property
+    def plain_over_full(self) -> float:
+        """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
+        return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
+
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)

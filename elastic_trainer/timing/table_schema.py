@@ -62,6 +62,7 @@ class Profile(BaseModel):
     gradient_pass_ms: MillisecondsAboveZero
     fit: FitRecord
     compiling_ms: Milliseconds | None = None
+    plain_step_ms: MillisecondsAboveZero | None = None
     profiling_seconds: MillisecondsAboveZero | None = None
     environment: Place | None = None
     graph_digest: str | None = None
