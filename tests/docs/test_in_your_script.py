@@ -1,0 +1,78 @@
+"""The programs of docs/in_your_script.md run in any folder, learn, and use public names only."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import benchmark_examples
+import pytest
+from benchmark_examples import PAGE, programs
+
+import elastic_trainer
+
+PROGRAMS = programs()
+IN_FIT = [name for name, code in PROGRAMS.items() if "ElasticTraining" in code]
+
+
+def output_of(code: str, folder: Path) -> str:
+    """What a program prints; it must end without an error."""
+    (folder / "program.py").write_text(code, encoding="utf-8")
+    checkout = str(Path(__file__).resolve().parents[2])
+    variables = {**os.environ, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": checkout}
+    words = [sys.executable, "program.py"]
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_has_three_programs_with_fit_and_one_with_the_loop() -> None:
+    assert len(IN_FIT) == 3 and len(PROGRAMS) == 4
+    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_learns_and_says_how_many_tensors_train(name: str, tmp_path: Path) -> None:
+    output = output_of(PROGRAMS[name], tmp_path)
+    losses = [float(loss) for loss in re.findall(r"(?<!\w)loss: ([\d.e+-]+)", output)]
+    assert len(losses) >= 3 and losses[-1] < losses[0], output
+    counts = [(int(some), int(of)) for some, of in re.findall(r"(\d+) of (\d+) tensors train", output)]
+    assert len(counts) >= 1 + (name in IN_FIT) and all(0 < some <= of for some, of in counts), output
+    assert counts[0][0] < counts[0][1], "the budget leaves something out"
+    if name in IN_FIT:
+        assert len(list(tmp_path.glob("elastic_trainer/*/profile.json"))) == 1, "the table is kept for the next run"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_uses_public_names_only(name: str) -> None:
+    tree = ast.parse(PROGRAMS[name])
+    plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert set(plain) <= {"keras", "numpy", "tensorflow"}
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {node.module for node in froms} <= {"keras", "elastic_trainer"}
+    ours = {alias.name for node in froms if node.module == "elastic_trainer" for alias in node.names}
+    assert ours and ours <= set(elastic_trainer.__all__)
+    private = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
+    assert not private
+
+
+TINY = """
+import keras, numpy as np
+from elastic_trainer import ElasticTraining
+
+model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64) for _ in range(3)], keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((64, 64)), np.ones(64), epochs=3, callbacks=[ElasticTraining(rho=1)], verbose=0)
+"""
+
+
+def test_the_benchmark_times_a_program_as_it_is_and_with_plain_fit() -> None:
+    runs = {way: benchmark_examples.run(TINY, way) for way in benchmark_examples.WAYS}
+    for epochs, _ in runs.values():
+        assert len(epochs) == 3 and all(epoch["seconds"] > 0 for epoch in epochs)
+    assert runs["plain"][1] == 0 < runs["elastic"][1], "plain fit measures no timing table"
+    assert benchmark_examples.summary([runs["plain"]])["loss"] == runs["plain"][0][-1]["loss"]
