@@ -272,7 +272,7 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
 def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
     print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
     export = command.run.export
-    if export and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].file).exists():
+    if export and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].files[0]).exists():
         print(f"to export its best model: python main.py --evaluate {folder} --export {export}")
 
 

@@ -14,17 +14,28 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.datasets.array_data import ArrayData
     from elastic_trainer.keras_callback import ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm
+    from elastic_trainer.runs.checkpoint import State
     from elastic_trainer.settings import Settings
     from elastic_trainer.timing.profiling import profile
     from elastic_trainer.trainer import Trainer
 
-__all__ = ["ArrayData", "ElasticTraining", "Settings", "Trainer", "__version__", "freeze_batch_norm", "profile"]
+__all__ = [
+    "ArrayData",
+    "ElasticTraining",
+    "Settings",
+    "State",
+    "Trainer",
+    "__version__",
+    "freeze_batch_norm",
+    "profile",
+]
 
 # Public name -> the module that has it.
 _MODULES = {
     "ArrayData": "elastic_trainer.datasets.array_data",
     "ElasticTraining": "elastic_trainer.keras_callback",
     "Settings": "elastic_trainer.settings",
+    "State": "elastic_trainer.runs.checkpoint",
     "Trainer": "elastic_trainer.trainer",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
     "profile": "elastic_trainer.timing.profiling",

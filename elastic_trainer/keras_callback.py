@@ -25,14 +25,14 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.time_budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
-from elastic_trainer.timing.profiling import compiled_settings, profile_compiled
+from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
 from elastic_trainer.timing.table import TimingTable, load_table
 from elastic_trainer.trainer import Trainer
 
@@ -48,7 +48,7 @@ class ElasticTraining(keras.callbacks.Callback):
 
     Not possible here, as in `Trainer` and main.py: cached features, since `fit` does not say which examples come next;
     models with a `train_step` of their own; more than one replica. Other callbacks must not change weights while `fit`
-    runs, other than to end it: frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps
+    runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps
     for all tensors together, so a tensor that is first selected late starts with larger updates than at the start.
 
     Args:
@@ -99,13 +99,14 @@ class ElasticTraining(keras.callbacks.Callback):
     @property
     def history(self) -> History:
         """See the class."""
-        assert self._trainer is not None, "model.fit has not trained a step"
+        if self._trainer is None:
+            raise UserError("ElasticTraining has no history before model.fit has trained a step")
         return self._trainer.history
 
     @property
     def rho_measured(self) -> float | None:
         """See the class."""
-        full_ms = self.history.full_training_ms() if self._trainer else None
+        full_ms = self._trainer.history.full_training_ms() if self._trainer else None
         return sum(self.history.step_ms) / full_ms / self._plain_over_full if full_ms else None
 
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
@@ -213,18 +214,16 @@ class ElasticTraining(keras.callbacks.Callback):
 
     def _timing_table(self, task: CompiledTask, batch: Batch) -> TimingTable:
         """The table that was given, or is kept, or is measured now."""
-        names = tensor_names(task.model)
+        shapes = [tuple(variable.shape) for variable in task.model.trainable_variables]
         if isinstance(self._table, TimingTable):
-            if sorted(self._table.names) != sorted(names):
-                raise UserError("table: is of another network; measure it with elastic_trainer.profile")
+            self._table.check_shapes(shapes)
             return self._table
         settings, graph = compiled_settings(task, len(batch)), graph_digest(task, len(batch))
         key = hashlib.sha256(f"{graph} {settings}".encode()).hexdigest()[:12]
         folder = Path(self._table) if self._table is not None else _cache_folder() / f"{task.model.name}_{key}"
         if (folder / "profile.json").exists():
-            shapes = [tuple(variable.shape) for variable in task.model.trainable_variables]
             try:
-                return load_table(folder, settings, names, shapes, graph, "it is measured again")
+                return load_table(folder, settings, numbered_names(task.model), shapes, graph, "it is measured again")
             except UserError as error:
                 self._say(str(error))
         self._say("measuring what each tensor costs to train")

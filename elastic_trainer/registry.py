@@ -149,11 +149,11 @@ class ExporterEntry:
 
     Attributes:
         export: model, `ImageData`, the run's folder, and what the model is from -> a report for the user.
-        file: that it writes into the folder.
+        files: that it writes into the folder, the model first; a new run of the same name deletes them.
     """
 
     export: Callable[..., str]
-    file: str
+    files: tuple[str, ...]
 
 
 SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
@@ -286,4 +286,10 @@ DATASETS.add(
         is_folder=True,
     ),
 )
-EXPORTERS.add("tflite", ExporterEntry(Lazy("elastic_trainer.evaluation.export:export_tflite"), "model.tflite"))
+EXPORTERS.add(
+    "tflite",
+    ExporterEntry(
+        Lazy("elastic_trainer.evaluation.export:export_tflite"),
+        ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
+    ),
+)

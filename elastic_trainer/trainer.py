@@ -40,7 +40,7 @@ from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.features import Features
-from elastic_trainer.training.optimizers import HeadPhase, make_optimizer
+from elastic_trainer.training.optimizers import optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
 
@@ -48,11 +48,12 @@ class Trainer:
     """Trains a network step by step under a scheme.
 
     Args:
-        model: a compiled Keras model, which trains with its own optimizer, loss and metrics; a classifier of images
-            that returns logits; or a `Task`. Its batch norm is frozen (`freeze_batch_norm`).
-        data: the examples: `datasets.array_data.ArrayData`, or image data as `data.load` returns it.
+        model: a compiled Keras model, whose optimizer, loss and metrics are used; or a `Task`; or, with image data, a
+            classifier that returns logits. Its batch norm is frozen (`freeze_batch_norm`).
+        data: the examples, an `ArrayData`; in a checkout also what `data.load` returns.
         scheme: a name in `registry.SCHEMES`, or a scheme. Elastic ones select within `settings.rho`.
-        settings: of the training.
+        settings: of the training. What they say of the optimizer and its rate has no effect on a compiled model; what
+            they say of checkpoints and saved models is for listeners.
         listeners: are called at each hook, in this order.
         table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
         optimizer: by default the model's, or the one that `settings` ask for.
@@ -111,7 +112,7 @@ class Trainer:
         and compiling a new step.
 
         Returns:
-            See `runs.summary.run_results`; None if the run is not finished.
+            See `runs.summary.run_results`; None while steps or a validation are left. A finished run trains no more.
 
         Raises:
             UserError: the loss is no longer a finite number.
@@ -317,25 +318,20 @@ def _optimizer(task: Task, settings: Settings, schedule: Schedule) -> keras.opti
     """The optimizer of a compiled model, or the one that `settings` ask for."""
     if isinstance(task, CompiledTask):
         return task.model.optimizer
-    return make_optimizer(
-        settings.optimizer,
-        settings.learning_rate,
-        settings.weight_decay,
-        schedule.total_steps,
-        HeadPhase(schedule.head_steps, settings.head_learning_rate) if schedule.head_steps else None,
-        settings.gradient_clipping,
-        np.flatnonzero(head_mask(task.model)).tolist(),
-        settings.warmup,
-    )
+    head = np.flatnonzero(head_mask(task.model)).tolist()
+    return optimizer_of(settings, schedule.total_steps, schedule.head_steps, unclipped=head)
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
     budget = None
+    if SCHEMES[name].changes_network and isinstance(task, CompiledTask):
+        raise UserError(f"{name}: replaces the network while it trains, which a compiled model does not allow")
     if SCHEMES[name].is_elastic:
         if table is None and isinstance(task, CompiledTask):
             table = profile_compiled(task, next(data.train(0)), with_features=True)
         if table is None:
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
+        table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
         features_possible = settings.feature_cache != "off"
         budget = make_budget(task.model, data, settings, table, features_possible)
     return make_scheme(name, SchemeContext(task, data, settings, budget))

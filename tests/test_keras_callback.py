@@ -225,6 +225,9 @@ def test_the_table_is_measured_once_and_kept(tmp_path, capsys):
         text = capsys.readouterr().out
         assert "of 11 tensors train" in text and ("timing table kept in" in text) == bool(told)
         assert elastic.history.step == 5 and int(model.optimizer.iterations.numpy()) % 5 == 0
+    again = compiled()  # whose layers Keras numbers anew
+    again.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[ElasticTraining(rho=0.7, table=tmp_path / "table")])
+    assert "timing table kept in" not in capsys.readouterr().out, "another model of the same operations has it, too"
     (tmp_path / "table" / "profile.json").write_text("{}")
     model.fit(
         IMAGES,

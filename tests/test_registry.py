@@ -159,7 +159,7 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
         write_text(folder / "weights.txt", str(model.count_params()))
         return f"wrote weights.txt of {source}"
 
-    EXPORTERS.add("text", ExporterEntry(export, "weights.txt"))
+    EXPORTERS.add("text", ExporterEntry(export, ("weights.txt",)))
     command = parse_training(["--export", "text"])
     assert command.training.save_model and command.run.export == "text"
     model = make_small_model()

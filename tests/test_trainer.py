@@ -193,7 +193,30 @@ def test_a_round_that_a_server_starts_takes_its_weights_and_keeps_its_own_exampl
     client.run(until_step=4)
     assert client.history.step == 4 and int(client.training.optimizer.iterations.numpy()) == 4
     returned = client.state().arrays
+    means = {name: np.asarray(np.mean([array, array], axis=0, dtype=np.float64)) for name, array in returned.items()}
+    client.load(State(means, {}))  # as a mean over clients: of other types, counts of steps and seeds included
+    for name, array in client.state().arrays.items():
+        np.testing.assert_array_equal(array, returned[name])
     assert set(sent) <= set(returned) and any((returned[name] != sent[name]).any() for name in sent)
+
+
+def test_a_table_of_another_network_is_refused():
+    for other in (make_small_model(), keras.Sequential([keras.Input((6, 4)), keras.layers.Dense(1)])):
+        with pytest.raises(UserError, match="table is of another network"):
+            Trainer(regression_model(), ArrayData(sequences(), sequences(8), 4), table=make_table(other))
+
+
+def test_a_compiled_model_is_not_pruned():
+    with pytest.raises(UserError, match="prunetrain: replaces the network"):
+        Trainer(regression_model(), ArrayData(sequences(), sequences(8), 4), "prunetrain")
+
+
+@pytest.mark.parametrize(("train", "test"), [(24, 0), (0, 8)])
+def test_weights_in_one_split_and_empty_splits_are_refused(train, test):
+    with pytest.raises(ValueError, match="no examples"):
+        ArrayData(sequences(train), sequences(test), 4)
+    with pytest.raises(ValueError, match="for both, or for none"):
+        ArrayData(sequences(), sequences()[:2], 4)
 
 
 def test_arrays_of_different_lengths_are_refused():
@@ -204,7 +227,7 @@ def test_arrays_of_different_lengths_are_refused():
 
 def test_inputs_of_any_structure_come_in_the_same_order():
     x = {"a": np.arange(8), "b": [np.arange(8) * 2.0]}
-    data = ArrayData((x, np.arange(8), np.arange(8)), (x, np.arange(8)), batch_size=4)
+    data = ArrayData((x, np.arange(8), np.arange(8)), (x, np.arange(8), np.ones(8)), batch_size=4)
     for batch in data.train(0):
         np.testing.assert_array_equal(batch.inputs["a"], batch.targets)
         np.testing.assert_array_equal(batch.inputs["b"][0], 2.0 * tf.cast(batch.weights, tf.float64))

@@ -23,7 +23,7 @@ class ArrayData(ShuffledData):
         memory_mb: MB that features may take in memory; by default a quarter of what is available.
 
     Raises:
-        ValueError: the arrays of a split differ in length.
+        ValueError: the arrays of a split differ in length, there are none, or one split alone has weights.
         UserError: there are fewer training examples than a batch needs.
     """
 
@@ -31,6 +31,8 @@ class ArrayData(ShuffledData):
         self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
     ) -> None:
         self._train, self._test, self._memory_mb = _checked(train), _checked(test), memory_mb
+        if (self._train[2] is None) != (self._test[2] is None):
+            raise ValueError("train and test: give weights of the examples for both, or for none")
         super().__init__("the data", _count(self._train), _count(self._test), batch_size, seed)
 
     def training_inputs(self, order: Order) -> Structure:
@@ -63,6 +65,8 @@ def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
     inputs, targets, weights = (*examples, None)[:3]
     parts = tf.nest.map_structure(lambda part: None if part is None else np.asarray(part), (inputs, targets, weights))
     lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
+    if lengths == {0}:
+        raise ValueError("there are no examples")
     if len(lengths) != 1:
         raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
     return parts

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import is_temporary, locked, writing
+from elastic_trainer.registry import EXPORTERS
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
@@ -66,10 +68,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _empty(folder: Path) -> None:
     written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL}
-    written |= {"model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"}
+    written |= {name for entry in EXPORTERS.values() for name in entry.files}
     written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
     Checkpoints(folder / "checkpoints").clear()
     for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
+        elif path.is_dir() and path.name in written:  # what an exporter wrote
+            shutil.rmtree(path)
     (folder / CONFIG).unlink(missing_ok=True)  # last: as long as it exists, the folder is that of a run

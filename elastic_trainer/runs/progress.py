@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
@@ -67,7 +68,8 @@ class ProgressBar(Listener):
         advice = "lower --learning_rate"
         if loss <= MIN_LOSS_DROP * earlier:
             advice = "it falls: train longer, or raise --learning_rate"
-        warmup = "" if settings.warmup or settings.optimizer != "sgd" else ", or let it rise at first (--warmup 0.1)"
+        can_warm_up = "warmup" in OPTIMIZERS[settings.optimizer].uses and not settings.warmup
+        warmup = "" if not can_warm_up else ", or let it rise at first (--warmup 0.1)"
         return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}{warmup}"
 
 

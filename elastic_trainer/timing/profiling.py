@@ -93,7 +93,13 @@ def profile_compiled(
         measurement = measure(task, optimizer, batch, seconds, with_features, _plain_step(model, batch))
         table = make_table(measurement, settings, Path(folder))
         table.details["plain_step_ms"] = (measurement.beside_ms or 0.0) / model.steps_per_execution
-        return table
+        names = numbered_names(model)
+        return replace(table, names=[names[k] for k in table.positions])
+
+
+def numbered_names(model: keras.Model) -> list[str]:
+    """Names of `model.trainable_variables` without those of layers, which Keras numbers anew for each model."""
+    return [f"{k}/{variable.name}" for k, variable in enumerate(model.trainable_variables)]
 
 
 def _plain_step(model: keras.Model, batch: Batch) -> Callable[[], object]:

@@ -123,6 +123,12 @@ class TimingTable:
         """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
         return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
 
+    def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""
+        in_order = [shapes[k] for k in self.positions if k < len(shapes)]
+        if len(shapes) != len(self.shapes) or [*map(tuple, self.shapes)] != in_order:
+            raise UserError("the timing table is of another network; measure it again, as with elastic_trainer.profile")
+
     def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)

@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from elastic_trainer.registry import OPTIMIZERS
+from elastic_trainer.settings import Settings
 
 LEAST_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
 
@@ -226,6 +227,22 @@ def make_optimizer(
         warmup=warmup,
     )
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
+
+
+def optimizer_of(
+    settings: Settings, total_steps: int, head_steps: int = 0, unclipped: Sequence[int] = ()
+) -> keras.optimizers.Optimizer:
+    """The optimizer that `settings` ask for; other arguments as for `make_optimizer`."""
+    return make_optimizer(
+        settings.optimizer,
+        settings.learning_rate,
+        settings.weight_decay,
+        total_steps,
+        HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
+        settings.gradient_clipping,
+        unclipped,
+        settings.warmup,
+    )
 
 
 def make_sgd(

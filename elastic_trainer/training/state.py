@@ -168,8 +168,9 @@ class TrainState:
                 "options, or start again with --overwrite"
             )
         for name, variable in variables.items():
-            kind = variable.dtype.as_numpy_dtype  # NumPy forgets the name of bfloat16
-            variable.assign(values[name] if values[name].dtype == kind else values[name].view(kind))
+            kind = variable.dtype.as_numpy_dtype
+            is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
+            variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
         self._step = self._mask = None  # a step holds constants made from the weights of before
         self.features.drop()
 

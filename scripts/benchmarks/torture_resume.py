@@ -58,7 +58,7 @@ def kill_at(process: subprocess.Popen[bytes], folder: Path, seconds: float, whil
     start, moment = time.monotonic(), "saving" if while_saving else "anywhere"
     while process.poll() is None:
         waited = time.monotonic() - start
-        is_saving = any((folder / "checkpoints").glob(".*.npz"))
+        is_saving = any((folder / "checkpoints").glob(".*step-*"))
         if waited >= seconds and (is_saving or not while_saving or waited > seconds + 30):
             process.kill()
             process.wait()
