@@ -5,7 +5,8 @@ Each program with `ElasticTraining` runs as it is, and with a callback in its pl
 alternate, each run is a process of its own. An elastic run measures its timing table, as the first start of a user's
 program does. An epoch includes its validation. The first epoch compiles and is left out: `epoch_seconds` is the median
 of the others, `mean_epoch_seconds` their mean, selections included. `epochs_that_pay_the_profile` is how many epochs
-save, by those means, what the table took; null if none do. Prints one JSON object as its last line.
+save, by those means, what the table took; null if none do. `step_seconds` is the time of an epoch's steps, without its
+validation and without waiting for data. Prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_examples.py --rounds 3
 """
@@ -49,10 +50,16 @@ class Nothing(keras.callbacks.Callback):
 
 class Epochs(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        self.start = time.perf_counter()
+        self.start, self.steps = time.perf_counter(), 0.0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.batch = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += time.perf_counter() - self.batch
 
     def on_epoch_end(self, epoch, logs=None):
-        epochs.append({"seconds": time.perf_counter() - self.start, **logs})
+        epochs.append({"seconds": time.perf_counter() - self.start, "step_seconds": self.steps, **logs})
 
 
 def timed(self, *args, callbacks=(), fit=keras.Model.fit, **settings):
@@ -119,6 +126,7 @@ def summary(runs: list[tuple[list[dict[str, float]], float]]) -> dict[str, float
     return {
         "epoch_seconds": float(np.median(seconds)),
         "mean_epoch_seconds": float(np.mean(seconds)),
+        "step_seconds": float(np.median([epoch["step_seconds"] for epochs, _ in runs for epoch in epochs[1:]])),
         "fit_seconds": float(np.median([sum(epoch["seconds"] for epoch in epochs) for epochs, _ in runs])),
         "profile_seconds": float(np.median([profile for _, profile in runs])),
         "loss": float(np.median([epochs[-1]["loss"] for epochs, _ in runs])),
@@ -137,6 +145,7 @@ def measure(code: str, rounds: int) -> dict[str, Any]:
     return {
         **of,
         "ratio": elastic["epoch_seconds"] / plain["epoch_seconds"],
+        "step_ratio": elastic["step_seconds"] / plain["step_seconds"],
         "mean_ratio": elastic["mean_epoch_seconds"] / plain["mean_epoch_seconds"],
         "epochs_that_pay_the_profile": elastic["profile_seconds"] / saved if saved > 0 else None,
     }
@@ -157,8 +166,8 @@ def main() -> None:
         results[name] = one = measure(code, rounds)
         print(
             f"{name}: epoch {one['plain']['epoch_seconds']:.2f} s plain, {one['elastic']['epoch_seconds']:.2f} s "
-            f"elastic, ratio {one['ratio']:.2f}, {one['mean_ratio']:.2f} with selections; "
-            f"profile {one['elastic']['profile_seconds']:.0f} s",
+            f"elastic, ratio {one['ratio']:.2f}, {one['mean_ratio']:.2f} with selections, {one['step_ratio']:.2f} of "
+            f"steps alone; profile {one['elastic']['profile_seconds']:.0f} s",
             flush=True,
         )
     print(json.dumps({"examples": results, "rounds": rounds, "environment": environment()}))
