@@ -13,6 +13,7 @@ validation and without waiting for data. Prints one JSON object as its last line
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -152,7 +153,9 @@ def measure(code: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = OneLineParser(prog="benchmark_examples.py", description=__doc__)
+    parser = OneLineParser(
+        prog="benchmark_examples.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each program and way (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round")
     args = parser.parse_args()
