@@ -1,7 +1,7 @@
 """Elastic training inside `model.fit`: one line in a Keras program.
 
     freeze_batch_norm(model)
-    model.compile(optimizer, loss, metrics)
+    model.compile(optimizer, loss, metrics=metrics)
     model.fit(x, y, epochs=12, callbacks=[ElasticTraining(rho=0.5)])
 
 Keras looks `model.train_function` up at every step, so a callback may set it. Keras keeps the loop, the data, the

@@ -65,7 +65,7 @@ import keras, numpy as np
 from elastic_trainer import ElasticTraining
 
 model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64) for _ in range(3)], keras.layers.Dense(1)])
-model.compile("sgd", "mse")
+model.compile(keras.optimizers.SGD(1e-5), "mse")
 model.fit(np.ones((64, 64)), np.ones(64), epochs=3, callbacks=[ElasticTraining(rho=1)], verbose=0)
 """
 
