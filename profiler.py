@@ -33,7 +33,7 @@ from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.forward_costs import CACHED
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_optimizer, made_up_images
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
 from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
 from elastic_trainer.timing.trace import read_trace
@@ -59,12 +59,7 @@ def profile(
     Raises:
         UserError: TensorFlow wrote no trace.
     """
-    from elastic_trainer.task import ImageClassification
-
-    task = ImageClassification(model)
-    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    batch = made_up_images(task, network.batch_size)
-    return profile_task(task, optimizer, batch, table_settings(network), folder, timing, seconds)
+    return profile_task(*idle_training(model, network), table_settings(network), folder, timing, seconds)
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
@@ -134,7 +129,6 @@ def main() -> None:
     import models
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.task import ImageClassification
 
     trace = read_trace(command.from_trace) if command.from_trace else None
     network = command.network
@@ -143,10 +137,8 @@ def main() -> None:
     model = models.build(network)
     folder = table_folder(network, command.logdir, command.from_trace)
     if trace is not None and command.from_trace is not None:
-        optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-        settings = table_settings(network)
-        task, file_name = ImageClassification(model), command.from_trace.name
-        table = table_of_trace(task, optimizer, network.batch_size, settings, trace, file_name)
+        task, optimizer, batch = idle_training(model, network)
+        table = table_of_trace(task, optimizer, len(batch), table_settings(network), trace, command.from_trace.name)
     else:
         table = _measured_table(model, network, command, folder)
     table.save(folder)

@@ -11,7 +11,6 @@ metrics and all other callbacks; `Trainer.step` takes its place for what happens
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -27,8 +26,7 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
-from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.time_budget import smallest_rho
+from elastic_trainer.selection.time_budget import check_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
@@ -48,8 +46,8 @@ class ElasticTraining(keras.callbacks.Callback):
 
     Not possible here, as in `Trainer` and main.py: cached features, since `fit` does not say which examples come next;
     models with a `train_step` of their own; more than one replica. Other callbacks must not change weights while `fit`
-    runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps
-    for all tensors together, so a tensor that is first selected late starts with larger updates than at the start.
+    runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps for all tensors
+    together, so a tensor that is first selected late starts with larger updates than at the start.
 
     Args:
         rho: time of a step over that of one of plain `fit`, above 0 and at most 1.
@@ -131,7 +129,7 @@ class ElasticTraining(keras.callbacks.Callback):
         if trainer is not None and trainer.history.results:
             trainer.history.record_epoch({}, is_running=True)
             if trainer.schedule.steps_per_epoch == UNKNOWN_STEPS:
-                trainer.plan(self._schedule(trainer.history.step))
+                trainer.plan(trainer.history.step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.model.train_function = self._keras_function
@@ -161,7 +159,7 @@ class ElasticTraining(keras.callbacks.Callback):
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
         batch = Batch(lambda: inputs, targets, weights)
         trainer = self._trainer or self._begin(batch, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs)))
-        trainer.data.recent.append(batch)  # type: ignore[attr-defined]
+        self._recent.append(batch)
         count = len(trainer.history.intervals)
         with trainer.history.clocks.running("training"):
             result = trainer.step(batch)
@@ -184,33 +182,21 @@ class ElasticTraining(keras.callbacks.Callback):
         loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
         task.measures(loss, batch.inputs, batch.targets, batch.weights, outputs)
         task.reset()
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        schedule = self._schedule(self.params.get("steps"))
-        data = _FitData(schedule.steps_per_epoch, len(batch), self._settings.importance_batches)
+        self._recent: deque[Batch] = deque(maxlen=self._settings.importance_batches)
+        data = _FitData(self.params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
         with _names_without_dashes():
             table = self._timing_table(task, batch)
             settings = self._settings_for(table)
             self._trainer = Trainer(task, data, self._scheme, settings, table=table, optimizer=model.optimizer)
-        self._trainer.plan(schedule)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
 
     def _settings_for(self, table: TimingTable) -> Settings:
-        """The settings with rho relative to a full step of the table. Raises `UserError` if it is too small."""
+        """The settings of this fit: rho relative to a full step of `table`. Raises `UserError` if it is too small."""
         rho, self._plain_over_full = self._settings.rho, table.plain_over_full
-        smallest = smallest_rho(table, head_mask(self.model)) / self._plain_over_full
-        if rho < smallest:
-            raise UserError(
-                f"rho {rho:g}: training the head alone takes {smallest:.1%} of a step of plain fit here; give at least "
-                f"{math.ceil(smallest * 1000) / 1000:g}"
-            )
-        return replace(self._settings, rho=min(rho * self._plain_over_full, 1.0))
-
-    def _schedule(self, steps: int | None) -> Schedule:
-        """Of a fit whose epochs have so many steps; None if that is not known yet."""
-        steps = steps or UNKNOWN_STEPS
-        return Schedule(steps, steps * max(self.params["epochs"] - (self._first_epoch or 0), 1))
+        check_rho(table, head_mask(self.model), rho, of_plain_fit=True)
+        epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
+        return replace(self._settings, rho=min(rho * self._plain_over_full, 1.0), num_epochs=epochs)
 
     def _timing_table(self, task: CompiledTask, batch: Batch) -> TimingTable:
         """The table that was given, or is kept, or is measured now."""
@@ -241,19 +227,14 @@ class ElasticTraining(keras.callbacks.Callback):
 
 
 class _FitData(ShuffledData):
-    """What a scheme asks of the data of a fit, which alone knows the examples.
-
-    Attributes:
-        recent: the latest batches.
-    """
+    """What a scheme asks of the data of a fit, which alone knows the examples. `recent` are the latest batches."""
 
     view_count = None
 
-    def __init__(self, steps_per_epoch: int, batch_size: int, count: int) -> None:
+    def __init__(self, steps_per_epoch: int, batch_size: int, recent: deque[Batch]) -> None:
         self.name, self.train_count, self.test_count, self.steps_per_epoch = "fit", 0, 0, steps_per_epoch
         self.batch_size = None  # type: ignore[assignment]  # the last batch of an epoch may be smaller
-        self._batch_size = batch_size
-        self.recent: deque[Batch] = deque(maxlen=count)
+        self._batch_size, self._recent = batch_size, recent
 
     def is_full(self, batch: Batch) -> bool:
         """Whether it has as many examples as the first, whose steps the timing table is of."""
@@ -261,7 +242,7 @@ class _FitData(ShuffledData):
 
     def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
         """The latest batches, that of the current step included."""
-        return [*self.recent]
+        return [*self._recent]
 
 
 @contextmanager

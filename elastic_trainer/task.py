@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from elastic_trainer.datasets.batches import Structure, mapped
 from elastic_trainer.errors import UserError
-
-Structure = Any  # of tensors, as tf.nest has it
 
 
 class Score(NamedTuple):
@@ -53,9 +51,7 @@ class Task:
 
     def signature(self, batch_size: int | None) -> tuple[Structure, Structure, Structure]:
         """Specs of the inputs, targets and weights of a batch; None: of any size."""
-        return tf.nest.map_structure(
-            lambda spec: spec and tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype), self._specs
-        )
+        return mapped(lambda spec: tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype), self._specs)
 
     def with_model(self, model: keras.Model) -> Task:
         """The same for another network."""
@@ -155,17 +151,13 @@ class CompiledTask(Task):
                 "elastic_trainer.freeze_batch_norm(model) before model.compile, as the paper does"
             )
         # Overrides written for the first versions of Keras 3 lack the argument.
-        takes_training = "training" in inspect.signature(model.compute_loss).parameters
-        self._arguments: Callable[[bool], dict[str, bool]] = lambda training: (
-            {"training": training} if takes_training else {}
-        )
+        self._takes_training = "training" in inspect.signature(model.compute_loss).parameters
 
     def loss(
         self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
     ) -> tf.Tensor:
-        return self.model.compute_loss(
-            x=inputs, y=targets, y_pred=outputs, sample_weight=weights, **self._arguments(training)
-        )
+        more = {"training": training} if self._takes_training else {}
+        return self.model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, **more)
 
     def measures(
         self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
@@ -176,8 +168,3 @@ class CompiledTask(Task):
 
     def reset(self) -> None:
         self.model.reset_metrics()
-
-
-def batch_size_of(parts: Iterable[tf.Tensor]) -> int:
-    """Examples of a batch, from its first tensor."""
-    return int(next(iter(parts)).shape[0])

@@ -196,10 +196,10 @@ class Trainer:
         self._listeners.notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
 
-    def plan(self, schedule: Schedule) -> None:
-        """Change how long the run is, and so when it selects from now on."""
-        self.schedule = schedule
-        self.scheme.plan(schedule)
+    def plan(self, steps_per_epoch: int) -> None:
+        """Change how long an epoch is, and so when it selects from now on."""
+        self.schedule = Schedule.of(self.settings, steps_per_epoch)
+        self.scheme.plan(self.schedule)
 
     def _is_out_of_time(self) -> bool:
         """Whether the deadline leaves no time for another step and the validation after it; once true, always true."""
@@ -307,10 +307,10 @@ class Trainer:
 def _task(model: keras.Model | Task, data: ShuffledData) -> Task:
     if isinstance(model, Task):
         return model
-    if isinstance(data, ArrayData) or getattr(model, "compiled", False):
-        if not isinstance(data, ArrayData):
-            raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
+    if isinstance(data, ArrayData):
         return CompiledTask(model, *data.specs)
+    if getattr(model, "compiled", False):
+        raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
     return ImageClassification(model)
 
 

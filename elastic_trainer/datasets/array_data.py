@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure
+from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, mapped, specs_of
 from elastic_trainer.datasets.images import room_mb
 
 Examples = tuple[Any, ...]  # (inputs, targets) or (inputs, targets, weights)
@@ -52,18 +52,14 @@ class ArrayData(ShuffledData):
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:
         """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is that of the batch."""
-        import tensorflow as tf
-
-        return tf.nest.map_structure(
-            lambda array: None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype), self._train
-        )
+        return specs_of(self._train)
 
 
 def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
     import tensorflow as tf
 
     inputs, targets, weights = (*examples, None)[:3]
-    parts = tf.nest.map_structure(lambda part: None if part is None else np.asarray(part), (inputs, targets, weights))
+    parts = mapped(np.asarray, (inputs, targets, weights))
     lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
     if lengths == {0}:
         raise ValueError("there are no examples")
@@ -81,4 +77,4 @@ def _count(parts: Structure) -> int:
 def _rows(structure: Structure, rows: np.ndarray) -> Structure:
     import tensorflow as tf
 
-    return tf.nest.map_structure(lambda array: None if array is None else tf.constant(array[rows]), structure)
+    return mapped(lambda array: tf.constant(array[rows]), structure)

@@ -20,6 +20,20 @@ Structure = Any  # of arrays or tensors [examples, …]
 _IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
 
 
+def mapped(function: Callable[[Any], Any], structure: Structure) -> Structure:
+    """`tf.nest.map_structure`; what is None stays None."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda part: None if part is None else function(part), structure)
+
+
+def specs_of(structure: Structure) -> Structure:
+    """The `tf.TensorSpec`s of arrays or tensors."""
+    import tensorflow as tf
+
+    return mapped(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
+
+
 class Order(NamedTuple):
     """Examples in an order, each in one view: `rows` and `views` are int64 [n], as of a `Batch`."""
 
@@ -114,10 +128,6 @@ class ShuffledData:
     def guessing_loss(self) -> float | None:
         """The loss of a model that ignores its inputs; None if that is not known."""
         return None
-
-    def record(self) -> dict[str, Any]:
-        """What identifies the examples, in JSON's types, so that a run is not continued with others."""
-        return {"examples": [self.train_count, self.test_count]}
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [examples], that each training example shows in an epoch."""

@@ -20,7 +20,8 @@ class ProgressBar(Listener):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         total, done = self.trainer.schedule.total_steps, self.trainer.history.step
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
-        self._title, self._losses, self._is_advised = self._epoch_title(), list[float](), False
+        self._title, self._is_advised = self._epoch_title(), False
+        self._losses = [result.loss for result in self.trainer.history.results]  # of an epoch that was interrupted
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._title, self._losses = self._epoch_title(), []

@@ -17,10 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import restored
-from elastic_trainer.task import Structure, Task
+from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import current_rate, in_float16
 from elastic_trainer.training.state import not_finite

@@ -119,12 +119,16 @@ def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> fl
     return rho
 
 
-def check_rho(table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0) -> None:
-    """Raise `UserError` if training the head alone takes more than `rho` of a full step; see `smallest_rho`."""
-    smallest = smallest_rho(table, head, share)
+def check_rho(table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0, of_plain_fit: bool = False) -> None:
+    """Raise `UserError` if training the head alone takes more than `rho` of a full step, or of one of plain `fit`.
+
+    Other arguments as for `smallest_rho`.
+    """
+    smallest = smallest_rho(table, head, share) / (table.plain_over_full if of_plain_fit else 1.0)
     if rho < smallest:
+        step = "step of plain fit" if of_plain_fit else "full step"
         raise UserError(
-            f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a full step here"
+            f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a {step} here"
             f"{', making its cached features included' if share < 1 else ''}; "
             f"give at least {math.ceil(smallest * 1000) / 1000:g}"
         )

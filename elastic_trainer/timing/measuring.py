@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.settings import NetworkSettings
     from elastic_trainer.task import Task
     from elastic_trainer.training.step import TrainStep
 
@@ -93,6 +94,15 @@ def made_up_images(task: Task, batch_size: int) -> Batch:
     return Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
 
 
+def idle_training(model: keras.Model, network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
+    """What steps of an image classifier are measured with: its task, its `idle_optimizer`, a batch of noise."""
+    from elastic_trainer.task import ImageClassification
+
+    task = ImageClassification(model)
+    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
+    return task, optimizer, made_up_images(task, network.batch_size)
+
+
 def compile_steps(
     task: Task, optimizer: keras.optimizers.Optimizer, batch: Batch, masks: Sequence[np.ndarray | None]
 ) -> list[tuple[TrainStep, partial[Any]]]:
@@ -157,7 +167,7 @@ class Measurement:
         cached_ms: [rounds, len(cached)] wall times on those.
         forward_ms: median of the forward pass.
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
-        beside_ms: median of the call `beside` of `measure`; None without one.
+        plain_ms: median of the call `plain` of `measure`; None without one.
     """
 
     task: Task
@@ -169,7 +179,7 @@ class Measurement:
     cached_ms: np.ndarray
     forward_ms: float
     compiling_ms: float
-    beside_ms: float | None = None
+    plain_ms: float | None = None
 
 
 def measure(
@@ -178,7 +188,7 @@ def measure(
     batch: Batch,
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
-    beside: Callable[[], object] | None = None,
+    plain: Callable[[], object] | None = None,
 ) -> Measurement:
     """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
 
@@ -188,7 +198,7 @@ def measure(
         batch: that every step trains on.
         seconds: time for measuring steps; at least five rounds are measured, however long they take.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
-        beside: a call that is measured beside the steps, alternating with them.
+        plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
     """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import forward_pass
@@ -203,10 +213,10 @@ def measure(
     cached = [index for index, run in enumerate(from_features) if run is not None]
     forward = partial(forward_pass(task, len(batch)), *run_full.args)
     calls = [forward, *runs, *(run for run in from_features if run is not None)]
-    times = measure_steps(calls if beside is None else [*calls, beside], seconds)
-    forward_ms, step_ms, cached_ms, beside_ms = np.split(times, [1, 1 + len(runs), len(calls)], axis=1)
+    times = measure_steps(calls if plain is None else [*calls, plain], seconds)
+    forward_ms, step_ms, cached_ms, plain_ms = np.split(times, [1, 1 + len(runs), len(calls)], axis=1)
     median_ms = float(np.median(forward_ms))
-    median_beside_ms = None if beside is None else float(np.median(beside_ms))
+    median_plain_ms = None if plain is None else float(np.median(plain_ms))
     return Measurement(
-        task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms, beside_ms=median_beside_ms
+        task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms, median_plain_ms
     )

@@ -58,23 +58,12 @@ def profile(
     """
     import tensorflow as tf
 
-    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.datasets.batches import Batch, mapped, specs_of
     from elastic_trainer.task import CompiledTask
 
-    values = tf.nest.map_structure(
-        lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
-    )
+    values = mapped(tf.convert_to_tensor, (inputs, targets, weights))
     task = CompiledTask(model, *specs_of(values))
     return profile_compiled(task, Batch(lambda: values[0], *values[1:]), seconds)
-
-
-def specs_of(values: Any) -> Any:
-    """The structure of tensors `values` as specs."""
-    import tensorflow as tf
-
-    return tf.nest.map_structure(
-        lambda value: None if value is None else tf.TensorSpec(value.shape, value.dtype), values
-    )
 
 
 def profile_compiled(
@@ -90,9 +79,9 @@ def profile_compiled(
             each.build(model.trainable_variables)
     settings, changed = compiled_settings(task, len(batch)), [*model.variables, *model.metrics_variables]
     with restored([*changed, *model.optimizer.variables]), tempfile.TemporaryDirectory() as folder:
-        measurement = measure(task, optimizer, batch, seconds, with_features, _plain_step(model, batch))
-        table = make_table(measurement, settings, Path(folder))
-        table.details["plain_step_ms"] = (measurement.beside_ms or 0.0) / model.steps_per_execution
+        plain = _plain_step(model, batch)
+        table = profile_task(task, optimizer, batch, settings, Path(folder), "trace", seconds, with_features, plain)
+        table.details["plain_step_ms"] /= model.steps_per_execution
         names = numbered_names(model)
         return replace(table, names=[names[k] for k in table.positions])
 
@@ -135,11 +124,12 @@ def profile_task(
     timing: str = "trace",
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
+    plain: Callable[[], object] | None = None,
 ) -> TimingTable:
     """Measure the timing table of a task. Its weights change unless the rate of `optimizer` is 0.
 
     Args:
-        task, optimizer, batch, seconds, with_features: as of `measuring.measure`.
+        task, optimizer, batch, seconds, with_features, plain: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
@@ -149,7 +139,7 @@ def profile_task(
         UserError: TensorFlow wrote no trace.
     """
     start = time.perf_counter()
-    table = make_table(measure(task, optimizer, batch, seconds, with_features), settings, folder, timing)
+    table = make_table(measure(task, optimizer, batch, seconds, with_features, plain), settings, folder, timing)
     table.details["profiling_seconds"] = time.perf_counter() - start
     return table
 
@@ -199,6 +189,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
             )
         ],
         "compiling_ms": measurement.compiling_ms,
+        **({} if measurement.plain_ms is None else {"plain_step_ms": measurement.plain_ms}),
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from elastic_trainer.task import Structure
+from elastic_trainer.datasets.batches import Structure
 from elastic_trainer.training.step import StepValues, TrainStep, as_floats
 from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm
-from elastic_trainer.task import Structure, Task
+from elastic_trainer.task import Task
 
 StepValues = tuple[float, dict[str, float], float]  # loss, `Task.measures`, learning rate
 

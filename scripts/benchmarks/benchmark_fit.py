@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from benchmark_rho import standardize
+from benchmark_rho import draw_band, is_kept, standardize
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
@@ -164,10 +164,8 @@ def medians(results: dict[float, list[dict[str, Any]]]) -> dict[float, float]:
 
 
 def kept(results: dict[str, dict[float, list[dict[str, Any]]]]) -> dict[str, bool]:
-    """Whether each measured ratio of a network is at most 0.02 above its rho and at most 0.03 below it."""
-    return {
-        name: all(-0.03 <= ratio - rho <= 0.02 for rho, ratio in medians(of).items()) for name, of in results.items()
-    }
+    """Of each network, see `benchmark_rho.is_kept`."""
+    return {name: is_kept(medians(of)) for name, of in results.items()}
 
 
 def draw(results: dict[str, dict[float, list[dict[str, Any]]]], stem: Path) -> None:
@@ -179,8 +177,7 @@ def draw(results: dict[str, dict[float, list[dict[str, Any]]]], stem: Path) -> N
         xlabel="ρ asked", ylabel="step of fit over one of plain fit", title="ElasticTraining in fit"
     )
     ends = np.array([min(RHOS) - 0.04, max(RHOS) + 0.04])
-    axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
-    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    draw_band(axes, ends)
     for (name, of), marker in zip(results.items(), "os", strict=False):
         axes.plot([*of], [*medians(of).values()], marker, label=name)
     axes.legend(fontsize="small", loc="upper left")

@@ -119,7 +119,7 @@ def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, st
     import data
     import models
     from elastic_trainer.datasets.sources import find
-    from elastic_trainer.timing.measuring import compile_steps
+    from elastic_trainer.timing.measuring import compile_steps, idle_training
 
     def load(**memory: Any) -> ImageData:
         return data.load("image_folder", network.input_size, network.batch_size, data_dir=photos, **memory)
@@ -135,7 +135,7 @@ def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, st
         "decoded in every epoch": lambda: decoding_every_time(source, network.input_size, network.batch_size),
     }
     network = replace(network, num_classes=in_memory.num_classes)
-    [(step, _)] = compile_steps(*common.idle_training(models.build(network), network), [None])
+    [(step, _)] = compile_steps(*idle_training(models.build(network), network), [None])
     images = in_memory.steps_per_epoch * network.batch_size
     speeds, waits, step_ms = ({name: list[float]() for name in ways} for _ in range(3))
     for _ in range(rounds):

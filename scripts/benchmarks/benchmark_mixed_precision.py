@@ -30,10 +30,10 @@ def runs_of(network: NetworkSettings) -> list[Any]:
     """The compiled full step, step of the head, and forward pass of the network, on one batch."""
     import models
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.measuring import compile_steps
+    from elastic_trainer.timing.measuring import compile_steps, idle_training
     from elastic_trainer.training.step import forward_pass
 
-    task, optimizer, batch = common.idle_training(models.build(network), network)
+    task, optimizer, batch = idle_training(models.build(network), network)
     steps = [run for _, run in compile_steps(task, optimizer, batch, [None, head_mask(task.model)])]
     return [*steps, partial(forward_pass(task, network.batch_size), *steps[0].args)]
 

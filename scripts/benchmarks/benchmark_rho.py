@@ -36,6 +36,7 @@ from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.axes import Axes
 
     from elastic_trainer.settings import NetworkSettings
 
@@ -133,12 +134,17 @@ def draw(title: str, medians: dict[float, float], sums: dict[float, float], stem
     axes = figure.add_subplot(xlabel="ρ asked", ylabel="ρ measured (time over full training's)", title=title)
     asked = np.array([*medians])
     ends = np.array([asked.min() - 0.04, asked.max() + 0.04])
-    axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
-    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    draw_band(axes, ends)
     axes.plot(asked, [*medians.values()], "o", color="#0072b2", label="median step")
     axes.plot(asked, [*sums.values()], "x", color="#d55e00", label="entire run")
     axes.legend(fontsize="small", loc="upper left")
     save_figure(figure, stem)
+
+
+def draw_band(axes: Axes, ends: np.ndarray) -> None:
+    """The line on which what is measured is what was asked, from `ends` [2], and the band of `is_kept`."""
+    axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
+    axes.plot(ends, ends, color="0.4", linewidth=0.8)
 
 
 def is_kept(ratios: dict[float, float]) -> bool:

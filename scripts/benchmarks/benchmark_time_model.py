@@ -146,11 +146,17 @@ def measure_network(network: NetworkSettings, count: int, seconds: float) -> Mea
     """Profile the network, then measure `count` other selections for `seconds`."""
     import models
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.measuring import compile_from_features, compile_steps, measure, measure_steps
+    from elastic_trainer.timing.measuring import (
+        compile_from_features,
+        compile_steps,
+        idle_training,
+        measure,
+        measure_steps,
+    )
     from elastic_trainer.timing.profiling import make_table
 
     model = models.build(network)
-    task, optimizer, batch = common.idle_training(model, network)
+    task, optimizer, batch = idle_training(model, network)
     settings = table_settings(network)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()

@@ -22,10 +22,7 @@ from elastic_trainer.options import built, stem_to_write
 from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, NetworkSettings
 
 if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.task import Task
+    pass
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER_RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the budgets of the paper's Figs 17 and 18
@@ -56,16 +53,6 @@ def parse_benchmark(
     args.weights = args.weights or "none"  # time does not depend on them
     fill_in_defaults(args)
     return built(NetworkSettings, vars(args)).with_classes(num_classes), args
-
-
-def idle_training(model: keras.Model, network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
-    """What `timing.measuring` measures steps of: the network, an optimizer that changes no weight, a batch of noise."""
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.timing.measuring import idle_optimizer, made_up_images
-
-    task = ImageClassification(model)
-    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    return task, optimizer, made_up_images(task, network.batch_size)
 
 
 def measured_network(network: NetworkSettings, kind: str, output: Path | None) -> tuple[str, Path, dict[str, Any]]:
