@@ -25,6 +25,7 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.time_budget import check_rho
 from elastic_trainer.settings import Settings
@@ -34,6 +35,7 @@ from elastic_trainer.timing.profiling import compiled_settings, numbered_names, 
 from elastic_trainer.timing.table import TimingTable, load_table
 from elastic_trainer.trainer import Trainer
 
+DISTURBED_PERCENT = 15  # median error of a table's predictions, from which it is reported
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
 
 
@@ -44,17 +46,18 @@ class ElasticTraining(keras.callbacks.Callback):
     (15 to 40 s for networks of 50 to 200 tensors) and keeps it for the next program. Works with NumPy arrays, tf.data
     and PyDataset, class and sample weights, validation, and other callbacks.
 
-    Not possible here, as in `Trainer` and main.py: cached features, since `fit` does not say which examples come next;
-    models with a `train_step` of their own; more than one replica. Other callbacks must not change weights while `fit`
-    runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam counts steps for all tensors
-    together, so a tensor that is first selected late starts with larger updates than at the start.
+    Not possible here: cached features, since `fit` does not say which examples come next (`Trainer` has them); models
+    with a `train_step` of their own; more than one replica; XLA (`jit_compile` has no effect). Other callbacks must not
+    change weights while `fit` runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam
+    counts steps for all tensors together, so a tensor that is first selected late starts with larger updates than at
+    the start.
 
     Args:
         rho: time of a step over that of one of plain `fit`, above 0 and at most 1.
         interval: epochs between two selections; fractions are allowed where the length of an epoch is known.
         table: a `TimingTable` (`elastic_trainer.profile`), or the folder that one is kept in; it is measured there if
             it does not fit. By default a folder for this model under ~/.cache/elastic_trainer.
-        scheme: a name in `registry.SCHEMES`; `elastic_training_upper_part` needs no importance.
+        scheme: an elastic one of `registry.SCHEMES`; `elastic_training_upper_part` needs no importance.
         importance_batches: latest batches that importance is measured on.
         correct_budget: measure how fast the device is while training, and correct the budget.
         verbose: 1 prints a line for each selection and one at the end, 0 nothing.
@@ -64,7 +67,8 @@ class ElasticTraining(keras.callbacks.Callback):
         rho_measured: step time over that of plain `fit` as it would have run; None before it is known.
 
     Raises:
-        UserError: in `fit`: the model is not compiled, a batch norm is not frozen, or `rho` is too small.
+        UserError: an argument is out of range. In `fit`: the model is not compiled, a batch norm is not frozen, or
+            `rho` is too small.
     """
 
     def __init__(
@@ -83,6 +87,9 @@ class ElasticTraining(keras.callbacks.Callback):
             raise UserError(f"rho {rho:g}: must be above 0 and at most 1")
         if not interval > 0:
             raise UserError(f"interval {interval:g}: must be above 0")
+        elastic = [name for name in SCHEMES if SCHEMES[name].is_elastic]
+        if scheme not in elastic:
+            raise UserError(f"scheme '{scheme}': must be one of {', '.join(elastic)}")
         self._settings = Settings(
             rho=rho,
             interval=interval,
@@ -140,7 +147,11 @@ class ElasticTraining(keras.callbacks.Callback):
 
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
-        if not self._is_called:  # a fit that ended with an error left this behind, and now another one runs
+        is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
+        has_choice = not head_mask(self.model).all()
+        if is_left_behind or not has_choice:
+            if not has_choice:
+                self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -205,15 +216,21 @@ class ElasticTraining(keras.callbacks.Callback):
             self._table.check_shapes(shapes)
             return self._table
         settings, graph = compiled_settings(task, len(batch)), graph_digest(task, len(batch))
-        key = hashlib.sha256(f"{graph} {settings}".encode()).hexdigest()[:12]
-        folder = Path(self._table) if self._table is not None else _cache_folder() / f"{task.model.name}_{key}"
+        names = numbered_names(task.model)
+        key = hashlib.sha256(f"{graph} {settings} {names} {shapes}".encode()).hexdigest()[:16]
+        folder = Path(self._table) if self._table is not None else _cache_folder() / key
         if (folder / "profile.json").exists():
             try:
-                return load_table(folder, settings, numbered_names(task.model), shapes, graph, "it is measured again")
+                return load_table(folder, settings, names, shapes, graph, "it is measured again")
             except UserError as error:
                 self._say(str(error))
         self._say("measuring what each tensor costs to train")
         table = profile_compiled(task, batch)
+        if (table.fit.median_error_percent or 0.0) > DISTURBED_PERCENT:
+            self._say(
+                f"the table predicts measured steps only to {table.fit.median_error_percent:.0f} %: was the device "
+                f"busy? To measure again, delete {folder}"
+            )
         try:
             table.save(folder)
             self._say(f"timing table kept in {folder}")

@@ -81,6 +81,8 @@ class Trainer:
         optimizer: keras.optimizers.Optimizer | None = None,
         folder: Path | None = None,
     ) -> None:
+        if isinstance(scheme, Settings):
+            raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         task, self.data, self.settings = _task(model, data), data, settings
         self.schedule = Schedule.of(settings, data.steps_per_epoch)
         optimizer = optimizer or _optimizer(task, settings, self.schedule)

@@ -263,7 +263,7 @@ class OwnStep(keras.Sequential):
 
 
 def own_step():
-    model = OwnStep([keras.Input((4,)), keras.layers.Dense(3)])
+    model = OwnStep([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
     model.compile("sgd", "mse")
     return model
 
@@ -284,7 +284,19 @@ def test_a_rho_below_what_the_head_takes_names_the_smallest():
         model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[callback(model, rho=0.01)])
 
 
-@pytest.mark.parametrize("settings", [{"rho": 0}, {"rho": 1.5}, {"interval": 0}])
+def test_a_model_whose_every_tensor_belongs_to_the_head_trains_as_in_plain_fit(capsys):
+    def trained(callbacks):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        history = model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0, epochs=3, callbacks=callbacks)
+        return history.history["loss"]
+
+    assert trained([ElasticTraining()]) == trained([])
+    assert capsys.readouterr().out.count("every tensor belongs to the head") == 1
+
+
+@pytest.mark.parametrize("settings", [{"rho": 0}, {"rho": 1.5}, {"interval": 0}, {"scheme": "full_training"}])
 def test_arguments_out_of_range_are_refused_at_once(settings):
     [name] = settings
     with pytest.raises(UserError, match=f"^{name} "):

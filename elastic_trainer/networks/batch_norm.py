@@ -65,4 +65,5 @@ def freeze_batch_norm(model: keras.Model) -> keras.Model:
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:
             layer.__class__ = FrozenBatchNormalization
+    model.train_function = model.test_function = None  # Keras traced them with the layers of before
     return model

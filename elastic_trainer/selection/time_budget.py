@@ -36,7 +36,8 @@ PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during 
 CARRIED = 0.03  # share of a full step by which a selection's budget may differ from rho because of earlier selections
 LEAST_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection; gradient passes alternate with them, and they are compared with those
-# Of an interval, at least (if it has the steps) and at most; in between one for every hundred steps.
+# Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
+# interval of less than a hundred steps has one for every twenty, and at least one.
 GRADIENT_PASSES = (5, 15)
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 # Shares of the time left that are kept in reserve before a deadline. Until steps are measured, they may take 16 % more
@@ -112,6 +113,8 @@ def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> fl
         UserError: the table says that training the head takes longer than training all.
     """
     rho = table.predict_ms(head, FeatureUse(share)) / table.full_step_ms
+    if head.all():
+        return 1.0
     if rho > 1:
         raise UserError(
             "the timing table says that training the head alone takes longer than training all; profile again"
@@ -356,8 +359,10 @@ def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
     """
     found = set()
     for start, end in pairwise(ends):
-        passes = min(max((end - start) // 100, GRADIENT_PASSES[0]), GRADIENT_PASSES[1])
-        window = min(end - start, LATEST_STEPS)
+        fewest, most = GRADIENT_PASSES
+        steps = end - start
+        passes = min(max(steps // 100, min(steps // 20, fewest), 1), most)
+        window = min(steps, LATEST_STEPS)
         found |= {end - (2 * k + 1) * window // (2 * passes) for k in range(passes)}
     return found
 

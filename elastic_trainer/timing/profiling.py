@@ -40,7 +40,13 @@ SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program 
 
 
 def profile(
-    model: keras.Model, inputs: Any, targets: Any, weights: Any = None, *, seconds: float = SHORT_SECONDS
+    model: keras.Model,
+    inputs: Any,
+    targets: Any,
+    weights: Any = None,
+    *,
+    seconds: float = SHORT_SECONDS,
+    with_features: bool = False,
 ) -> TimingTable:
     """Measure the timing table of a compiled Keras model. Its weights and its optimizer do not change.
 
@@ -49,6 +55,7 @@ def profile(
         inputs, targets, weights: one batch, as `model.train_on_batch` takes it: arrays or tensors [batch, …], or
             structures of them. Times are those of a batch of this size.
         seconds: time for measuring steps; tracing and compiling them comes on top.
+        with_features: measure steps from cached features, too, which `Trainer` uses. Takes about twice as long.
 
     Returns:
         The table, for `ElasticTraining(table=…)` and `Trainer(table=…)`.
@@ -63,7 +70,7 @@ def profile(
 
     values = mapped(tf.convert_to_tensor, (inputs, targets, weights))
     task = CompiledTask(model, *specs_of(values))
-    return profile_compiled(task, Batch(lambda: values[0], *values[1:]), seconds)
+    return profile_compiled(task, Batch(lambda: values[0], *values[1:]), seconds, with_features)
 
 
 def profile_compiled(
