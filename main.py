@@ -119,7 +119,6 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
         settings.deadline,
         dataset.steps_per_epoch,
         dataset.test_batches,
-        settings.head_epochs,
         settings.num_epochs,
         settings.interval,
     )

@@ -81,7 +81,7 @@ def run_training(
         nullcontext() if isinstance(meter, str) else meter,
     ):
         energy, keeper, bar = Energy(meter), Keeper(run), ProgressBar()
-        trainer = Trainer(task, data, scheme, settings, [energy, run, bar, signals, keeper], folder=run.folder)
+        trainer = Trainer(task, data, scheme, settings, [energy, run, bar, signals, keeper])
         keeper.restore(trainer)
         try:
             results = trainer.run()

@@ -151,7 +151,9 @@ class ElasticTraining(keras.callbacks.Callback):
         has_choice = not head_mask(self.model).all()
         if is_left_behind or not has_choice:
             if not has_choice:
-                self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")
+                self._say(
+                    "every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining"
+                )
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None

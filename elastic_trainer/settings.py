@@ -100,7 +100,6 @@ SOME_OPTIMIZERS = Use(
     lambda name: f"--optimizer {users(OPTIMIZERS, name)}",
     lambda name, run: name in OPTIMIZERS[run["optimizer"]].uses,
 )
-HEAD_FIRST = Use(lambda _: "--head_epochs of 1 or more", lambda _, run: run["head_epochs"] > 0)
 WITH_RECIPE = Use(
     lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
     lambda _, run: not SCHEMES[run["train_type"]].changes_network,
@@ -215,12 +214,8 @@ class Settings:
     warmup: float = flag(
         0.0, TRAINED, number(float, 0, 0.9, "from 0 to 0.9"), "SHARE",
         words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), follows_record=True, earlier=0.0, help=(
-        "with `sgd`: share of the steps, those of `--head_epochs` not counted, in which the learning rate rises to "
+        "with `sgd`: share of the steps in which the learning rate rises to "
         "its highest"))
-    head_epochs: int = flag(0, TRAINED, whole_number(0, 1_000_000), "N", help=(
-        "epochs before the others in which the head alone trains, from [cached features](runs.md#features)"))
-    head_learning_rate: float = flag(1e-2, TRAINED, rate, "RATE", used_by=(HEAD_FIRST,), help=(
-        "initial learning rate during `--head_epochs`"))
     weight_decay: float = flag(
         PAPER["weight_decay"], TRAINED, number(float, 0, 100, "from 0 to 100"), "RATE", used_by=(SOME_OPTIMIZERS,),
         help="per unit of learning rate; `sgd` only")

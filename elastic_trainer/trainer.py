@@ -12,17 +12,15 @@ It needs no run folder and no command line. What writes tables, curves and check
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from elastic_trainer.datasets.array_data import ArrayData
-from elastic_trainer.datasets.batches import NOTHING, Batch, Order, ShuffledData
+from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import quick_collections
 from elastic_trainer.networks.tensors import head_mask
@@ -32,7 +30,7 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listeners
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_budget, make_scheme
+from elastic_trainer.selection.schemes import Scheme, SchemeContext, feature_misses, make_budget, make_scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, ImageClassification, Task
@@ -57,7 +55,6 @@ class Trainer:
         listeners: are called at each hook, in this order.
         table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
         optimizer: by default the model's, or the one that `settings` ask for.
-        folder: for cached features that do not fit into memory; by default that for temporary files.
 
     Attributes:
         data, settings, schedule: what it trains on, how, and for how long.
@@ -79,7 +76,6 @@ class Trainer:
         *,
         table: TimingTable | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
-        folder: Path | None = None,
     ) -> None:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
@@ -91,9 +87,7 @@ class Trainer:
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         features = None
         if settings.feature_cache != "off":
-            # A run that is to be repeated bit for bit makes no choice by the clock.
-            in_float16 = settings.feature_cache == "float16"
-            features = Features(data, folder or Path(tempfile.gettempdir()), in_float16, settings.correct_budget)
+            features = Features(data, in_float16=settings.feature_cache == "float16")
         self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features)
         self.history = History()
         self.allows_infinite_loss = False
@@ -162,31 +156,24 @@ class Trainer:
             self._validate()
 
     def _train(self, epoch: int, skip: int, count: int) -> None:
-        upcoming = self.data.order(epoch, skip, count)
         for batch in self.data.train(epoch, skip, count):
             if self.history.results and self._is_out_of_time():
                 return
-            upcoming = upcoming.after(self.data.batch_size)
-            self.step(batch, upcoming)
+            self.step(batch)
             if self.training.model.stop_training:
                 self.history.is_stopped = True
                 return
 
-    def step(self, batch: Batch, upcoming: Order = NOTHING) -> StepResult:
-        """Select if that is due, then train on one batch.
-
-        Args:
-            batch: of the data.
-            upcoming: the examples of the batches after it, if they are known: their features may be made with its own.
-        """
+    def step(self, batch: Batch) -> StepResult:
+        """Select if that is due, then train on one batch."""
         history, number = self.history, self.history.step
         self._listeners.notify("on_train_batch_begin", number)
         if self.scheme.is_due(number):
             with history.clocks.running("selection"):
-                self._select(batch, upcoming)
+                self._select()
         elif not self.training.is_adopted:
-            self._adopt(history.selection, batch, upcoming)
-        result, is_full = self.training.train(batch, upcoming), self.data.is_full(batch)
+            self._adopt(history.selection)
+        result, is_full = self.training.train(batch), self.data.is_full(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
@@ -210,15 +197,15 @@ class Trainer:
             history.out_of_time |= self.scheme.is_out_of_time(history.progress(self.schedule))
         return history.out_of_time
 
-    def _select(self, batch: Batch, upcoming: Order) -> None:
+    def _select(self) -> None:
         self._listeners.notify("on_selection_begin", self.history.step)
-        selection = self._selected(batch, upcoming)
-        if selection.needs_features and self.training.features.cache is None:  # they turned out not to be possible
-            selection = self._selected(batch, upcoming)
+        selection = self._selected()
+        if selection.uses_features and self.training.features.split is None:  # they turned out not to be possible
+            selection = self._selected()
         self.history.record_selection(selection, self._step_flops)
         self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
 
-    def _selected(self, batch: Batch, upcoming: Order) -> Selection:
+    def _selected(self) -> Selection:
         """The selection that is due, adopted."""
         model, features = self.training.model, self.training.features
         progress = self.history.progress(self.schedule, features_possible=features.are_possible)
@@ -227,18 +214,18 @@ class Trainer:
             self.training.model.stop_training = False
             self._listeners.notify("set_model", self.training.model)
         start = time.perf_counter()
-        self._adopt(selection, batch, upcoming)
+        self._adopt(selection)
         selection.seconds["trace"] = time.perf_counter() - start
         return selection
 
-    def _adopt(self, selection: Selection, batch: Batch, upcoming: Order) -> None:
-        """Train `selection` from now on, first on `batch`."""
-        step, total_steps = self.history.step, self.schedule.total_steps
-        steps = selection.feature_steps
-        if steps is None:
+    def _adopt(self, selection: Selection) -> None:
+        """Train `selection` from now on."""
+        uses_features = selection.uses_features
+        if selection.budget_step_ms is None:  # no budget says whether they pay
+            step, total_steps = self.history.step, self.schedule.total_steps
             steps = self.scheme.next_selection(step, total_steps) - step
-        order = Order(*(np.concatenate(parts) for parts in zip(batch.order, upcoming, strict=True)))
-        if self.training.adopt(selection.mask, order, steps, selection.keeps_features):
+            uses_features = self.training.features.are_possible and feature_misses(self.data, steps) < 1
+        if self.training.adopt(selection.mask, uses_features):
             self._step_flops = sum(count_flops(self.training.step_graph).values())
 
     def _validate(self) -> None:
@@ -301,9 +288,6 @@ class Trainer:
         selection = history.selection if history.intervals else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)
-        made = history.cached_since()
-        if made is not None:
-            self.training.cut_as_for(made.selection.mask)
 
 
 def _task(model: keras.Model | Task, data: ShuffledData) -> Task:
@@ -321,7 +305,7 @@ def _optimizer(task: Task, settings: Settings, schedule: Schedule) -> keras.opti
     if isinstance(task, CompiledTask):
         return task.model.optimizer
     head = np.flatnonzero(head_mask(task.model)).tolist()
-    return optimizer_of(settings, schedule.total_steps, schedule.head_steps, unclipped=head)
+    return optimizer_of(settings, schedule.total_steps, unclipped=head)
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:

@@ -62,7 +62,6 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):
         t_dy_ms=np.full(count, t_dy_ms),
         t_fw_ms=np.full(count, t_fw_ms),
         kernels=np.full(count, -1),
-        normalised=np.zeros(count),
         features_mb=np.zeros(count),
         preprocessing_ms=0.0,
         forward_ms=constant_ms + count * t_fw_ms,

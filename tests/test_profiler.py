@@ -16,7 +16,6 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import measuring
-from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.profiling import table_of_trace
 from elastic_trainer.timing.table import table_settings
 from elastic_trainer.timing.trace import read_trace
@@ -31,8 +30,7 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
     assert table.details["unmatched_time_percent"] < 2
     assert 0 < table.forward_ms < table.full_step_ms
     assert table.compiling_ms is not None and table.compiling_ms > table.full_step_ms
-    updates_ms = table.fit.own_factor * table.details["operation_ms"]["updates"]  # with what is beside the trace
-    assert 0 < table.full_step_ms - table.gradient_pass_ms < updates_ms * (1 + 1e-9)
+    assert table.forward_ms < table.gradient_pass_ms < 1.2 * table.full_step_ms
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
     assert table.fit.forward_factor > 0
     selections = table.details["measured_selections"]
@@ -57,7 +55,7 @@ def test_profile_of_a_network_that_starts_at_random_knows_no_prefix(tmp_path, mo
     assert not table.t_fw_ms.any()
     assert not any(selection["cached_step_ms"] for selection in table.details["measured_selections"])
     head = head_mask(model)
-    assert table.predict(head, FeatureUse(share=0.0)) == table.predict(head)
+    assert table.predict(head, misses=0.0) == table.predict(head)
 
 
 def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):

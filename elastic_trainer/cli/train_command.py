@@ -123,9 +123,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: goes with --augment flip_rotate only; leave it out")
-    for name in ("head_epochs", "mixed_precision"):
-        if getattr(args, name) and SCHEMES[args.train_type].changes_network:
-            raise UserError(f"--{name}: does not go with --train_type {args.train_type}; leave it out")
+    if args.mixed_precision and SCHEMES[args.train_type].changes_network:
+        raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:

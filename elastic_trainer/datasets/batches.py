@@ -40,9 +40,9 @@ class Order(NamedTuple):
     rows: np.ndarray
     views: np.ndarray
 
-    def after(self, count: int) -> Order:
-        """Without the first `count`."""
-        return Order(self.rows[count:], self.views[count:])
+    def part(self, start: int, end: int | None = None) -> Order:
+        """Those from `start` up to `end`."""
+        return Order(self.rows[start:end], self.views[start:end])
 
 
 NOTHING = Order(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -54,13 +54,19 @@ class Batch:
     Attributes:
         targets, weights: structures of tensors [batch, …]; weights may be None.
         order: which examples they are, and the view of each.
+        upcoming: the examples of the batches that follow, if that is known.
         make: returns `inputs`.
     """
 
     def __init__(
-        self, make: Callable[[], Structure], targets: Structure, weights: Structure = None, order: Order = NOTHING
+        self,
+        make: Callable[[], Structure],
+        targets: Structure,
+        weights: Structure = None,
+        order: Order = NOTHING,
+        upcoming: Order = NOTHING,
     ) -> None:
-        self.make, self.targets, self.weights, self.order = make, targets, weights, order
+        self.make, self.targets, self.weights, self.order, self.upcoming = make, targets, weights, order, upcoming
 
     @cached_property
     def inputs(self) -> Structure:
@@ -133,21 +139,17 @@ class ShuffledData:
         """The view, int64 [examples], that each training example shows in an epoch."""
         return np.zeros(self.train_count, np.int64)
 
-    def order(self, epoch: int, skip: int = 0, count: int | None = None) -> Order:
-        """The examples of the batches that `train` yields for the same arguments, one after the other."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.train_count)
-        end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
-        rows = order[skip * self.batch_size : end * self.batch_size]
-        return Order(rows, self.views(epoch)[rows])
-
     def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Batch]:
         """The batches of epoch `epoch`, shuffled by seed and epoch: at most `count`, without the first `skip`.
 
         All are of full batch size. The next batch's inputs are made in the background once a batch's were asked for.
         """
-        order = self.order(epoch, skip, count)
-        parts = self._parts(len(order.rows))
-        return _made_ahead(self._training_batch(Order(order.rows[part], order.views[part])) for part in parts)
+        end = self.steps_per_epoch if count is None else min(skip + count, self.steps_per_epoch)
+        rows = np.random.default_rng([self.seed, epoch]).permutation(self.train_count)
+        rows = rows[skip * self.batch_size : end * self.batch_size]
+        order = Order(rows, self.views(epoch)[rows])
+        starts = range(0, len(rows), self.batch_size)
+        return _made_ahead(self._training_batch(order.part(start), self.batch_size) for start in starts)
 
     def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
         """Training batches for the `index`-th evaluation of importance; their order is independent of the epochs'.
@@ -160,7 +162,8 @@ class ShuffledData:
     def test(self) -> Iterator[Batch]:
         """All test examples as they are, in a fixed order. The last batch may be smaller."""
         rows = np.arange(self.test_count)
-        return _made_ahead(self.test_batch(rows[part]) for part in self._parts(self.test_count))
+        starts = range(0, self.test_count, self.batch_size)
+        return _made_ahead(self.test_batch(rows[start : start + self.batch_size]) for start in starts)
 
     @property
     def test_batches(self) -> int:
@@ -181,11 +184,11 @@ class ShuffledData:
             return steps * self.batch_size
         return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
 
-    def _parts(self, count: int) -> Iterator[slice]:
-        return (slice(start, min(start + self.batch_size, count)) for start in range(0, count, self.batch_size))
-
-    def _training_batch(self, order: Order) -> Batch:
-        return Batch(lambda: self.training_inputs(order), *self.training_targets(order.rows), order)
+    def _training_batch(self, order: Order, count: int) -> Batch:
+        """The first `count` examples of `order`; the others are upcoming."""
+        chosen = order.part(0, count)
+        targets = self.training_targets(chosen.rows)
+        return Batch(lambda: self.training_inputs(chosen), *targets, chosen, order.part(count))
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
@@ -44,11 +43,6 @@ class Pair(NamedTuple):
         """All of them: the kernel, beta and the bias, as far as there are any, and gamma last."""
         kernel, *gamma = self.kernel_variables
         return [kernel, *reversed(self.bias_variables), *gamma]
-
-    @property
-    def output_size(self) -> int:
-        """Elements that the batch norm puts out for an image."""
-        return sum(int(np.prod(node.outputs[0].shape[1:])) for node in self.norm._inbound_nodes)
 
     def is_worth_it(self, trained: Collection[int]) -> bool:
         """Whether folding saves time if the variables with these `id`s train.

@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path, writing
 
-VERSION = 4  # of what the state holds
+VERSION = 5  # of what the state holds
 _STATE = "state"
 
 

@@ -152,10 +152,6 @@ class History:
         ends = [*(interval.step for interval in self.intervals[1:]), self.step]
         return sum(one.step_flops * (end - one.step) for one, end in zip(self.intervals, ends, strict=True))
 
-    def budgeted(self) -> list[SelectionInterval]:
-        """The intervals with a time budget: none, or all but those of `selection.schemes.HeadFirst`."""
-        return [interval for interval in self.intervals if interval.selection.full_step_ms]
-
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps with a budget; None without one.
 
@@ -176,7 +172,6 @@ class History:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
         latest = self.intervals[-1] if self.intervals else None
-        cached = self.cached_since() if features_possible else None
         return Progress(
             epoch=len(self.epochs),
             epochs=schedule.epochs,
@@ -190,18 +185,18 @@ class History:
             selection_seconds=self.selection_seconds,
             slowdown=latest.selection.slowdown if latest else None,
             features_possible=features_possible,
-            cached_mask=cached.selection.mask if cached else None,
-            cached_steps=self.step - cached.step if cached else 0,
+            feature_steps=self._feature_steps() if features_possible else 0,
         )
 
-    def cached_since(self) -> SelectionInterval | None:
-        """The interval for whose selection the features were made that the present one uses, if it uses any."""
+    def _feature_steps(self) -> int:
+        """Latest steps that used the features of one selection; 0 if the last step used none."""
+        start = self.step
         for interval in reversed(self.intervals):
-            if not interval.selection.needs_features:
-                return None
-            if not interval.selection.keeps_features:
-                return interval
-        return None
+            selection = interval.selection
+            if not selection.uses_features or (selection.mask != self.selection.mask).any():
+                break
+            start = interval.step
+        return self.step - start
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types, which keep floats to the last bit."""

@@ -48,9 +48,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "feature_seconds": history.making_ms / 1e3,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
-        "rho_measured": sum(sum(one.step_ms) + one.making_ms for one in history.budgeted()) / full_ms
-        if full_ms
-        else None,
+        "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "peak_memory_mb": _peak(history, "peak_memory_mb"),
@@ -64,16 +62,13 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     """All of training time, selecting included, over that of full training as it would have run; or why there is none.
 
     Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
-    Full training trains the head no epochs by itself.
-
     Args:
         history: of the run.
         training_ms: of all steps.
         full_ms: of full training, for the measured steps; None without a budget.
     """
-    budgeted, ratio = history.budgeted(), None
-    step_ms = [ms for interval in budgeted for ms in interval.step_ms]
-    measured_share = (sum(history.step_ms) + history.making_ms) / training_ms
+    step_ms, ratio = history.step_ms, None
+    measured_share = (sum(step_ms) + history.making_ms) / training_ms
     if full_ms is None:
         missing = "no step was measured within a time budget"
     elif len(step_ms) < FEWEST_STEPS or measured_share < LEAST_SHARE:
@@ -82,7 +77,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
             f"{measured_share:.0%} of training time; {FEWEST_STEPS} and {LEAST_SHARE:.0%} are needed"
         )
     else:
-        missing, ratio = None, training_ms / (full_ms / len(step_ms) * (history.step - budgeted[0].step))
+        missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)
     return {"time_over_full": ratio, "time_over_full_missing": missing}
 
 

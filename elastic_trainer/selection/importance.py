@@ -17,17 +17,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch, Structure
-from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import current_rate, in_float16
+from elastic_trainer.training.optimizers import current_rate
 from elastic_trainer.training.state import not_finite
-from elastic_trainer.training.step import one_replica, present
+from elastic_trainer.training.step import AllGradients, one_replica, present
 
 TRIAL_RATE = 1e-4  # the highest learning rate for which the paper measures importance
-FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 
 
 class ImportanceEvaluator:
@@ -47,27 +45,8 @@ class ImportanceEvaluator:
     """
 
     def __init__(self, task: Task, batch_size: int | None) -> None:
-        model = self._model = task.model
-        self._is_warm = False
-        variables = [variable.value for variable in model.trainable_variables]
-        scale = FLOAT16_SCALE if in_float16() else 1.0
-
-        def gradients(inputs: Structure, targets: Structure, weights: Structure) -> list[tf.Tensor]:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                with folded_batch_norm(model):
-                    loss, _ = task.run(inputs, targets, weights, training=True)
-                loss = loss * scale if scale != 1 else loss
-            gradients = tape.gradient(loss, variables)
-            self._matters = [gradient is not None for gradient in gradients]
-            filled = [
-                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-                for gradient, variable in zip(gradients, variables, strict=True)
-            ]
-            return [gradient / scale for gradient in filled] if scale != 1 else filled
-
-        function = tf.function(gradients, autograph=False).get_concrete_function(*task.signature(batch_size))
-        self._gradients = lambda batch: function(batch.inputs, batch.targets, batch.weights)
+        self._model, self._is_warm = task.model, False
+        self._gradients = AllGradients(task, batch_size)
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -140,13 +119,9 @@ class ImportanceEvaluator:
         """
         with self._unchanged():
             if not self._is_warm:
-                self._gradient_pass(batch)
+                self._gradients.run(batch)
             self._is_warm = True
-            return float(measure_ms([lambda: self._gradient_pass(batch)], 1)[0, 0])
-
-    def _gradient_pass(self, batch: Batch) -> float:
-        """Compute every gradient and train nothing: a measure of the device's speed. Returns when that is done."""
-        return float(tf.reduce_sum(self._gradients(batch)[-1]))
+            return float(measure_ms([lambda: self._gradients.run(batch)], 1)[0, 0])
 
 
 class WeightMagnitude(ImportanceEvaluator):
@@ -154,7 +129,7 @@ class WeightMagnitude(ImportanceEvaluator):
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         sums = [float(tf.reduce_sum(tf.abs(variable.value))) for variable in self._model.trainable_variables]
-        return np.where(self._matters, sums, 0.0)
+        return np.where(self._gradients.exist, sums, 0.0)
 
 
 class GradientMagnitude(ImportanceEvaluator):

@@ -17,20 +17,15 @@ class Schedule:
     Attributes:
         steps_per_epoch: of the data set.
         total_steps: of the run.
-        head_steps: of these, the first ones, which train the head alone.
     """
 
     steps_per_epoch: int
     total_steps: int
-    head_steps: int = 0
 
     @classmethod
     def of(cls, settings: Settings, steps_per_epoch: int) -> Schedule:
         """The schedule that `settings` ask for on a data set of `steps_per_epoch`."""
-        most = settings.max_steps or sys.maxsize
-        head_steps = settings.head_epochs * steps_per_epoch
-        total_steps = head_steps + settings.num_epochs * steps_per_epoch
-        return cls(steps_per_epoch, min(total_steps, most), min(head_steps, most))
+        return cls(steps_per_epoch, min(settings.num_epochs * steps_per_epoch, settings.max_steps or sys.maxsize))
 
     @property
     def epochs(self) -> int:
@@ -43,7 +38,7 @@ class Schedule:
         return start, end
 
     def selection_steps(self, interval: float) -> list[int]:
-        """Steps, counted from 0, before which a selection is due: every `interval` epochs after those of the head.
+        """Steps, counted from 0, before which a selection is due: every `interval` epochs.
 
         Raises:
             UserError: less than a step lies between two of them.
@@ -54,6 +49,5 @@ class Schedule:
                 f"--interval {interval:g}: is less than a step; an epoch has {self.steps_per_epoch} steps, so "
                 f"give at least {math.ceil(1e4 / self.steps_per_epoch) / 1e4:g}"
             )
-        left = self.total_steps - self.head_steps
-        due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(left / steps))]
-        return [self.head_steps + step for step in due if step < left]
+        due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(self.total_steps / steps))]
+        return [step for step in due if step < self.total_steps]

@@ -1,7 +1,6 @@
 """The schemes: which tensors train, and when that changes (paper sections 3 and 4).
 
     FixedScheme     the same tensors from start to end
-    HeadFirst       the head alone for some epochs, then another scheme
     ElasticScheme   what the Tensor Selector picks within the time budget, again every few epochs
 
 PruneTrain's scheme is in pruning/. `registry.SCHEMES` names them all.
@@ -9,9 +8,9 @@ PruneTrain's scheme is in pruning/. `registry.SCHEMES` names them all.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -23,7 +22,7 @@ from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Selection, select_tensors, unless_close
+from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.selection.time_budget import (
     GRADIENT_PASSES,
     Allowance,
@@ -35,9 +34,10 @@ from elastic_trainer.selection.time_budget import (
 )
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import Task
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
+
+MIN_SAVED = 0.1  # of what the prefix takes; less is within the error of the timing table
 
 
 class SchemeContext(NamedTuple):
@@ -109,54 +109,14 @@ class FixedScheme(Scheme):
         return Selection(self._mask)
 
 
-class HeadFirst(Scheme):
-    """The head alone for the first steps, then another scheme.
-
-    A new head has random weights. Until it is trained, what it passes back moves the pretrained layers at random, and
-    says little about how much they matter. From cached features, training it costs next to nothing.
-
-    Args:
-        scheme: selects for the first time before step `head_steps`. It adds nothing to the loss.
-        head: bool [N] over `model.trainable_variables`.
-        head_steps: which train the head.
-    """
-
-    def __init__(self, scheme: Scheme, head: np.ndarray, head_steps: int) -> None:
-        self._scheme, self._head, self._head_steps = scheme, head, head_steps
-
-    def is_due(self, step: int) -> bool:
-        """See `Scheme.is_due`."""
-        return step in (0, self._head_steps) or (step > self._head_steps and self._scheme.is_due(step))
-
-    def select(self, progress: Progress, state: TrainState) -> Selection:
-        """See `Scheme.select`."""
-        return Selection(self._head) if progress.step < self._head_steps else self._scheme.select(progress, state)
-
-    def slowdown(self, step: int, batch: Batch) -> float | None:
-        """See `Scheme.slowdown`."""
-        return self._scheme.slowdown(step, batch)
-
-    def is_out_of_time(self, progress: Progress) -> bool:
-        """See `Scheme.is_out_of_time`."""
-        return self._scheme.is_out_of_time(progress)
-
-    def to_record(self) -> dict[str, Any]:
-        """See `Scheme.to_record`."""
-        return self._scheme.to_record()
-
-    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
-        """See `Scheme.resume`."""
-        self._scheme.resume(record, selection, state)
-
-
 class _Measured(NamedTuple):
     """What a selection before step `step` is solved for; measuring it took `seconds`.
 
-    bool [N] `trained` is the selection until then.
+    bool [N] `present` is the selection until then.
     """
 
     step: int
-    trained: np.ndarray | None
+    present: np.ndarray | None
     importance: np.ndarray
     allowance: Allowance
     seconds: float
@@ -181,7 +141,7 @@ class ElasticScheme(Scheme):
         settings: Settings,
         budget: TimeBudget,
         importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
-        select: Callable[..., Selection] = select_tensors,
+        select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self._data, self._settings, self._budget = data, settings, budget
         self._head = head_mask(task.model)
@@ -211,14 +171,15 @@ class ElasticScheme(Scheme):
         if self._measured is None or self._measured.step != progress.step:
             self._measured = self._measure(progress, state)
         allowance, start = self._measured.allowance, time.perf_counter()
-        selection = self._solve(self._measured, progress)
-        self._budget.adopt(selection.mask, selection.making_ms)
-        return replace(
-            selection,
-            epoch=progress.step / self._steps_per_epoch,
-            predicted_step_ms=(selection.predicted_step_ms or 0.0) * allowance.slowdown * allowance.correction,
+        plan = self._plan(self._measured, progress)
+        self._budget.adopt(plan)
+        return Selection(
+            plan.mask,
+            plan.importance,
+            predicted_step_ms=plan.step_ms * allowance.slowdown * allowance.correction,
             budget_step_ms=allowance.rho * allowance.full_step_ms,
-            making_ms=selection.making_ms * allowance.slowdown,
+            uses_features=plan.uses_features,
+            epoch=progress.step / self._steps_per_epoch,
             rho=allowance.rho,
             slowdown=allowance.slowdown,
             correction=allowance.correction,
@@ -239,33 +200,19 @@ class ElasticScheme(Scheme):
         allowance = self._budget.allow(progress)
         return _Measured(progress.step, self._budget.mask, importance, allowance, time.perf_counter() - start)
 
-    def _solve(self, measured: _Measured, progress: Progress) -> Selection:
-        """The selection, in the table's time. New features are of use until the next one is due."""
-        _, trained, importance, allowance, _ = measured
-        table, head, resolution = self._budget.table, self._head, self._settings.time_resolution
-        share, correction = allowance.table_share, allowance.correction
-        end = self._ends[self._selection_of_step[progress.step] + 1]
-        features = self._features(progress, end, correction)
-        if table.predict_ms(head, features) > share * table.full_step_ms:
-            # Not even the head fits. Nothing else trains, so that its features are of use to the end of the run.
-            share, end = 0.0, self._ends[-1]
-            features = self._features(progress, end, correction)
-        selection = self._select_tensors(table, importance, head, share, resolution, features)
-        selection = unless_close(table, selection, trained, features)
-        making_ms = selection.making_ms * correction
-        steps = end - progress.step if selection.needs_features else 0
-        return replace(selection, making_ms=making_ms, feature_steps=steps)
-
-    def _features(self, progress: Progress, end: int, correction: float) -> FeatureUse:
-        """The cached features that steps up to `end` can use; their cost is relative to that of corrected steps."""
-        if not progress.features_possible:
-            return COMPUTED
-        share = making_share(self._data, end - progress.step)
-        share = share / correction if share < 1 else 1.0
-        cached = None if progress.cached_mask is None else self._budget.table.depth(progress.cached_mask)
-        all_views = self._data.train_count * (self._data.view_count or 1)
-        missing = 1 - self._data.distinct_views(progress.cached_steps) / all_views
-        return FeatureUse(share, cached, share * missing)
+    def _plan(self, measured: _Measured, progress: Progress) -> Plan:
+        """What to train until the next selection is due."""
+        table, resolution, misses = self._budget.table, self._settings.time_resolution, 1.0
+        steps = self._ends[self._selection_of_step[progress.step] + 1] - progress.step
+        if progress.features_possible:
+            misses = feature_misses(self._data, steps)
+        table_rho = measured.allowance.table_rho
+        plan = self._select_tensors(table, measured.importance, self._head, table_rho, resolution, misses)
+        if measured.present is None:
+            return plan
+        if progress.feature_steps:
+            misses = feature_misses(self._data, steps, progress.feature_steps)
+        return keep_if_close(table, plan, measured.present, misses)
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""
@@ -280,20 +227,25 @@ class ElasticScheme(Scheme):
 
     def to_record(self) -> dict[str, Any]:
         """See `Scheme.to_record`."""
-        return {"table": self._budget.table.digest()}
+        return {"table": self._budget.table.digest(), "budget": self._budget.to_record()}
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""
-        if record != self.to_record():
+        if record["table"] != self._budget.table.digest():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
-        if selection is not None and selection.rho is not None:  # else it is of `HeadFirst`, which has no budget
-            self._budget.resume(selection)
+        if selection is not None:
+            self._budget.resume(record["budget"], selection.mask)
 
 
-def making_share(data: ShuffledData, steps: int) -> float:
-    """How many features a new cache computes for so many steps, over those that the steps use; 1: it saves nothing."""
-    return data.distinct_views(steps) / (steps * data.batch_size)
+def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
+    """`misses` (`timing.forward_costs`) of so many steps, after `cached_steps` on the same features.
+
+    1 where a cache would save less than `MIN_SAVED` of the prefix.
+    """
+    missing = data.distinct_views(cached_steps + steps) - data.distinct_views(cached_steps)
+    misses = float(missing / (steps * data.batch_size))
+    return misses if misses <= 1 - MIN_SAVED else 1.0
 
 
 def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> np.ndarray:
@@ -305,10 +257,9 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
 
 
 def make_scheme(name: str, context: SchemeContext) -> Scheme:
-    """The scheme under this name in `registry.SCHEMES`, after `head_epochs` of the head alone if there are any."""
-    scheme = SCHEMES[name].make(context)
-    head_steps = Schedule.of(context.settings, context.data.steps_per_epoch).head_steps
-    return HeadFirst(scheme, head_mask(context.task.model), head_steps) if head_steps else scheme
+    """The scheme under this name in `registry.SCHEMES`."""
+    scheme: Scheme = SCHEMES[name].make(context)
+    return scheme
 
 
 def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
@@ -317,7 +268,7 @@ def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
 
 
 def elastic_scheme(
-    context: SchemeContext, importance: str | None = "gain", select: Callable[..., Selection] = select_tensors
+    context: SchemeContext, importance: str | None = "gain", select: Callable[..., Plan] = select_tensors
 ) -> Scheme:
     """Elastic training by an importance of `registry.IMPORTANCES`, or by none, see `ElasticScheme`."""
     task, data, settings, budget = context
@@ -336,9 +287,10 @@ def make_budget(
     """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
-    share = making_share(data, schedule.total_steps) if features_possible else 1.0
+    steps = min(math.ceil(settings.interval * data.steps_per_epoch), schedule.total_steps)
+    misses = feature_misses(data, steps) if features_possible else 1.0
     if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho, share)
+        return RhoBudget(table, head, settings.rho, misses)
     return DeadlineBudget(
         table,
         head,
@@ -347,5 +299,5 @@ def make_budget(
         schedule.epochs,
         selections,
         validation_batches=data.test_batches,
-        share=share,
+        misses=misses,
     )

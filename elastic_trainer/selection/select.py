@@ -1,4 +1,8 @@
-"""The selection: importance, timing table and budget are put to the Tensor Selector (paper section 5)."""
+"""The selection: importance, timing table and budget are put to the Tensor Selector (paper section 5).
+
+The table knows the time of a step on the device as it was when the table was measured, "table time". A `Plan` is in
+table time. A `Selection` is what trains, in wall time: a scheme makes it of a plan and of the speed measured now.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,41 @@ from typing import NamedTuple
 import numpy as np
 
 import selection_solver_DP
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
 from elastic_trainer.timing.table import TimingTable
 
-# Shares of the budget: an upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
+# Of the budget: a present upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
 # beyond the budget.
 SHORTER, LONGER = 0.05, 0.01
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
+class Plan(NamedTuple):
+    """The tensors that fit a budget, and what their steps take, in ms of table time.
+
+    Attributes:
+        mask: bool [N] over `model.trainable_variables`.
+        importance: [N], or None for a selector that does not use it.
+        step_ms, making_ms, uses_features: as in `timing.table.StepPrediction`.
+        budget_ms: what step_ms and making_ms may be together.
+    """
+
+    mask: np.ndarray
+    importance: np.ndarray | None
+    step_ms: float
+    making_ms: float
+    uses_features: bool
+    budget_ms: float
+
+
 @dataclass
 class Selection:
-    """The tensors that train from now on, and why.
+    """The tensors that train from now on, and why. Times are wall time.
 
     Attributes:
         mask: bool [N] over `model.trainable_variables`.
         importance: [N], normalised, or None for a scheme that does not measure it.
-        predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without `making_ms`.
-        making_ms: of computing the cached features that its steps run on, as far as they are missing, per step.
-        keeps_features: whether it runs on the features that are cached already; else on new ones, or on none.
-        feature_steps: for which new features are of use, 0 if none are needed; None: until the next selection.
+        predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without making features.
+        uses_features: whether its steps take as long as predicted only if features are cached.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
@@ -38,19 +57,12 @@ class Selection:
     importance: np.ndarray | None = None
     predicted_step_ms: float | None = None
     budget_step_ms: float | None = None
-    making_ms: float = 0.0
-    keeps_features: bool = False
-    feature_steps: int | None = None
+    uses_features: bool = False
     epoch: float = 0
     rho: float | None = None
     slowdown: float | None = None
     correction: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether its steps take as long as predicted only if features are cached."""
-        return self.keeps_features or self.making_ms > 0
 
     @property
     def predicted_share(self) -> float:
@@ -70,29 +82,24 @@ def select_tensors(
     head: np.ndarray,
     rho: float,
     time_resolution: int | None = None,
-    features: FeatureUse = COMPUTED,
-) -> Selection:
-    """Solve for the selection of largest importance whose predicted step time is at most `rho` of a full step.
+    misses: float = 1.0,
+) -> Plan:
+    """Solve for the tensors of largest importance whose predicted step time is at most `rho` of a full step.
+
+    A gamma whose batch norm is folded into a kernel trains only with that kernel: alone it costs nearly as much, since
+    its batch norm then runs as a layer.
 
     Args:
         table: timing table of the network.
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
-        rho: step time over a full step's, both in the table's time; 1 sets no limit, whatever the fit's error.
+        rho: step time over a full step's, both in table time; 1 sets no limit, whatever the fit's error.
         time_resolution: T_q, see `selection_solver_DP.solve`.
-        features: the cached features that it may use or make; making them is part of the step time.
+        misses: of cached features, see `timing.forward_costs`; making them is part of the step time.
     """
-    budget_ms = step_budget_ms(table, rho, features)
-    problem = problem_beside(table, importance, head, budget_ms, features)
-    solution = selection_solver_DP.solve(
-        problem.t_dy_ms,
-        problem.t_dw_ms,
-        problem.importance,
-        problem.room_ms,
-        time_resolution,
-        problem.kernels,
-        problem.unfolded_ms,
-    )
-    return selection_of(table, with_solution(table, head, solution.mask), importance, budget_ms, features)
+    budget_ms = step_budget_ms(table, rho, misses)
+    t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
+    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
+    return plan_of(table, with_solution(table, head, solution.mask), importance, budget_ms, misses)
 
 
 def select_upper_part(
@@ -101,95 +108,83 @@ def select_upper_part(
     head: np.ndarray,
     rho: float,
     time_resolution: int | None = None,
-    features: FeatureUse = COMPUTED,
-) -> Selection:
+    misses: float = 1.0,
+) -> Plan:
     """All tensors from the output down to some depth, the largest such part that fits the budget. No importance counts.
 
-    One tensor more may cost less: where smaller features pass the cut, or a gamma is joined by its kernel. So every
-    depth is tried.
+    One tensor more may cost less where smaller features pass the cut. So every depth is tried.
 
     Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
-    budget_ms, mask, best = step_budget_ms(table, rho, features), head.copy(), head
+    budget_ms, upper, best = step_budget_ms(table, rho, misses), head.copy(), head
     for position in table.positions:
-        mask[position] = True
-        if table.predict_ms(mask, features) <= budget_ms:
-            best = mask.copy()
-    return selection_of(table, best, None, budget_ms, features)
+        upper[position] = True
+        mask = table.with_kernels(upper) | head
+        if table.predict_ms(mask, misses) <= budget_ms:
+            best = mask
+    return plan_of(table, best, None, budget_ms, misses)
 
 
-def unless_close(
-    table: TimingTable, selection: Selection, present: np.ndarray | None, features: FeatureUse
-) -> Selection:
-    """`selection`, or bool [N] `present` again if it is nearly as large and nearly fits.
+def keep_if_close(table: TimingTable, plan: Plan, present: np.ndarray, misses: float) -> Plan:
+    """The plan of bool [N] `present` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
 
-    A new selection needs a new graph and perhaps new features. Where no importance counts, a few tensors more or less
-    are not worth them.
+    A new selection needs a new graph and new features. Where no importance counts, a few tensors more or less are not
+    worth them. `misses` are those of the features that `present` has already.
     """
-    budget_ms = selection.budget_step_ms
-    if selection.importance is not None or selection.mask.all() or present is None or budget_ms is None:
-        return selection
-    present_ms, best_ms = (table.predict_ms(mask, features) for mask in (present, selection.mask))
-    if best_ms - SHORTER * budget_ms <= present_ms <= (1 + LONGER) * budget_ms:
-        return selection_of(table, present, None, budget_ms, features)
-    return selection
-
-
-class Problem(NamedTuple):
-    """What the solver is given, tensors in backward order: see `selection_solver_DP.solve`.
-
-    Attributes:
-        t_dy_ms, t_dw_ms, importance: float [N].
-        room_ms: time that may be spent.
-        kernels: int [N], the partner of a gamma, which takes longer unless its kernel trains, too; else -1.
-        unfolded_ms: float [N], what it then takes in addition.
-    """
-
-    t_dy_ms: np.ndarray
-    t_dw_ms: np.ndarray
-    importance: np.ndarray
-    room_ms: float
-    kernels: np.ndarray
-    unfolded_ms: np.ndarray
+    present_ms = table.predict_ms(present, misses)
+    is_close = plan.importance is None and not plan.mask.all()
+    is_close &= plan.step_ms + plan.making_ms - SHORTER * plan.budget_ms <= present_ms <= (1 + LONGER) * plan.budget_ms
+    if is_close or (plan.mask == present).all():
+        return plan_of(table, present, plan.importance, plan.budget_ms, misses)
+    return plan
 
 
 def problem_beside(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, budget_ms: float, features: FeatureUse = COMPUTED
-) -> Problem:
-    """The problem beside bool [N] `head`, which always trains: it gains nothing, it and the way to it cost no more."""
+    table: TimingTable, importance: np.ndarray, head: np.ndarray, budget_ms: float, misses: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """What `selection_solver_DP.solve` is given: t_dy, t_dw, importance [N] in backward order, and the time left.
+
+    The problem is that beside bool [N] `head`, which always trains: it gains nothing, it and the way to it cost no
+    more. A gamma and its kernel are one tensor, at the place of the deeper one; the other gains and costs nothing.
+    """
     always = head[table.positions]
-    t_dy_ms = table.wall_t_dy_ms(features)
+    t_dy_ms = table.wall_t_dy_ms(misses)
     t_dy_ms[: table.depth(head)] = 0.0
-    kernels = np.where(always[table.kernels], -1, table.kernels)  # a kernel that always trains is folded
-    return Problem(
-        t_dy_ms,
-        np.where(always, 0.0, table.wall_t_dw_ms),
-        np.where(always, 0.0, importance[table.positions]),
-        budget_ms - table.predict_ms(head, features),
-        kernels,
-        table.unfolded_ms,
-    )
+    t_dw_ms = np.where(always, 0.0, table.wall_t_dw_ms)
+    gains = np.where(always, 0.0, importance[table.positions])
+    for gamma, kernel in _pairs(table, always):
+        deep, shallow = max(gamma, kernel), min(gamma, kernel)
+        t_dw_ms[deep] += t_dw_ms[shallow]
+        gains[deep] += gains[shallow]
+        t_dw_ms[shallow] = gains[shallow] = 0.0
+    return t_dy_ms, t_dw_ms, gains, budget_ms - table.predict_ms(head, misses)
+
+
+def _pairs(table: TimingTable, always: np.ndarray) -> list[tuple[int, int]]:
+    """Places in backward order of gammas and of their kernels, without those of bool [N] `always`."""
+    gammas = np.flatnonzero((table.kernels >= 0) & ~always & ~always[table.kernels])
+    return [(int(gamma), int(table.kernels[gamma])) for gamma in gammas]
 
 
 def with_solution(table: TimingTable, head: np.ndarray, solution: np.ndarray) -> np.ndarray:
     """Bool [N] `head` and what the solver selected, int [N] in backward order."""
+    selected = solution == 1
+    for gamma, kernel in _pairs(table, head[table.positions]):
+        selected[[gamma, kernel]] = selected[max(gamma, kernel)]
     mask = head.copy()
-    mask[table.positions[solution == 1]] = True
+    mask[table.positions[selected]] = True
     return mask
 
 
-def step_budget_ms(table: TimingTable, rho: float, features: FeatureUse) -> float:
-    """What a step may take in the table's time; all tensors fit into rho 1, whatever the fit's error."""
+def step_budget_ms(table: TimingTable, rho: float, misses: float) -> float:
+    """What a step may take in table time; all tensors fit into rho 1, whatever the fit's error."""
     if rho < 1:
         return rho * table.full_step_ms
-    all_ms = table.predict_ms(np.ones(len(table.positions), bool), features) + float(table.unfolded_ms.sum())
-    return max(table.full_step_ms, 1.001 * all_ms)
+    return max(table.full_step_ms, 1.001 * table.predict_ms(np.ones(len(table.positions), bool), misses))
 
 
-def selection_of(
-    table: TimingTable, mask: np.ndarray, importance: np.ndarray | None, budget_ms: float, features: FeatureUse
-) -> Selection:
+def plan_of(
+    table: TimingTable, mask: np.ndarray, importance: np.ndarray | None, budget_ms: float, misses: float
+) -> Plan:
     """Bool [N] `mask` with what its steps take; importance [N], or None where none was measured."""
-    step_ms, making_ms, cached_depth = table.predict(mask, features)
-    keeps = cached_depth is not None and cached_depth == features.cached_depth
-    return Selection(mask, importance, step_ms, budget_ms, making_ms, keeps)
+    return Plan(mask, importance, *table.predict(mask, misses), budget_ms)

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.selection.select import Selection
-from elastic_trainer.timing.forward_costs import FeatureUse
+from elastic_trainer.selection.select import Plan
 from elastic_trainer.timing.table import TimingTable
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
@@ -54,7 +53,7 @@ class Progress(NamedTuple):
     """The state of a run when a selection may be due.
 
     Attributes:
-        epoch, epochs: the present epoch, counted from 0, and how many there are.
+        epoch, epochs: the current epoch, counted from 0, and how many there are.
         step, total_steps: steps done, and in all.
         elapsed_seconds: wall time since training started, everything included.
         step_ms: measured steps since the last selection.
@@ -64,8 +63,7 @@ class Progress(NamedTuple):
         selection_seconds: mean time of a selection; None before the first.
         slowdown: when the last selection was made; None before the first.
         features_possible: whether features of the frozen prefix can be cached now.
-        cached_mask: bool [N], the selection that the present cache was made for; None if the latest steps used none.
-        cached_steps: steps since then.
+        feature_steps: latest steps that used the features of one selection; 0 if the last step used none.
     """
 
     epoch: int = 0
@@ -80,8 +78,7 @@ class Progress(NamedTuple):
     selection_seconds: float | None = None
     slowdown: float | None = None
     features_possible: bool = False
-    cached_mask: np.ndarray | None = None
-    cached_steps: int = 0
+    feature_steps: int = 0
 
 
 class Allowance(NamedTuple):
@@ -89,30 +86,30 @@ class Allowance(NamedTuple):
 
     Attributes:
         rho: step time over that of full training as it would run now; see `RhoBudget` for what is carried over.
-        table_share: the same in the table's time, as a share of its full step: rho / correction.
+        table_rho: the same in table time, over the table's full step: rho / correction.
         full_step_ms: full training's step as it would run now.
         slowdown, correction: see the module's header.
     """
 
     rho: float
-    table_share: float
+    table_rho: float
     full_step_ms: float
     slowdown: float
     correction: float
 
 
-def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> float:
+def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> float:
     """Step time of training the head alone over a full step's.
 
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`.
-        share: `FeatureUse.share` of a cache that all steps of the run use; 1 without one.
+        misses: of cached features, see `timing.forward_costs`; 1 without any.
 
     Raises:
         UserError: the table says that training the head takes longer than training all.
     """
-    rho = table.predict_ms(head, FeatureUse(share)) / table.full_step_ms
+    rho = table.predict_ms(head, misses) / table.full_step_ms
     if head.all():
         return 1.0
     if rho > 1:
@@ -122,17 +119,19 @@ def smallest_rho(table: TimingTable, head: np.ndarray, share: float = 1.0) -> fl
     return rho
 
 
-def check_rho(table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0, of_plain_fit: bool = False) -> None:
+def check_rho(
+    table: TimingTable, head: np.ndarray, rho: float, misses: float = 1.0, of_plain_fit: bool = False
+) -> None:
     """Raise `UserError` if training the head alone takes more than `rho` of a full step, or of one of plain `fit`.
 
     Other arguments as for `smallest_rho`.
     """
-    smallest = smallest_rho(table, head, share) / (table.plain_over_full if of_plain_fit else 1.0)
+    smallest = smallest_rho(table, head, misses) / (table.plain_over_full if of_plain_fit else 1.0)
     if rho < smallest:
         step = "step of plain fit" if of_plain_fit else "full step"
         raise UserError(
             f"--rho {rho:g}: training the head alone takes {smallest:.1%} of a {step} here"
-            f"{', making its cached features included' if share < 1 else ''}; "
+            f"{', making its cached features included' if misses < 1 else ''}; "
             f"give at least {math.ceil(smallest * 1000) / 1000:g}"
         )
 
@@ -143,17 +142,17 @@ class TimeBudget:
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`, what is always trained.
-        share: as for `smallest_rho`.
+        misses: as for `smallest_rho`.
 
     Raises:
         UserError: as `smallest_rho`.
     """
 
-    def __init__(self, table: TimingTable, head: np.ndarray, share: float = 1.0) -> None:
+    def __init__(self, table: TimingTable, head: np.ndarray, misses: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
-        self.smallest_rho = smallest_rho(table, head, share)
-        self.mask: np.ndarray | None = None  # the latest selection
-        self._making_ms = 0.0
+        self.smallest_rho = smallest_rho(table, head, misses)
+        self.mask: np.ndarray | None = None  # of the latest plan
+        self._step_ms = self._making_ms = 0.0  # of the latest plan, in table time
 
     def allow(self, progress: Progress) -> Allowance:
         """The allowance of the next selection, corrected by what was measured since the last one."""
@@ -163,42 +162,38 @@ class TimeBudget:
         """Whether no time is left for another step, for a selection if it is due, and for the validation after it."""
         return False
 
-    def _predicted_ms(self, progress: Progress) -> float | None:
-        """The table's prediction for the latest steps, cached features or not; None before the first."""
-        if self.mask is None:
-            return None
-        cached_depth = None if progress.cached_mask is None else self.table.depth(progress.cached_mask)
-        return self.table.predict(self.mask, FeatureUse(cached_depth=cached_depth)).step_ms
-
     def _step_over_prediction(self, progress: Progress) -> list[float]:
         """Times of the latest steps over the table's prediction for them; empty before the first."""
-        predicted_ms = self._predicted_ms(progress)
-        return [ms / predicted_ms for ms in progress.step_ms[-LATEST_STEPS:]] if predicted_ms else []
+        return [ms / self._step_ms for ms in progress.step_ms[-LATEST_STEPS:]] if self._step_ms else []
 
-    def resume(self, selection: Selection) -> None:
-        """Continue from a selection that was made before this object was, and from its allowance."""
-        self.correction = selection.correction or 1.0
-        self.adopt(selection.mask, selection.making_ms / (selection.slowdown or 1.0))
+    def adopt(self, plan: Plan) -> None:
+        """Note that the tensors of `plan` train from now on."""
+        self.mask, self._step_ms, self._making_ms = plan.mask, plan.step_ms, plan.making_ms
 
-    def adopt(self, mask: np.ndarray, making_ms: float = 0.0) -> None:
-        """Note that bool [N] `mask` trains from now on, and `making_ms` (as in `Selection`) in the table's time."""
-        self.mask, self._making_ms = mask, making_ms
+    def to_record(self) -> dict[str, float]:
+        """What a checkpoint keeps of it, besides the mask."""
+        return {"correction": self.correction, "step_ms": self._step_ms, "making_ms": self._making_ms}
+
+    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
+        """Continue from what `to_record` returned while bool [N] `mask` trained."""
+        self.mask, self.correction = mask, record["correction"]
+        self._step_ms, self._making_ms = record["step_ms"], record["making_ms"]
 
 
 class RhoBudget(TimeBudget):
     """Steps of at most `rho` of a full one on average.
 
     What a selection leaves unused of its allowance is added to the next one's, and what it takes beyond it is
-    subtracted, at most `CARRIED`. What it took is its prediction times the correction that its steps led to, and the
-    making of its features.
+    subtracted, at most `CARRIED`. What it took is its prediction, the making of its features included, times the
+    correction that its steps led to.
 
     Raises:
         UserError: even training the head alone takes more.
     """
 
-    def __init__(self, table: TimingTable, head: np.ndarray, rho: float, share: float = 1.0) -> None:
-        super().__init__(table, head, share)
-        check_rho(table, head, rho, share)
+    def __init__(self, table: TimingTable, head: np.ndarray, rho: float, misses: float = 1.0) -> None:
+        super().__init__(table, head, misses)
+        check_rho(table, head, rho, misses)
         self._rho, self._allowed = rho, rho
 
     def allow(self, progress: Progress) -> Allowance:
@@ -209,18 +204,21 @@ class RhoBudget(TimeBudget):
             gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
             self.correction *= (statistics.median(ratios) / slowdown / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        predicted_ms = self._predicted_ms(progress)
-        if predicted_ms is not None:
-            took = min((predicted_ms * self.correction + self._making_ms) / self.table.full_step_ms, 1.0)
+        if self._step_ms:
+            took = min((self._step_ms + self._making_ms) * self.correction / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -CARRIED), CARRIED)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
-        share = self._allowed / self.correction if self._allowed < 1 else 1.0
-        return Allowance(self._allowed, share, self.table.full_step_ms * slowdown, slowdown, self.correction)
+        table_rho = self._allowed / self.correction if self._allowed < 1 else 1.0
+        return Allowance(self._allowed, table_rho, self.table.full_step_ms * slowdown, slowdown, self.correction)
 
-    def resume(self, selection: Selection) -> None:
+    def to_record(self) -> dict[str, float]:
+        """See `TimeBudget.to_record`."""
+        return {**super().to_record(), "allowed": self._allowed}
+
+    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """See `TimeBudget.resume`."""
-        self._allowed = selection.rho or 1.0
-        super().resume(selection)
+        self._allowed = record["allowed"]
+        super().resume(record, mask)
 
 
 class DeadlineBudget(TimeBudget):
@@ -231,7 +229,7 @@ class DeadlineBudget(TimeBudget):
         total_steps, epochs: how many there will be.
         selection_steps: steps, counted from 0, before which a selection is due.
         validation_batches: batches of one validation.
-        share: as for `smallest_rho`.
+        misses: as for `smallest_rho`.
 
     Raises:
         UserError: even training the head alone takes longer.
@@ -246,9 +244,9 @@ class DeadlineBudget(TimeBudget):
         epochs: int,
         selection_steps: Sequence[int],
         validation_batches: int,
-        share: float = 1.0,
+        misses: float = 1.0,
     ) -> None:
-        super().__init__(table, head, share)
+        super().__init__(table, head, misses)
         self._seconds, self._selection_steps, self._validation_batches = seconds, selection_steps, validation_batches
         start = Progress(epochs=epochs, total_steps=total_steps)
         shortest = total_steps * self.smallest_rho * table.full_step_ms / 1e3 / (1 - DEADLINE_RESERVE)
@@ -321,7 +319,6 @@ def deadline_epochs(
     seconds: float,
     steps_per_epoch: int,
     validation_batches: int,
-    head_epochs: int,
     most: int,
     interval: float,
 ) -> int:
@@ -333,18 +330,16 @@ def deadline_epochs(
         table: timing table of the network.
         seconds: wall time for all of training.
         steps_per_epoch, validation_batches: of the images.
-        head_epochs: that come before, from cached features; each image passes through the network about twice.
         most: epochs that are enough at any rho.
         interval: epochs between two selections.
     """
     validation = _first_validation_seconds(table, validation_batches)
-    left = seconds - head_epochs * validation - min(head_epochs, 2) * steps_per_epoch * table.forward_ms / 1e3
     full = steps_per_epoch * table.full_step_ms / 1e3
 
     def fitting(rho: float) -> int:
         epoch = rho * full + validation
-        for count in range(int(left / epoch), 1, -1):
-            if count * epoch + _first_selections_seconds(table, math.ceil(count / interval)) <= left:
+        for count in range(int(seconds / epoch), 1, -1):
+            if count * epoch + _first_selections_seconds(table, math.ceil(count / interval)) <= seconds:
                 return count
         return 1
 

@@ -14,9 +14,9 @@ computed once. What is random, or follows a variable that the step writes, is ne
 Nor does what needs no input, such as a regulariser, or a folded kernel.
 
 Where batch norm is folded, the tensors of a pair share operations that pass nothing on to deeper tensors. They count in
-t_dw of one of these tensors (`Pair.tensors`). A pair whose gamma trains without its kernel is not folded: its batch
-norm runs as a layer, forward and backward. No operation of the full step tells what that takes, so it is fitted, per
-element of its output.
+t_dw of one of these tensors (`Pair.tensors`). A pair whose gamma trains without its kernel cannot be folded, and no
+operation of the full step tells what its batch norm then takes. So the Tensor Selector trains such a gamma only with
+its kernel (`selection.select`).
 
 The sum of t_dy down to the deepest selected tensor plus t_dw of the selected ones is therefore never below the time of
 the operations really needed. The paper has rules by layer type; here no rule looks at a layer.
@@ -51,7 +51,6 @@ class Attribution:
         preprocessing_ms: operations of F that depend on the inputs alone, such as rescaling them.
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
         kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
-        normalised: of these gammas the elements of the batch norm's output in a step, in millions, else 0.
         features_mb: what passes from the frozen prefix to the rest of a step that trains down to each tensor, in MB.
     """
 
@@ -64,7 +63,6 @@ class Attribution:
     forward_ms: float
     other_ms: float
     kernels: np.ndarray
-    normalised: np.ndarray
     features_mb: np.ndarray
 
     def with_untraced(self, operations: Attribution, untraced_ms: float) -> Attribution:
@@ -124,7 +122,7 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
         forward_ms=float(times[in_forward].sum()),
         other_ms=float(times[other].sum()),
         features_mb=_features_mb(operations, inputs, in_forward, reached, reads_inputs, count),
-        **_gammas(step, [variables[k] for k in positions]),
+        kernels=_kernels(step, [variables[k] for k in positions]),
     )
 
 
@@ -153,16 +151,15 @@ def _features_mb(
     return np.maximum(np.cumsum(added)[1 : count + 1], 0.0)
 
 
-def _gammas(step: TrainStep, in_order: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
-    """`Attribution.kernels` and `.normalised` of N variables in backward order."""
+def _kernels(step: TrainStep, in_order: Sequence[keras.Variable]) -> np.ndarray:
+    """`Attribution.kernels` of N variables in backward order."""
     place = {id(variable): k for k, variable in enumerate(in_order)}
-    kernels, normalised = np.full(len(in_order), -1), np.zeros(len(in_order))
-    batch_size = step.inputs[0].shape[0]
+    kernels = np.full(len(in_order), -1)
     for pair in step.folded_pairs:
         kernel, *gamma = [place.get(id(variable), -1) for variable in pair.kernel_variables]
         if kernel >= 0 and gamma and gamma[0] >= 0:
-            kernels[gamma[0]], normalised[gamma[0]] = kernel, 1e-6 * batch_size * pair.output_size
-    return {"kernels": kernels, "normalised": normalised}
+            kernels[gamma[0]] = kernel
+    return kernels
 
 
 def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[np.ndarray, np.ndarray]:

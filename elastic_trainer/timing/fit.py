@@ -1,9 +1,9 @@
 """From operation times to wall time: a linear model, fitted to the measured steps of a few selections.
 
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
-operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass, `timing.forward_costs`)
-+ d·(elements of batch norms that are not folded). It predicts a step within a few per cent, and the solver can keep to
-it exactly. The paper (section 4) adds operation times up.
+operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass, `timing.forward_costs`).
+It predicts a step within a few per cent, and the solver can keep to it exactly. The paper (section 4) adds operation
+times up.
 
 An operation takes a few microseconds more than its traced time. Where operations are short, as in small networks, that
 is as long as the operations themselves. So every operation that has a time counts `untraced_ms` more. A table of a
@@ -24,9 +24,8 @@ import numpy as np
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
-    + forward_factor · (R + share · P) (`timing.forward_costs`) + normalisation_factor · (elements that pass through
-    batch norms which are not folded, in millions). reading_factor and writing_factor are what a MB of features takes,
-    in ms (`timing.forward_costs`); they are measured, not fitted. untraced_ms is part of a table's operation times.
+    + forward_factor · (R + P, or R from cached features; `timing.forward_costs`). reading_factor and writing_factor are
+    what a MB of features takes, in ms; they are measured, not fitted. untraced_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -41,27 +40,25 @@ class Fit:
     p95_error_percent: float | None
     selections: int
     rounds: int
-    normalisation_factor: float = 0.0
     reading_factor: float = 0.0
     writing_factor: float = 0.0
     untraced_ms: float = 0.0
 
 
 class StepSums(NamedTuple):
-    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R + share · P.
-
-    And the elements, in millions, that pass through batch norms which are not folded.
-    """
+    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R + P or R."""
 
     t_dy_ms: float
     t_dw_ms: float
     forward_ms: float
-    normalised: float
 
 
-def unfolded(selected: np.ndarray, kernels: np.ndarray) -> np.ndarray:
-    """Which gammas train without their kernels, bool [N]: of `selected`, bool [N]; `kernels` as in `Attribution`."""
-    return selected & (kernels >= 0) & ~selected[kernels]
+def with_kernels(selected: np.ndarray, kernels: np.ndarray) -> np.ndarray:
+    """`selected`, bool [N] in backward order, without gammas whose kernel is not in it.
+
+    `kernels` as in `Attribution`.
+    """
+    return selected & ((kernels < 0) | selected[kernels])
 
 
 def depth_of(selected: np.ndarray) -> int:
@@ -85,8 +82,8 @@ def fit_wall_time(
     """Non-negative least squares of relative errors, with the best `untraced_ms`.
 
     Args:
-        sums: [steps, 4], of each a `StepSums`.
-        operations: [steps, 4], how many operations each sum is of; 0 for the last, which is no time.
+        sums: [steps, 3], of each a `StepSums`.
+        operations: [steps, 3], how many operations each sum is of.
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
@@ -114,7 +111,7 @@ def fit_wall_time(
         predicted[left_out] = features(untraced_ms)[left_out] @ factors
     errors = 100 * np.abs(predicted / measured_ms - 1)
     untraced_ms, factors = solve(np.ones(len(measured_ms), bool))
-    constant, chain, own, forward, normalisation = map(float, factors)
+    constant, chain, own, forward = map(float, factors)
     return Fit(
         constant_ms=constant,
         chain_factor=chain,
@@ -124,6 +121,5 @@ def fit_wall_time(
         p95_error_percent=float(np.percentile(errors, 95)),
         selections=len(np.unique(selections)),
         rounds=rounds,
-        normalisation_factor=normalisation,
         untraced_ms=untraced_ms,
     )

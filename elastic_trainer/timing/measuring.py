@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.fit import with_kernels
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
 if TYPE_CHECKING:
@@ -36,20 +37,29 @@ _CALIBRATION = (
 )
 
 
-def calibration_masks(positions: np.ndarray, head: np.ndarray, is_short: bool = False) -> list[np.ndarray]:
+def calibration_masks(
+    positions: np.ndarray, kernels: np.ndarray, head: np.ndarray, is_short: bool = False
+) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
     The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head. No two
-    are the same, so a network of few tensors has fewer of them. A short profile measures half of them.
+    are the same, so a network of few tensors has fewer of them.
+
+    Args:
+        positions, kernels: int [N], as of `Attribution`.
+        head: bool [N] over `model.trainable_variables`.
+        is_short: measure half of them.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
     for depth, density in _CALIBRATION[:: 2 if is_short else 1]:
         deepest = max(int(depth * len(positions)), 1)
-        chosen = rng.random(deepest) < density
-        chosen[-1] = True
-        mask = head.copy()
-        mask[positions[:deepest][chosen]] = True
+        selected = np.zeros(len(positions), bool)
+        selected[:deepest] = rng.random(deepest) < density
+        selected[deepest - 1] = True
+        mask = np.zeros(len(positions), bool)
+        mask[positions] = with_kernels(selected | head[positions], kernels)
+        mask |= head
         if not (mask.all() or any((mask == other).all() for other in masks)):
             masks.append(mask)
     return [*masks, np.ones(len(positions), bool)]
@@ -124,13 +134,12 @@ def compile_from_features(run: partial[Any]) -> partial[Any] | None:
     Args:
         run: of `compile_steps`, whose traced step it shares.
     """
-    from elastic_trainer.training.prefix import Cut, SplitStep
+    from elastic_trainer.training.prefix import split_step
 
-    cut = Cut(run.func)  # type: ignore[arg-type]  # the TrainStep
-    if not cut.tensors:
+    parts = split_step(run.func)  # type: ignore[arg-type]  # the TrainStep
+    if parts is None:
         return None
     inputs, targets, weights = run.args
-    parts = SplitStep(run.func, cut)  # type: ignore[arg-type]
     from_features = partial(parts, parts.prefix(inputs), targets, weights)
     from_features()  # the first call compiles
     return from_features
@@ -138,15 +147,13 @@ def compile_from_features(run: partial[Any]) -> partial[Any] | None:
 
 def copying_ms() -> tuple[float, float]:
     """Wall times in ms of reading a MB of features for a step, and of keeping it, in memory that no cache holds."""
-    from elastic_trainer.training.feature_cache import as_tensors
-    from elastic_trainer.training.feature_store import MemoryStore
+    import tensorflow as tf
 
-    rng, kind = np.random.default_rng(0), ((COPIED_ROW_BYTES // 4,), np.dtype(np.float32))
-    rows = np.arange(COPIED_ROWS)
-    some = [np.ones((COPIED_BATCH, *kind[0]), np.float32)]
-    store = MemoryStore(COPIED_ROWS, [kind])
-    writes = [partial(store.write, part, some) for part in np.split(rows, COPIED_ROWS // COPIED_BATCH)]
-    reads = [partial(as_tensors, store, part, [kind[1]]) for part in np.split(rng.permutation(rows), len(writes))]
+    rows, some = np.arange(COPIED_ROWS), np.ones((COPIED_BATCH, COPIED_ROW_BYTES // 4), np.float32)
+    kept = np.empty((COPIED_ROWS, *some.shape[1:]), np.float32)  # as `training.features` keeps them
+    writes = [partial(kept.__setitem__, part, some) for part in np.split(rows, COPIED_ROWS // COPIED_BATCH)]
+    shuffled = np.split(np.random.default_rng(0).permutation(rows), len(writes))
+    reads = [partial(lambda part: tf.constant(kept[part]), part) for part in shuffled]
     writing_ms = float(np.mean(measure_ms(writes, 1)))  # the system provides memory for several rows at a time
     reads[0]()  # the first call takes longer
     reading_ms = float(np.mean(measure_ms(reads, 1)))
@@ -165,7 +172,7 @@ class Measurement:
         step_ms: [rounds, len(masks)] wall times.
         cached: indices into `masks` of the selections that were measured on cached features, too.
         cached_ms: [rounds, len(cached)] wall times on those.
-        forward_ms: median of the forward pass.
+        forward_ms, gradient_pass_ms: medians of the forward pass, and of all gradients without an update.
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
         plain_ms: median of the call `plain` of `measure`; None without one.
     """
@@ -178,6 +185,7 @@ class Measurement:
     cached: list[int]
     cached_ms: np.ndarray
     forward_ms: float
+    gradient_pass_ms: float
     compiling_ms: float
     plain_ms: float | None = None
 
@@ -201,22 +209,33 @@ def measure(
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
     """
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.training.step import forward_pass
+    from elastic_trainer.training.step import AllGradients, forward_pass
 
     [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
-    positions = attribute_times(full, task.model.trainable_variables, {}).positions
-    masks = calibration_masks(positions, head_mask(task.model), is_short=not with_features)
+    costs = attribute_times(full, task.model.trainable_variables, {})
+    masks = calibration_masks(costs.positions, costs.kernels, head_mask(task.model), is_short=not with_features)
     start = time.perf_counter()
     runs = [*(run for _, run in compile_steps(task, optimizer, batch, masks[:-1])), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]
     compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
     cached = [index for index, run in enumerate(from_features) if run is not None]
-    forward = partial(forward_pass(task, len(batch)), *run_full.args)
-    calls = [forward, *runs, *(run for run in from_features if run is not None)]
+    forward, gradients = forward_pass(task, len(batch)), AllGradients(task, len(batch))
+    # The gradient pass is next to the full step, so that both see the same disturbances.
+    calls = [partial(forward, *run_full.args), *runs, partial(gradients.run, batch)]
+    calls += [run for run in from_features if run is not None]
     times = measure_steps(calls if plain is None else [*calls, plain], seconds)
-    forward_ms, step_ms, cached_ms, plain_ms = np.split(times, [1, 1 + len(runs), len(calls)], axis=1)
-    median_ms = float(np.median(forward_ms))
-    median_plain_ms = None if plain is None else float(np.median(plain_ms))
+    count = len(runs)
+    forward_ms, step_ms, pass_ms, cached_ms, plain_ms = np.split(times, [1, 1 + count, 2 + count, len(calls)], axis=1)
     return Measurement(
-        task, full, run_full, masks, step_ms, cached, cached_ms, median_ms, compiling_ms, median_plain_ms
+        task,
+        full,
+        run_full,
+        masks,
+        step_ms,
+        cached,
+        cached_ms,
+        forward_ms=float(np.median(forward_ms)),
+        gradient_pass_ms=float(np.median(pass_ms / step_ms[:, -1:]) * np.median(step_ms[:, -1])),
+        compiling_ms=compiling_ms,
+        plain_ms=None if plain is None else float(np.median(plain_ms)),
     )

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.attribution import Attribution, attribute_times
-from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums, unfolded
+from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.forward_costs import forward_sums
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, copying_ms, measure
@@ -161,16 +161,12 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
     selections = np.array([*range(len(masks)), *cached])
     sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
-    counts[:, -1] = 0  # `StepSums.normalised` is no time
     measured_ms = np.concatenate([median_ms, cached_ms])
     most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
     full_step_ms = float(median_ms[-1])
-    # Not measured: the error of its few rounds would exceed its whole difference from a full step. By traced times
-    # alone: what the many small operations of updates take beside them is overestimated.
-    gradient_pass_ms = full_step_ms - fit.own_factor * float(costs.update_ms.sum())
     costs = costs.with_untraced(operations, fit.untraced_ms)
-    computed, from_features = ([_step_sums(costs, mask, share) for mask in masks] for share in (1.0, 0.0))
+    computed, from_features = ([_step_sums(costs, mask, skips) for mask in masks] for skips in (False, True))
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -187,7 +183,6 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
                 "own_ms": row.t_dw_ms,
                 "recomputed_ms": rest.forward_ms,
                 "prefix_ms": row.forward_ms - rest.forward_ms,
-                "normalised": row.normalised,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
@@ -207,7 +202,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         costs,
         measurement.forward_ms,
         full_step_ms,
-        gradient_pass_ms,
+        measurement.gradient_pass_ms,
         fit,
         details,
     )
@@ -215,18 +210,18 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
 
 def _fitted_sums(costs: Attribution, masks: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
     """A row of `StepSums` for each of `masks`, then for those of `cached` from features."""
-    computed = [_step_sums(costs, mask, 1.0) for mask in masks]
-    return np.array([*computed, *(_step_sums(costs, masks[index], 0.0) for index in cached)])
+    computed = [_step_sums(costs, mask) for mask in masks]
+    return np.array([*computed, *(_step_sums(costs, masks[index], from_features=True) for index in cached)])
 
 
-def _step_sums(costs: Attribution, mask: np.ndarray, share: float) -> StepSums:
-    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`, and computes `share` of its prefix."""
+def _step_sums(costs: Attribution, mask: np.ndarray, from_features: bool = False) -> StepSums:
+    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`."""
     selected = mask[costs.positions]
     recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
     depth = depth_of(selected)
     chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
-    normalised = float(costs.normalised[unfolded(selected, costs.kernels)].sum())
-    return StepSums(chain_ms, own_ms, float(recomputed_ms[depth] + share * prefix_ms[depth]), normalised)
+    forward_ms = recomputed_ms[depth] + (0.0 if from_features else prefix_ms[depth])
+    return StepSums(chain_ms, own_ms, float(forward_ms))
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
@@ -320,7 +315,6 @@ def _table(
         t_dy_ms=costs.t_dy_ms,
         t_fw_ms=costs.t_fw_ms,
         kernels=costs.kernels,
-        normalised=costs.normalised,
         features_mb=costs.features_mb,
         preprocessing_ms=costs.preprocessing_ms,
         forward_ms=forward_ms,

@@ -20,8 +20,8 @@ from elastic_trainer.files import read_json, reading, write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, unfolded
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse, ForwardCosts, forward_costs, forward_sums
+from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, with_kernels
+from elastic_trainer.timing.forward_costs import ForwardCosts, forward_costs, forward_sums
 
 if TYPE_CHECKING:
     from elastic_trainer.timing.table_schema import Row
@@ -55,12 +55,12 @@ class StepPrediction(NamedTuple):
     Attributes:
         step_ms: of the step itself.
         making_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
-        cached_depth: which features it runs on, see `ForwardCosts`; None if it computes the prefix.
+        uses_features: whether it runs on cached features; else it computes the prefix.
     """
 
     step_ms: float
     making_ms: float
-    cached_depth: int | None
+    uses_features: bool
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,9 @@ class TimingTable:
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`, each operation with `fit.untraced_ms`;
             preprocessing_ms as well.
-        kernels, normalised: of gammas, see `timing.attribution`; features_mb as well.
+        kernels, features_mb: see `timing.attribution`.
         forward_ms, full_step_ms: measured wall times.
-        gradient_pass_ms: wall time of all gradients without an update; full_step_ms less what the fit gives updates
-            by their traced times.
+        gradient_pass_ms: measured wall time of all gradients without an update.
         fit: from operation times to wall time.
         settings: that it was measured with, such as those in `TABLE_SETTINGS`.
         details: further measurements, kept in profile.json.
@@ -88,7 +87,6 @@ class TimingTable:
     t_dy_ms: np.ndarray
     t_fw_ms: np.ndarray
     kernels: np.ndarray
-    normalised: np.ndarray
     features_mb: np.ndarray
     preprocessing_ms: float
     forward_ms: float
@@ -98,20 +96,15 @@ class TimingTable:
     settings: dict[str, Any]
     details: dict[str, Any]
 
-    def wall_t_dy_ms(self, features: FeatureUse = COMPUTED) -> np.ndarray:
+    def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
         """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
-        costs = self.forward_costs(features)
+        costs = self.forward_costs(misses)
         return self.fit.chain_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.making_ms))
 
     @property
     def wall_t_dw_ms(self) -> np.ndarray:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.own_factor * self.t_dw_ms
-
-    @property
-    def unfolded_ms(self) -> np.ndarray:
-        """Wall time [N] that training each gamma adds if its kernel does not train: its batch norm is not folded."""
-        return self.fit.normalisation_factor * self.normalised
 
     @property
     def compiling_ms(self) -> float | None:
@@ -129,40 +122,45 @@ class TimingTable:
         if len(shapes) != len(self.shapes) or [*map(tuple, self.shapes)] != in_order:
             raise UserError("the timing table is of another network; measure it again, as with elastic_trainer.profile")
 
-    def forward_costs(self, features: FeatureUse = COMPUTED) -> ForwardCosts:
-        """What the forward pass costs a step, by the depth of its selection."""
+    def with_kernels(self, mask: np.ndarray) -> np.ndarray:
+        """Bool [N] `mask` over `model.trainable_variables`, without folded gammas whose kernel is not in it."""
+        kept = mask.copy()
+        kept[self.positions] = with_kernels(mask[self.positions], self.kernels)
+        return kept
+
+    def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
+        """What the forward pass costs a step, by the depth of its selection; `misses` as in `timing.forward_costs`."""
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
         features_mb = np.concatenate([[0.0], self.features_mb])
         return forward_costs(
             self.fit.forward_factor * recomputed_ms,
             self.fit.forward_factor * prefix_ms,
-            features,
             self.fit.reading_factor * features_mb,
             self.fit.writing_factor * features_mb,
+            misses,
         )
 
     def depth(self, mask: np.ndarray) -> int:
         """How many tensors of the backward order a step that trains `mask` (as for `predict`) reaches back to."""
         return depth_of(mask[self.positions])
 
-    def predict(self, mask: np.ndarray, features: FeatureUse = COMPUTED) -> StepPrediction:
-        """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheapest form."""
+    def predict(self, mask: np.ndarray, misses: float = 1.0) -> StepPrediction:
+        """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheaper form."""
         t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
         backward_ms = self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
-        backward_ms += float(self.unfolded_ms[unfolded(mask[self.positions], self.kernels)].sum())
-        step_ms, making_ms, cached = (costs[self.depth(mask)] for costs in self.forward_costs(features))
+        step_ms, making_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
         step_ms += self.fit.constant_ms + backward_ms
-        return StepPrediction(float(step_ms), float(making_ms), int(cached) if cached >= 0 else None)
+        return StepPrediction(float(step_ms), float(making_ms), bool(is_cached))
 
-    def predict_ms(self, mask: np.ndarray, features: FeatureUse = COMPUTED) -> float:
-        """Wall time of that step, with its share of what making its features costs."""
-        prediction = self.predict(mask, features)
+    def predict_ms(self, mask: np.ndarray, misses: float = 1.0) -> float:
+        """Wall time of that step, with what making its features costs."""
+        prediction = self.predict(mask, misses)
         return prediction.step_ms + prediction.making_ms
 
     def digest(self) -> str:
         """Differs between tables with different times."""
         single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
-        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.unfolded_ms, self.features_mb, single])
+        times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.features_mb, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
@@ -170,18 +168,13 @@ class TimingTable:
         (folder / "profile.json").unlink(missing_ok=True)
         times = np.stack([self.t_dw_ms, self.t_dy_ms, self.t_fw_ms], axis=1)
         kernels = ["" if kernel < 0 else self.names[kernel] for kernel in self.kernels]
-        others = zip(kernels, self.normalised, self.features_mb, strict=True)
-        rows = zip(self.names, self.shapes, range(len(self.names)), times, others, strict=True)
+        rows = zip(self.names, self.shapes, times, kernels, self.features_mb, strict=True)
         write_csv(
             folder / "table.csv",
-            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "normalised", "features_mb"),
+            ("name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "features_mb"),
             (
-                (
-                    *(name, "x".join(map(str, shape)), order),
-                    *(f"{ms:.6f}" for ms in row),
-                    *(kernel, f"{elements:.6f}", f"{megabytes:.6f}"),
-                )
-                for name, shape, order, row, (kernel, elements, megabytes) in rows
+                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{megabytes:.6f}")
+                for order, (name, shape, row, kernel, megabytes) in enumerate(rows)
             ),
         )
         record = {
@@ -238,7 +231,6 @@ def load_table(
     advice = f"make it again: {remake_command}"
     try:
         record = read_profile(folder)
-        record.setdefault("clips_gradients", False)  # older tables do not say
         settings = {key: record.pop(key, None) for key in wanted}
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
         if others:
@@ -276,10 +268,6 @@ def _read_rows(path: Path) -> list[Row]:
 def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
     """The table of these rows and of a profile.json that holds `record` and `settings`."""
     places = {row.name: place for place, row in enumerate(rows)}
-    fit = record.pop("fit")
-    prefix_factor = fit.pop("prefix_factor", None)
-    if prefix_factor is not None and prefix_factor < fit["forward_factor"]:
-        record["prefix_factor"] = prefix_factor
     return TimingTable(
         names=[row.name for row in rows],
         shapes=[row.dimensions for row in rows],
@@ -288,13 +276,12 @@ def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any]
         t_dy_ms=np.array([row.t_dy_ms for row in rows]),
         t_fw_ms=np.array([row.t_fw_ms for row in rows]),
         kernels=np.array([places.get(row.kernel, -1) for row in rows]),
-        normalised=np.array([row.normalised for row in rows]),
         features_mb=np.array([row.features_mb for row in rows]),
         preprocessing_ms=record.pop("preprocessing_ms"),
         forward_ms=record.pop("forward_ms"),
         full_step_ms=record.pop("full_step_ms"),
         gradient_pass_ms=record.pop("gradient_pass_ms"),
-        fit=Fit(**fit),
+        fit=Fit(**record.pop("fit")),
         settings=settings,
         details=record,
     )
@@ -315,14 +302,9 @@ def _not_of(table: TimingTable, graph: str) -> str | None:
     """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is."""
     differences = stale_since(table.details.get("environment"), environment())
     if differences:
-        return f"made elsewhere: {'; '.join(differences)}"
-    made_for = table.details.get("graph_digest")
-    if made_for is None:
-        return "made by an earlier version, whose steps took longer"
-    if "prefix_factor" in table.details:
-        return "made by an earlier version, with two factors for the forward pass"
-    if made_for != graph:
-        return "made for other operations: a layer of the network has changed since, such as its stride or activation"
+        return f"profiled on a different setup: {'; '.join(differences)}"
+    if table.details.get("graph_digest") != graph:
+        return "profiled with other operations: a layer of the network has changed, such as its stride or activation"
     return None
 
 
@@ -333,7 +315,7 @@ def stale_since(was: dict[str, Any] | None, now: dict[str, Any]) -> list[str]:
         was, now: `machine.environment()`. What the older of the two did not record is not compared.
     """
     if was is None:
-        return ["it does not say on what machine"]
+        return ["no machine recorded"]
     places = [{**place, **dict(place.get("packages") or {})} for place in (was, now)]
     pairs = {name: [place.get(key) for place in places] for key, name in _ORIGIN.items()}
     return [

@@ -28,19 +28,9 @@ class FitRecord(BaseModel):
     p95_error_percent: Factor | None
     selections: Count
     rounds: Count
-    normalisation_factor: Factor = 0.0
-    reading_factor: Factor = 0.0
-    writing_factor: Factor = 0.0
-    untraced_ms: Factor = 0.0
-    prefix_factor: Factor | None = None  # of tables of an earlier version
-
-
-class Place(BaseModel):
-    """`machine.environment()`, of which older tables recorded less."""
-
-    model_config = ConfigDict(extra="allow")
-
-    packages: dict[str, Any] | None = None
+    reading_factor: Factor
+    writing_factor: Factor
+    untraced_ms: Factor
 
 
 class Profile(BaseModel):
@@ -64,15 +54,8 @@ class Profile(BaseModel):
     compiling_ms: Milliseconds | None = None
     plain_step_ms: MillisecondsAboveZero | None = None
     profiling_seconds: MillisecondsAboveZero | None = None
-    environment: Place | None = None
+    environment: dict[str, Any] | None = None
     graph_digest: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_version(cls, record: Any) -> Any:
-        if isinstance(record, dict) and "full_step_ms" in record and "preprocessing_ms" not in record:
-            raise ValueError("made by an earlier version, which did not measure the forward pass of each tensor")
-        return record
 
 
 class Row(BaseModel):
@@ -87,7 +70,6 @@ class Row(BaseModel):
     t_dy_ms: Milliseconds
     t_fw_ms: Milliseconds
     kernel: str = ""
-    normalised: Factor = 0.0
     features_mb: Factor = 0.0
 
     @property
@@ -107,7 +89,7 @@ class Table(RootModel[dict[str, Row]]):
             for line, row in self.root.items():
                 value = getattr(row, column)
                 if value in seen:
-                    raise ValueError(f"{line}: {column}: {value} stands in {seen[value]} already")
+                    raise ValueError(f"{line}: {column}: {value} is a duplicate of {seen[value]}")
                 seen[value] = line
         if not any(row.t_dw_ms + row.t_dy_ms for row in rows):
             raise ValueError("holds no time above 0")

@@ -1,113 +1,156 @@
-"""Which features a run keeps at present: decided for each new step (`training.feature_cache` keeps them).
+"""Cached features: what the frozen prefix (`training.prefix`) returns for each training example, computed once.
 
-A step that trains the upper part of a network then starts from what is kept, and the forward pass below it costs
-nothing; the paper computes it in every step. That is done where it is possible and measured to take less time.
+A step that trains the upper part of a network starts from them, and the forward pass below it costs nothing; the paper
+computes it in every step. One step has one cut, and another selection has other features. An example in one of its
+views has a key, a number. Missing features are computed for some later steps as well, since larger blocks of small
+examples take less time (docs/log.md).
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Sequence
 
+import numpy as np
+import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
-from elastic_trainer.training.feature_cache import FeatureCache
-from elastic_trainer.training.prefix import Cut, SplitStep
+from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure
+from elastic_trainer.training.prefix import SplitStep, random_operation, split_step
 from elastic_trainer.training.step import TrainStep
+
+MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
 
 
 class Features:
-    """What a run keeps of its frozen prefix.
+    """The features of all training examples, in memory, for the step that trains now.
 
     Args:
-        data: the training examples; without them none ever are.
-        folder: of a file for features that exceed the memory which the examples leave (`ShuffledData.room_mb`).
-        in_float16: round them to float16, for half the room.
-        measures: keep them only where that is measured to save time; else wherever they are asked for.
+        data: the training examples; without them no features are ever kept.
+        in_float16: round them to float16, which halves the memory.
 
     Attributes:
-        cache: of the present step; None while none are kept.
-        megabytes: the most that features took so far.
+        split: the step that starts from them; None while none are kept.
+        megabytes: the most that they took so far.
     """
 
-    def __init__(
-        self,
-        data: ShuffledData | None = None,
-        folder: Path = Path(),
-        in_float16: bool = False,
-        measures: bool = True,
-    ) -> None:
-        self._data, self._folder, self._in_float16, self._measures = data, folder, in_float16, measures
+    def __init__(self, data: ShuffledData | None = None, in_float16: bool = False) -> None:
+        self._data, self._in_float16 = data, in_float16
         self._reported: set[str] = set()
-        self.cache: FeatureCache | None = None
-        self._keys: frozenset[int] | None = None
+        self.split: SplitStep | None = None
         self.megabytes = 0.0
-
-    def adopt(self, step: TrainStep, upcoming: Order, steps: int, keep: bool = True) -> None:
-        """Decide whether `step` starts from features.
-
-        Args:
-            step: trains from now on.
-            upcoming: the examples of the next steps.
-            steps: for which new features are of use; 0: none are made.
-            keep: use the features that are kept at present, if `step` can.
-        """
-        if self._data is None:
-            return
-        keys = self._keys if keep else None
-        cut = Cut(step, keys)
-        if keep and self.cache is not None and cut.tensors:
-            self.cache.split = SplitStep(step, cut)
-            return
-        self.drop()  # before new features take memory
-        if keys is not None and not cut.tensors:
-            cut = Cut(step)
-        if cut.random is not None:
-            self._report(f"the network draws random numbers before its last frozen layer, in {cut.random}")
-        elif cut.tensors and self._data.view_count is None:
-            self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
-        elif cut.tensors and steps:
-            try:
-                cache = FeatureCache(SplitStep(step, cut), self._data, self._folder, self._in_float16)
-                if self._measures:
-                    cache.check_saving(upcoming, steps)
-                self.cache, self._keys = cache, cut.keys
-                self.megabytes = max(cache.megabytes, self.megabytes)
-            except (OSError, ValueError, FloatingPointError) as error:
-                self._report(str(error))
 
     @property
     def are_possible(self) -> bool:
-        """Whether a step may get some: they were not found to be impossible, or of no use."""
+        """Whether a step may get some: they were not found to be impossible."""
         return self._data is not None and self._data.view_count is not None and not self._reported
 
-    def prepare(self, batch: Batch, upcoming: Order) -> float:
-        """Compute the features of `batch` if they are missing, and some of the `upcoming` examples.
+    def adopt(self, step: TrainStep) -> None:
+        """Keep those that `step` starts from, if it has a frozen prefix; else say why not."""
+        self.drop()
+        if self._data is None:
+            return
+        split = split_step(step)
+        if split is None:
+            name = random_operation(step)
+            if name is not None:
+                self._report(f"the network draws random numbers before its last frozen layer, in {name}")
+        elif self._data.view_count is None:
+            self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
+        else:
+            try:
+                self._start(split, self._data)
+            except ValueError as error:
+                self._report(str(error))
+
+    def _start(self, split: SplitStep, data: ShuffledData) -> None:
+        """Make room for the features of all examples. Raises `ValueError` if that is not possible."""
+        assert data.view_count is not None, "the number of views has no limit"
+        self._views, count = data.view_count, data.train_count * data.view_count
+        some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
+        values = sum(int(np.prod(part.shape[1:])) for part in tf.nest.flatten(some))
+        self._block = max(min(max(MAX_VALUES // values, 1), MAX_ROWS), data.batch_size)
+        kinds = _kinds(split, some, self._in_float16)
+        megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
+        if megabytes > data.room_mb:
+            raise ValueError(f"features take {megabytes:.0f} MB of memory, and {data.room_mb:.0f} MB are available")
+        self._kept = [np.empty((count, *shape), dtype) for shape, dtype in kinds]  # pages come as they are written
+        self._is_made = np.zeros(count, bool)
+        self.split, self.megabytes = split, max(megabytes, self.megabytes)
+
+    def prepare(self, batch: Batch) -> float:
+        """Compute the features of `batch` that are missing, and of so many upcoming examples that a block is full.
 
         Returns:
-            Seconds that it took. If features can no longer be kept, which is reported, `cache` is None afterwards.
+            Seconds that it took. If features can no longer be kept, which is reported, `split` is None afterwards.
         """
-        if self.cache is None:
+        if self.split is None:
             return 0.0
         start = time.perf_counter()
-        try:
-            self.cache.prepare(batch, upcoming)
-        except (OSError, FloatingPointError) as error:
-            self._report(str(error))
-            self.drop()
+        missing = self._missing(batch.order)
+        if missing:
+            wanted = [*dict.fromkeys([*missing, *self._missing(batch.upcoming)])]
+            keys = np.array(wanted[: max(self._block, len(missing))])
+            values = self.split.prefix(self._inputs(keys))
+            try:
+                with np.errstate(over="raise"):
+                    for kept, value in zip(self._kept, values, strict=True):
+                        kept[keys] = value.numpy()
+                self._is_made[keys] = True
+            except FloatingPointError as error:
+                self._report(f"{error} in float16")
+                self.drop()
         return time.perf_counter() - start
+
+    def read(self, order: Order) -> list[tf.Tensor]:
+        """The features of examples that are prepared: [n, …] for each cut tensor."""
+        assert self.split is not None, "no features are kept"
+        keys = self._keys(order)
+        kept = zip(self._kept, self.split.dtypes, strict=True)
+        return [tf.cast(tf.constant(values[keys]), dtype) for values, dtype in kept]
 
     def drop(self) -> None:
         """Keep none from now on."""
-        self.cache = self._keys = None
+        self.split, self._kept = None, []
 
-    def cut_like(self, step: TrainStep) -> None:
-        """Cut the next step where `step` may be cut, if possible: a resumed run repeats the steps bit for bit."""
-        self._keys = Cut(step).keys
+    def _keys(self, order: Order) -> np.ndarray:
+        return order.rows * self._views + order.views
+
+    def _missing(self, order: Order) -> list[int]:
+        keys = self._keys(order)
+        missing: list[int] = keys[~self._is_made[keys]].tolist()
+        return missing
+
+    def _inputs(self, keys: np.ndarray) -> Structure:
+        assert self._data is not None
+        return self._data.training_inputs(Order(keys // self._views, keys % self._views))
 
     def _report(self, why: str) -> None:
         """Say once why no features are kept."""
         if why not in self._reported:
             self._reported.add(why)
             tqdm.write(f"feature cache disabled: {why}")
+
+
+def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Sequence[tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of the features of one example. Raises `ValueError` if they depend on others of its batch."""
+    others = tf.nest.map_structure(_with_others, inputs)
+    count = len(tf.nest.flatten(inputs)[0])
+    try:
+        values, of_others = split.prefix(inputs), split.prefix(others)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError("the frozen layers need batches of one size") from error
+    kinds = []
+    for value, other in zip((each.numpy() for each in values), of_others, strict=True):
+        of_each = value.shape[:1] == (count,)
+        if not of_each or not np.allclose(other[-1], value[0], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
+            raise ValueError("the frozen layers compute an example's features from others of its batch, too")
+        halves = in_float16 and value.dtype == np.float32
+        kinds.append((value.shape[1:], np.dtype(np.float16) if halves else value.dtype))
+    return kinds
+
+
+def _with_others(part: tf.Tensor) -> tf.Tensor:
+    """The first example of `part` [n, …] as the last, behind others than before."""
+    others = tf.repeat(part[1:2], len(part) - 1, axis=0)
+    return tf.concat([others * 0.5 if part.dtype.is_floating else others, part[:1]], axis=0)

@@ -16,7 +16,7 @@ There, a norm is that of one output channel. Here it is that of the tensor, whic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -138,13 +138,6 @@ class FusedAdam(_OneDevice, keras.optimizers.Adam):
         )
 
 
-class HeadPhase(NamedTuple):
-    """The first `steps` of a run, which train the head alone, from `learning_rate` on."""
-
-    steps: int
-    learning_rate: float
-
-
 @keras.saving.register_keras_serializable(package="elastic_trainer")
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `learning_rate` over the share `warmup` of `steps`, then cosine decay to 0.
@@ -171,32 +164,11 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
 
 
-@keras.saving.register_keras_serializable(package="elastic_trainer")
-class CosineAfterHead(keras.optimizers.schedules.LearningRateSchedule):
-    """Cosine decay from `head_learning_rate` to 0 in `head_steps`, then `WarmupCosine` in the `steps` after."""
-
-    def __init__(
-        self, head_learning_rate: float, head_steps: int, learning_rate: float, steps: int, warmup: float = 0.0
-    ) -> None:
-        self._arguments = (head_learning_rate, head_steps, learning_rate, steps, warmup)
-        self._head = WarmupCosine(head_learning_rate, head_steps)
-        self._rest = WarmupCosine(learning_rate, steps, warmup)
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        head_steps = self._arguments[1]
-        return tf.where(step < head_steps, self._head(step), self._rest(tf.maximum(step - head_steps, 0)))
-
-    def get_config(self) -> dict[str, Any]:
-        names = ("head_learning_rate", "head_steps", "learning_rate", "steps", "warmup")
-        return dict(zip(names, self._arguments, strict=True))
-
-
 def make_optimizer(
     name: str,
     learning_rate: float,
     weight_decay: float,
     total_steps: int,
-    head: HeadPhase | None = None,
     clipping: float | None = None,
     unclipped: Sequence[int] = (),
     warmup: float = 0.0,
@@ -207,12 +179,11 @@ def make_optimizer(
 
     Args:
         name: "sgd" (SGDW, momentum 0.9, cosine decay to 0), "adam" (constant learning rate, no weight decay), …
-        learning_rate: the highest after the steps of `head`.
+        learning_rate: the highest.
         weight_decay: of SGDW, per unit of learning rate.
-        total_steps: after which cosine decay reaches 0, those of `head` included.
-        head: the first steps, with a cosine decay to 0 or a constant rate of their own; None if there are none.
+        total_steps: after which cosine decay reaches 0.
         clipping, unclipped: of SGDW.
-        warmup: share of the steps after those of `head` in which the rate of "sgd" rises, see `WarmupCosine`.
+        warmup: share of the steps in which the rate of "sgd" rises, see `WarmupCosine`.
 
     Raises:
         UserError: there is none of that name.
@@ -221,7 +192,6 @@ def make_optimizer(
         learning_rate=learning_rate,
         weight_decay=weight_decay,
         total_steps=total_steps,
-        head=head,
         clipping=clipping,
         unclipped=unclipped,
         warmup=warmup,
@@ -229,16 +199,13 @@ def make_optimizer(
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
 
 
-def optimizer_of(
-    settings: Settings, total_steps: int, head_steps: int = 0, unclipped: Sequence[int] = ()
-) -> keras.optimizers.Optimizer:
+def optimizer_of(settings: Settings, total_steps: int, unclipped: Sequence[int] = ()) -> keras.optimizers.Optimizer:
     """The optimizer that `settings` ask for; other arguments as for `make_optimizer`."""
     return make_optimizer(
         settings.optimizer,
         settings.learning_rate,
         settings.weight_decay,
         total_steps,
-        HeadPhase(head_steps, settings.head_learning_rate) if head_steps else None,
         settings.gradient_clipping,
         unclipped,
         settings.warmup,
@@ -249,23 +216,17 @@ def make_sgd(
     learning_rate: float,
     weight_decay: float,
     total_steps: int,
-    head: HeadPhase | None,
     clipping: float | None,
     unclipped: Sequence[int],
     warmup: float,
 ) -> SGDW:
     """SGDW with the paper's momentum. Arguments as for `make_optimizer`."""
-    decay = WarmupCosine(learning_rate, total_steps, warmup)
-    if head:
-        decay = CosineAfterHead(head.learning_rate, head.steps, learning_rate, total_steps - head.steps, warmup)
-    return SGDW(decay, 0.9, weight_decay, clipping, unclipped)
+    return SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
 
 
-def make_adam(learning_rate: float, head: HeadPhase | None, **unused: Any) -> FusedAdam:
-    """Adam at a constant rate, after another one for the head. Arguments as for `make_optimizer`."""
-    rates = [head.learning_rate, learning_rate] if head else []
-    schedules = keras.optimizers.schedules
-    return FusedAdam(schedules.PiecewiseConstantDecay([head.steps - 1], rates) if head else learning_rate)
+def make_adam(learning_rate: float, **unused: Any) -> FusedAdam:
+    """Adam at a constant rate. Arguments as for `make_optimizer`."""
+    return FusedAdam(learning_rate)
 
 
 def current_rate(optimizer: keras.optimizers.Optimizer) -> float:

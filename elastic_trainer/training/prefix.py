@@ -6,8 +6,8 @@
     rest       the loss, the gradients and the updates, from the features and the targets. What it needs of the prefix
                that has no such rows, as the list of time steps that a recurrent layer reads, it computes again
 
-The features of an example stay the same for as long as the same tensors train, so a run may keep them
-(`training.features`). A run that does not keep them trains with the `TrainStep` itself. Both parts consist of that
+The features of an example stay the same for as long as the same tensors train, so a run may cache them
+(`training.features`). A run that does not trains with the `TrainStep` itself. Both parts consist of that
 step's operations, which TensorFlow imports into two functions: no layer is called again.
 """
 
@@ -23,73 +23,43 @@ from elastic_trainer.training.step import StepValues, TrainStep, as_floats
 from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 
 
-class Cut:
-    """Where a traced step may be cut.
-
-    Args:
-        step: the step.
-        keys: of another cut, of a step of the same network: the same tensors are used. By default the prefix is as
-            large as possible.
-
-    Attributes:
-        tensors: symbolic tensors of `step.graph`; none if no weights are frozen before the first trained ones, or if
-            this step does not compute the tensors of `keys` in its prefix.
-        keys: identify the tensors among all steps of the network.
-        prefix: names of the operations that may be part of the prefix.
-        effects: operations of the rest that must run, such as the updates.
-        random: the first operation that depends on random numbers, if they are why there are none; else None.
-    """
-
-    def __init__(self, step: TrainStep, keys: Collection[int] | None = None) -> None:
-        graph = step.graph
-        prefix = prefix_operations(step)
-        key_of = _tensor_keys(graph, prefix)
-        self.prefix, self.effects = prefix, [op for op in graph.control_outputs if op.name not in prefix]
-        chosen = _passing(step, prefix) if keys is None else {name for name, key in key_of.items() if key in keys}
-        found = [tensor for op in graph.get_operations() for tensor in op.outputs if tensor.name in chosen]
-        needed = needed_operations([*graph.outputs, *self.effects], chosen, prefix)
-        if keys is not None and (len(found) < len(keys) or any(tensor.op.name in needed for tensor in step.inputs)):
-            found = []
-        self.tensors: list[tf.Tensor] = found if _reads_weights(graph, found) else []
-        self.keys = frozenset(key_of[tensor.name] for tensor in self.tensors)
-        self.random = None if self.tensors or keys is not None else _random_operation(step, prefix)
-
-
 class SplitStep:
-    """A training step cut in two.
+    """A training step cut in two, see `split_step`.
 
     Args:
         step: the step; the rest trains its variables.
-        cut: where; has at least one tensor.
+        cut: tensors of its graph, at least one.
+        within: names of the operations that may be part of the prefix.
 
     Attributes:
         dtypes: of the cut tensors.
         graph: the traced graph of the rest.
     """
 
-    def __init__(self, step: TrainStep, cut: Cut) -> None:
-        graph, self.dtypes = step.graph, [tensor.dtype for tensor in cut.tensors]  # the step's graph is not kept
-        names = [tensor.name for tensor in cut.tensors]
+    def __init__(self, step: TrainStep, cut: Sequence[tf.Tensor], within: Collection[str]) -> None:
+        graph, self.dtypes = step.graph, [tensor.dtype for tensor in cut]  # the step's graph is not kept
+        names = [tensor.name for tensor in cut]
+        effects = [op for op in graph.control_outputs if op.name not in within]  # such as the updates
         inputs, targets = ([tensor.name for tensor in part] for part in (step.inputs, step.targets))
         self._packed = step.packed
 
         def prefix(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return _imported(graph, dict(zip(inputs, values, strict=True)), cut.tensors, (), cut.prefix)
+            return _imported(graph, dict(zip(inputs, values, strict=True)), cut, (), within)
 
         def rest(features: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             feeds = dict(zip([*names, *targets], [*features, *values], strict=True))
-            return _imported(graph, feeds, graph.outputs, cut.effects, cut.prefix)
+            return _imported(graph, feeds, graph.outputs, effects, within)
 
         self._rows = None
         self._prefix = _traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
         if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):  # the number is part of a shape
             self._rows = step.inputs[0].shape[0]
             self._prefix = _traced(prefix, _specs(step.inputs))
-        self._rest = _traced(rest, _specs(cut.tensors), _specs(step.targets))
+        self._rest = _traced(rest, _specs(cut), _specs(step.targets))
         self.graph: tf.Graph = self._rest.graph
 
     def prefix(self, inputs: Structure) -> list[tf.Tensor]:
-        """The features of examples, any number of them: each [examples, …], in the order of `cut.tensors`."""
+        """The features of examples, any number of them: each [examples, …], in the order of the cut tensors."""
         values = tf.nest.flatten(inputs)
         if self._rows is None:
             return self._prefix(values)
@@ -102,6 +72,14 @@ class SplitStep:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
         values = [value for value in tf.nest.flatten((targets, weights)) if value is not None]
         return as_floats(*self._packed(self._rest([*features], values)))
+
+
+def split_step(step: TrainStep) -> SplitStep | None:
+    """`step` cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
+    within = prefix_operations(step)
+    passing = _passing(step, within)
+    cut = [tensor for op in step.graph.get_operations() for tensor in op.outputs if tensor.name in passing]
+    return SplitStep(step, cut, within) if _reads_weights(step.graph, cut) else None
 
 
 def _specs(tensors: Iterable[tf.Tensor]) -> list[tf.TensorSpec]:
@@ -171,26 +149,12 @@ def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:
     return bool(captured & needed_operations(tensors))
 
 
-def _random_operation(step: TrainStep, prefix: set[str]) -> str | None:
+def random_operation(step: TrainStep) -> str | None:
     """The first operation of a random layer without which weights would be frozen before the first trained ones."""
-    graph = step.graph
+    graph, within = step.graph, prefix_operations(step)
     larger = prefix_operations(step, with_random=True)
-    operations = [op for op in graph.get_operations() if op.name in larger - prefix]
+    operations = [op for op in graph.get_operations() if op.name in larger - within]
     return operations[0].name if operations and _reads_weights(graph, [op.outputs[0] for op in operations]) else None
-
-
-def _tensor_keys(graph: Any, prefix: set[str]) -> dict[str, int]:
-    """A number for each tensor of `prefix`, by name: the same in all steps of a network that compute it alike.
-
-    Values of weights do not count, as they are frozen for as long as features are kept. How weights come in does: one
-    step may read a kernel where another has a constant, the kernel with batch norm folded into it.
-    """
-    keys: dict[str, int] = {}
-    for op in inputs_first(graph):
-        name = op.name if op.name in prefix else ""  # names of other operations differ from step to step
-        inputs = tuple(keys[tensor.name] for tensor in op.inputs)
-        keys |= {tensor.name: hash((name, op.type, index, inputs)) for index, tensor in enumerate(op.outputs)}
-    return {name: key for name, key in keys.items() if name.split(":")[0] in prefix}
 
 
 def _imported(

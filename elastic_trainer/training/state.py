@@ -1,4 +1,4 @@
-"""The state of training: the network, its optimizer, the tensors that train at present, and their compiled step."""
+"""The state of training: the network, its optimizer, the tensors that train now, and their compiled step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch, Order
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.errors import UserError
 from elastic_trainer.task import Task
 from elastic_trainer.training.features import Features
@@ -62,7 +62,7 @@ class TrainState:
         optimizer: built for all of `task.model.trainable_variables`.
         batch_size: examples a step; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
-        features: what is kept of the frozen prefix; by default nothing.
+        features: the cache of the frozen prefix; by default nothing is cached.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
@@ -97,31 +97,23 @@ class TrainState:
         """The network."""
         return self.task.model
 
-    def adopt(self, mask: np.ndarray, upcoming: Order, steps: int, keep_features: bool = True) -> bool:
-        """Train bool [N] `mask` from now on; returns whether a new step was compiled for it.
+    def adopt(self, mask: np.ndarray, uses_features: bool) -> bool:
+        """Train bool [N] `mask` over `model.trainable_variables` from now on, from cached features if that is possible.
 
-        Args:
-            mask: over `model.trainable_variables`.
-            upcoming: the examples of the next steps.
-            steps: for which new features are of use; 0: none are made.
-            keep_features: use the features that are kept at present, if the new step can.
+        Returns whether a new step was compiled. The same mask goes on with the features that it has.
         """
+        has_features = self.features.split is not None
         is_same = self._mask is not None and (mask == self._mask).all()
-        asks_for_features = steps > 0 and self.features.cache is None and self.features.are_possible
-        if is_same and not asks_for_features:
+        if is_same and (has_features or not (uses_features and self.features.are_possible)):
             return False
         self._step = self._warm_step = None  # the old graph is released before a new one is made
+        self.features.drop()
         gc.collect()
-        self._step, self._mask = self._traced(mask), mask
-        self.features.adopt(self._step, upcoming, steps, keep_features)
+        self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
+        self._mask = mask
+        if uses_features:
+            self.features.adopt(self._step)
         return True
-
-    def cut_as_for(self, mask: np.ndarray) -> None:
-        """Keep features as an unbroken run does that made them for bool [N] `mask`; for the next `adopt`."""
-        self.features.cut_like(self._traced(mask))
-
-    def _traced(self, mask: np.ndarray) -> TrainStep:
-        return TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
 
     @property
     def is_adopted(self) -> bool:
@@ -130,25 +122,25 @@ class TrainState:
 
     @property
     def step_graph(self) -> tf.Graph:
-        """The traced graph of the present step; without the prefix if its features are kept."""
+        """The traced graph of the current step; without the prefix if its features are cached."""
         return self._current_step().graph
 
-    def train(self, batch: Batch, upcoming: Order) -> StepResult:
-        """One step on one batch, before those on the `upcoming` examples."""
-        making_ms = 1e3 * self.features.prepare(batch, upcoming)
-        step, cache = self._current_step(), self.features.cache
-        inputs: Any = batch.inputs if cache is None else None  # as in the timing table, not part of the step
+    def train(self, batch: Batch) -> StepResult:
+        """One step on one batch."""
+        making_ms = 1e3 * self.features.prepare(batch)
+        step, is_cached = self._current_step(), self.features.split is not None
+        inputs: Any = None if is_cached else batch.inputs  # as in the timing table, not part of the step
         start = time.perf_counter()
-        values = inputs if cache is None else cache.read(cache.keys(batch.order))
+        values = self.features.read(batch.order) if is_cached else inputs
         loss, measures, rate = step(values, batch.targets, batch.weights)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
     def _current_step(self) -> TrainStep | SplitStep:
-        """What trains the adopted selection: from images, or from features if they are kept."""
+        """What trains the adopted selection: from its inputs, or from features if they are cached."""
         assert self._step is not None, "a scheme must select before the first step"
-        return self._step if self.features.cache is None else self.features.cache.split
+        return self.features.split or self._step
 
     def values(self) -> dict[str, np.ndarray]:
         """All variables of the network and the optimizer, by kind and position."""

@@ -14,6 +14,9 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm
 from elastic_trainer.task import Task
+from elastic_trainer.training.optimizers import in_float16
+
+FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 
 StepValues = tuple[float, dict[str, float], float]  # loss, `Task.measures`, learning rate
 
@@ -130,6 +133,46 @@ def forward_pass(task: Task, batch_size: int | None) -> Any:
 
     function = tf.function(loss, autograph=False).get_concrete_function(*task.signature(batch_size))
     return lambda inputs, targets, weights=None: float(function(inputs, targets, weights))
+
+
+class AllGradients:
+    """Every gradient, without an update: what importance is measured from, and how fast the device is.
+
+    Args:
+        task: what is trained.
+        batch_size: of the batches; None: any number.
+
+    Attributes:
+        exist: bool [N], whether each of `task.model.trainable_variables` has an influence on the loss.
+    """
+
+    def __init__(self, task: Task, batch_size: int | None) -> None:
+        variables = [variable.value for variable in task.model.trainable_variables]
+        scale = FLOAT16_SCALE if in_float16() else 1.0
+
+        def gradients(inputs: Structure, targets: Structure, weights: Structure) -> list[tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                with folded_batch_norm(task.model):
+                    loss, _ = task.run(inputs, targets, weights, training=True)
+                loss = loss * scale if scale != 1 else loss
+            gradients = tape.gradient(loss, variables)
+            self.exist = np.array([gradient is not None for gradient in gradients])
+            filled = [
+                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+            return [gradient / scale for gradient in filled] if scale != 1 else filled
+
+        self._function = tf.function(gradients, autograph=False).get_concrete_function(*task.signature(batch_size))
+
+    def __call__(self, batch: Batch) -> list[tf.Tensor]:
+        """The gradients [N] on a batch; 0 for a variable without influence on the loss."""
+        return self._function(batch.inputs, batch.targets, batch.weights)
+
+    def run(self, batch: Batch) -> float:
+        """Compute them all; returns some number once the device is done."""
+        return float(tf.reduce_sum(self(batch)[-1]))
 
 
 class Evaluation:

@@ -159,8 +159,6 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
         parse_training(["--warmup", "1"])
     with pytest.raises(UserError, match="--gradient_clipping: goes with --optimizer sgd only, not adam; leave it out"):
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
-    with pytest.raises(UserError, match="--head_epochs: does not go with --train_type prunetrain; leave it out"):
-        parse_training(["--train_type", "prunetrain", "--head_epochs", "1"])
 
 
 @pytest.mark.parametrize(
@@ -213,13 +211,11 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
             ],
         ),
         (["--model_name", "vit", "--weight_decay", "0"], ["--weight_decay: without effect here"]),
-        (["--head_learning_rate", "0.1"], ["--head_learning_rate: without effect here, only for --head_epochs of 1"]),
         (
             ["--train_type", "elastic_training_upper_part", "--importance_batches", "2", "--time_resolution", "100"],
             ["--time_resolution, --importance_batches: without effect here, only for schemes that select by"],
         ),
         (["--optimizer", "adam", "--warmup", "0.1"], ["--warmup: without effect here, only for --optimizer sgd"]),
-        (["--head_learning_rate", "0.1", "--head_epochs", "1"], []),
         (
             ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
             ["--importance_batches: without effect here, only for schemes that measure importance on images"],

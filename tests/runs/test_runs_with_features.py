@@ -1,7 +1,5 @@
 """Runs that keep features: as runs without where both train the same, and resumed as unbroken."""
 
-import math
-
 import numpy as np
 import pytest
 from conftest import BATCH, make_small_data, make_small_model, make_table
@@ -14,7 +12,7 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.feature_cache import FeatureCache
+from elastic_trainer.training.features import Features
 
 
 class Mirrored(InterruptingData):
@@ -28,16 +26,15 @@ class Mirrored(InterruptingData):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Features are kept whatever the clock says; how many images' were read by each step."""
+    """How many images' features were read by each step."""
     steps: list[int] = []
-    read = FeatureCache.read
-    monkeypatch.setattr("elastic_trainer.training.feature_cache.LEAST_SAVED", -math.inf)
+    read = Features.read
 
-    def counting(self, keys):
-        steps.append(len(keys))
-        return read(self, keys)
+    def counting(self, order):
+        steps.append(len(order.rows))
+        return read(self, order)
 
-    monkeypatch.setattr(FeatureCache, "read", counting)
+    monkeypatch.setattr(Features, "read", counting)
     return steps
 
 

@@ -5,7 +5,6 @@ from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.plan import PLANNED_RHOS, plan_lines
-from elastic_trainer.timing.forward_costs import FeatureUse
 
 
 def test_plan_fits_each_rho_and_marks_infeasible_ones(small_model):
@@ -14,8 +13,8 @@ def test_plan_fits_each_rho_and_marks_infeasible_ones(small_model):
     lines = list(plan_lines(table, head, np.ones(len(head))))
     assert len(lines) == 2 + len(PLANNED_RHOS)
     found = {}
-    for form, features in enumerate((FeatureUse(), FeatureUse(share=0.0))):
-        smallest = table.predict_ms(head, features) / table.full_step_ms
+    for form, misses in enumerate((1.0, 0.0)):
+        smallest = table.predict_ms(head, misses) / table.full_step_ms
         for line in lines[2:]:
             rho, entry = float(line[:4]), line[6 + 36 * form :][:34]
             found[form, rho] = entry.strip()

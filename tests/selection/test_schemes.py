@@ -10,18 +10,16 @@ from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection import schemes
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget, making_share
+from elastic_trainer.selection.schemes import ElasticScheme, feature_misses, make_budget
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
-    GRADIENT_PASSES,
     Progress,
     gradient_pass_steps,
 )
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
 
@@ -87,24 +85,23 @@ def elastic_scheme(settings, features_possible=True, selector=(), **times):
     return scheme, budget, TrainState(task, optimizer, data.batch_size)
 
 
-def test_features_are_made_for_an_interval_and_kept_where_that_is_cheaper(monkeypatch):
+def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeypatch):
     settings = Settings(num_epochs=40, interval=10, rho=0.6, correct_budget=False)
     scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
     table, head = budget.table, head_mask(state.model)
     first = scheme.select(Progress(total_steps=240, features_possible=True), state)
-    depth = table.depth(first.mask)
-    assert not first.keeps_features and first.feature_steps == 60
-    assert first.making_ms == pytest.approx(0.1 * (len(head) - depth))  # 24 images for 60 steps of 4
-    assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, FeatureUse(share=0.0)))
-    assert first.predicted_step_ms + first.making_ms <= first.budget_step_ms + 1e-9
+    making_ms = 0.1 * (len(head) - table.depth(first.mask))  # 24 images for 60 steps of 4
+    assert first.uses_features and budget._making_ms == pytest.approx(making_ms)
+    assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, 0.0))
+    assert first.predicted_step_ms + making_ms <= first.budget_step_ms + 1e-9
     monkeypatch.setattr(scheme, "_evaluator", lambda *_: first.mask.astype(float))  # the same tensors matter again
-    cached = Progress(step=60, total_steps=240, features_possible=True, cached_mask=first.mask, cached_steps=60)
+    cached = Progress(step=60, total_steps=240, features_possible=True, feature_steps=60)
     kept = scheme.select(cached, state)
-    assert kept.keeps_features and kept.making_ms == 0
-    half = scheme.select(cached._replace(step=120, cached_steps=3), state)
-    assert half.keeps_features and half.making_ms == pytest.approx(0.05 * (len(head) - depth))
+    assert (kept.mask == first.mask).all() and kept.uses_features and budget._making_ms == 0
+    half = scheme.select(cached._replace(step=120, feature_steps=3), state)
+    assert half.uses_features and budget._making_ms == pytest.approx(making_ms / 2)
     none = scheme.select(Progress(step=180, total_steps=240), state)
-    assert not none.keeps_features and none.making_ms == 0 and none.mask.sum() < first.mask.sum()
+    assert not none.uses_features and budget._making_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
 def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
@@ -116,7 +113,7 @@ def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
     now = Progress(step=60, total_steps=240, features_possible=True, step_ms=step_ms, slowdowns=slowdowns)
     given_up = scheme.select(now, state)
     repeated = scheme.select(now._replace(features_possible=False), state)
-    assert given_up.needs_features and not repeated.needs_features
+    assert given_up.uses_features and not repeated.uses_features
     assert (repeated.rho, repeated.correction) == (given_up.rho, given_up.correction)
     assert repeated.correction == budget.correction != 1.0
     np.testing.assert_array_equal(repeated.importance, given_up.importance)
@@ -148,55 +145,40 @@ def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     compared = []
 
-    def unless_close(table, selection, present, features):
+    def keep_if_close(table, plan, present, misses):
         compared.append(present)
-        return selection
+        return plan
 
-    monkeypatch.setattr(schemes, "unless_close", unless_close)
+    monkeypatch.setattr(schemes, "keep_if_close", keep_if_close)
     first = scheme.select(Progress(total_steps=240), state)
     now = Progress(step=60, total_steps=240, features_possible=True, step_ms=[1.0] * 20, slowdowns=[1.0] * 5)
     given_up = scheme.select(now, state)
     scheme.select(now._replace(features_possible=False), state)
-    assert compared[0] is None and (given_up.mask != first.mask).any()
-    for present in compared[1:]:
+    assert len(compared) == 2 and (given_up.mask != first.mask).any()
+    for present in compared:
         np.testing.assert_array_equal(present, first.mask)
 
 
-def test_features_of_the_head_alone_are_of_use_to_the_end_of_the_run():
-    """Over one interval the making of its features takes too long, over the run it does not."""
-    settings = Settings(num_epochs=40, interval=2, rho=0.3, correct_budget=False)
-    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0, t_dy_ms=0.5, t_dw_ms=0.5)
-    table, head = budget.table, head_mask(state.model)
-    assert table.predict_ms(head, FeatureUse(0.5)) > 0.3 * table.full_step_ms
-    selection = scheme.select(Progress(total_steps=240, features_possible=True), state)
-    np.testing.assert_array_equal(selection.mask, head)
-    assert selection.feature_steps == 240 and not selection.keeps_features
-    assert selection.making_ms == pytest.approx((len(head) - table.depth(head)) / 40)
-    assert selection.predicted_step_ms + selection.making_ms <= 0.3 * table.full_step_ms
-    assert selection.predicted_step_ms + selection.making_ms == pytest.approx(budget.smallest_rho * table.full_step_ms)
-
-
-def test_correction_scales_the_step_but_not_the_making_of_its_features(monkeypatch):
+def test_slowdown_and_correction_turn_a_plan_into_wall_time(monkeypatch):
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
     scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
     budget.correction = 1.2
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: 2 * budget.table.gradient_pass_ms)
     selection = scheme.select(Progress(total_steps=240, features_possible=True), state)
-    table, depth = budget.table, budget.table.depth(selection.mask)
     assert (selection.slowdown, selection.correction) == (2, 1.2)
-    assert selection.making_ms == pytest.approx(2 * 0.1 * (len(table.names) - depth))
-    step_ms = table.predict_ms(selection.mask, FeatureUse(share=0.0))
+    step_ms = budget.table.predict_ms(selection.mask, 0.0)
     assert selection.predicted_step_ms == pytest.approx(2 * 1.2 * step_ms)
-    assert selection.predicted_step_ms + selection.making_ms <= selection.budget_step_ms + 1e-9
+    making_ms = 2 * 1.2 * budget._making_ms
+    assert 0 < making_ms <= selection.budget_step_ms - selection.predicted_step_ms + 1e-9
 
 
-def test_making_share_is_the_expected_share_of_images_shown_for_the_first_time():
+def test_misses_are_the_expected_share_of_images_shown_for_the_first_time():
     rng = np.random.default_rng(0)
     for augment, views in (("none", 1), ("flip", 2)):
         data = make_small_data(augment=augment)
-        assert data.view_count == views and making_share(data, 6) == 1.0
-        for epochs in (2, 5, 20):
+        assert data.view_count == views and feature_misses(data, 6) == 1.0
+        for epochs in (3, 5, 20):
             drawn = rng.integers(0, views, (10_000, epochs))
             distinct = np.mean([len(set(row)) for row in drawn])
-            assert making_share(data, 6 * epochs) == pytest.approx(distinct / epochs, rel=0.02)
-    assert making_share(make_small_data(augment="flip_rotate"), 600) == 1.0
+            assert feature_misses(data, 6 * epochs) == pytest.approx(distinct / epochs, rel=0.02)
+    assert feature_misses(make_small_data(augment="flip_rotate"), 600) == 1.0

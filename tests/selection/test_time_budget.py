@@ -11,7 +11,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection import time_budget
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Selection, select_tensors
+from elastic_trainer.selection.select import Plan, plan_of, select_tensors
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
@@ -23,8 +23,6 @@ from elastic_trainer.selection.time_budget import (
     gradient_pass_steps,
     smallest_rho,
 )
-from elastic_trainer.timing.forward_costs import FeatureUse
-from elastic_trainer.timing.table import StepPrediction, TimingTable
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,8 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
             epoch, epochs, epoch * steps, epochs * steps, elapsed, step_ms, slowdowns, overhead_ms=0.0, **beside
         )
         allowances.append(budget.allow(progress))
-        selection = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_share)
-        budget.adopt(selection.mask)
+        selection = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_rho)
+        budget.adopt(selection)
         masks.append(selection.mask)
         step_ms = [device(epoch, table.predict_ms(selection.mask))] * steps
         elapsed += sum(step_ms) / 1e3 + 2 * seconds_beside
@@ -55,27 +53,26 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "head_epochs", "compiling_ms", "epochs"),
+    ("seconds", "compiling_ms", "epochs"),
     [
-        (20, 0, 0.0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
-        (20, 4, 0.0, 2),  # after 4 * 0.3 s of validation and 2 * 2 s of features
-        (85, 0, 0.0, 12),  # 13 would fit
-        (200, 0, 0.0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
-        (1, 0, 0.0, 1),
-        (20.4, 0, 500.0, 3),  # three compilations: the gradient pass, a selection, validation
-        (20.3, 0, 500.0, 2),
-        (27.1, 0, 500.0, 3),  # a fourth epoch would fit, but not the selection before it
-        (27.2, 0, 500.0, 4),
-        (21.8, 0, None, 2),  # not measured: 30 full steps
-        (21.9, 0, None, 3),
-        (207, 0, 500.0, 19),  # 19 at rho 1, and 7 selections
-        (1, 0, 9000.0, 1),
+        (20, 0.0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
+        (85, 0.0, 12),  # 13 would fit
+        (200, 0.0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
+        (1, 0.0, 1),
+        (20.4, 500.0, 3),  # three compilations: the gradient pass, a selection, validation
+        (20.3, 500.0, 2),
+        (27.1, 500.0, 3),  # a fourth epoch would fit, but not the selection before it
+        (27.2, 500.0, 4),
+        (21.8, None, 2),  # not measured: 30 full steps
+        (21.9, None, 3),
+        (207, 500.0, 19),  # 19 at rho 1, and 7 selections
+        (1, 9000.0, 1),
     ],
 )
-def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, head_epochs, compiling_ms, epochs, small_model):
+def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, compiling_ms, epochs, small_model):
     details = {} if compiling_ms is None else {"compiling_ms": compiling_ms}
     table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, details=details)
-    assert deadline_epochs(table, seconds, 100, 10, head_epochs, most=12, interval=3) == epochs
+    assert deadline_epochs(table, seconds, 100, 10, most=12, interval=3) == epochs
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):
@@ -110,7 +107,7 @@ def test_uniform_slowdown_changes_the_allowance_but_not_the_selection(case):
         assert a.full_step_ms == pytest.approx(table.full_step_ms * a.slowdown)
         assert a.correction == pytest.approx(1)
     for mask, a in zip(masks, allowances, strict=True):
-        assert table.predict_ms(mask) <= a.table_share * table.full_step_ms + 1e-9
+        assert table.predict_ms(mask) <= a.table_rho * table.full_step_ms + 1e-9
 
 
 @pytest.mark.parametrize("wrong", [1.15, 0.9])
@@ -146,10 +143,10 @@ def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
         importance = rng.random(len(head))
         allowance = budget.allow(Progress())
         assert rho <= allowance.rho == pytest.approx(expected)
-        for share, taken in ((rho / correction, plain), (allowance.table_share, used)):
-            mask = select_tensors(table, importance, head, share).mask
+        for allowed, taken in ((rho / correction, plain), (allowance.table_rho, used)):
+            mask = select_tensors(table, importance, head, allowed).mask
             taken.append(min(table.predict_ms(mask) * correction / table.full_step_ms, 1.0))
-        budget.adopt(mask)
+        budget.adopt(plan_of(table, mask, None, 0.0, 1.0))
         assert np.mean(used) <= rho + 1e-9
         expected = min(rho + min(expected - used[-1], CARRIED), 1.0)
     if rho == 0.6:
@@ -167,13 +164,10 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
         allowance, took = budget.allow(Progress()), []
         for _ in range(12):
             # The selection fills its budget exactly; the device takes `wrong` times as long.
-            budget.adopt(head)
-            took.append(wrong * allowance.table_share)
-            with monkeypatch.context() as patched:
-                predicted = StepPrediction(allowance.table_share * table.full_step_ms, 0.0, None)
-                patched.setattr(TimingTable, "predict", lambda *_, predicted=predicted: predicted)
-                steps = [wrong * predicted.step_ms] * 50
-                allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
+            step_ms = allowance.table_rho * table.full_step_ms
+            budget.adopt(Plan(head, None, step_ms, 0.0, False, step_ms))
+            took.append(wrong * allowance.table_rho)
+            allowance = budget.allow(Progress(step_ms=[wrong * step_ms] * 50, slowdowns=[1.0] * 15))
             assert (allowance.rho - 0.6) * (1 - wrong) >= 0 and abs(allowance.rho - 0.6) <= carried + 1e-9
         assert took[0] == pytest.approx(0.6 * wrong) and allowance.rho == pytest.approx(0.6, abs=1e-3)
         errors.append(abs(np.mean(took) - 0.6))
@@ -183,11 +177,11 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
 def test_carry_over_still_allows_the_head(case):
     table, head = case
     budget = RhoBudget(table, head, 0.01 + table.predict_ms(head) / table.full_step_ms)
-    budget.adopt(head)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     steps = [1.2 * table.predict_ms(head)] * 50
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
     assert allowance.correction > 1.05 and allowance.rho == budget.smallest_rho
-    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_rho)
     np.testing.assert_array_equal(selection.mask, head)
 
 
@@ -195,7 +189,7 @@ def test_correction_is_bounded(case):
     table, head = case
     budget = RhoBudget(table, head, 0.6)
     for factor, bound in ((50.0, CORRECTION_BOUND), (0.02, 1 / CORRECTION_BOUND)):
-        budget.adopt(head)
+        budget.adopt(plan_of(table, head, None, 0.0, 1.0))
         steps = [factor * table.predict_ms(head)] * 9
         for _ in range(3):
             correction = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 9)).correction
@@ -205,7 +199,7 @@ def test_correction_is_bounded(case):
 def test_correction_uses_only_the_latest_steps(case):
     table, head = case
     budget = RhoBudget(table, head, 0.6)
-    budget.adopt(head)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     expected = table.predict_ms(head)
     steps = [9 * expected] * 500 + [expected] * 50
     assert budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 9)).correction == 1.0
@@ -218,7 +212,7 @@ def test_noisy_measurements_change_the_correction_less(case):
     corrections = []
     for slowdowns in ([1.0] * 15, [1.0] * 5, [0.8, 1.0, 1.25, 0.7, 1.4], [1.0] * 14 + [9.0]):
         budget = RhoBudget(table, head, 0.6)
-        budget.adopt(head)
+        budget.adopt(plan_of(table, head, None, 0.0, 1.0))
         steps = [1.1 * table.predict_ms(head) * noise for noise in rng.normal(1, 0.02, 50)]
         corrections.append(budget.allow(Progress(step_ms=steps, slowdowns=slowdowns)).correction)
     many, few, scattered, with_outlier = corrections
@@ -254,7 +248,7 @@ def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
     assert first.slowdown == 1.5 and first.full_step_ms == pytest.approx(1.5 * table.full_step_ms)
-    budget.adopt(head)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     step_ms = [1.2 * table.predict_ms(head)] * 100
     later = budget.allow(Progress(1, 12, 100, 1200, 1.0, step_ms, slowdowns=[1.5] * 5))
     assert later.slowdown == pytest.approx(1.2)
@@ -271,7 +265,7 @@ def test_deadline_leaves_time_for_validation_and_selection(case):
 def test_deadline_reserves_time_for_the_last_validation(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
-    budget.adopt(head)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     step_ms = [table.predict_ms(head)] * 9
     allowance = budget.allow(
         Progress(11, 12, 1100, 1200, 96.0, step_ms, validation_seconds=[2.0], selection_seconds=1.0)
@@ -284,7 +278,7 @@ def test_long_deadline_trains_every_tensor_at_rho_1(case):
     budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(epochs=12, total_steps=1200))
     assert allowance.rho == 1.0
-    assert select_tensors(table, np.ones(len(head)), head, allowance.table_share).mask.all()
+    assert select_tensors(table, np.ones(len(head)), head, allowance.table_rho).mask.all()
 
 
 def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(case):
@@ -294,7 +288,7 @@ def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(ca
     budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
     allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9))
     assert allowance.rho == budget.smallest_rho
-    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_share)
+    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_rho)
     np.testing.assert_array_equal(selection.mask, head)
 
 
@@ -333,10 +327,10 @@ def with_forward():
 def test_smallest_rho_includes_the_making_of_the_heads_features(with_forward):
     table, head = with_forward
     depth, count = table.depth(head), len(head)
-    for share in (0.0, 0.25, 1.0):
-        expected_ms = 1.0 + 1.0 * depth + 1.0 * depth + share * (count - depth)  # constant, training, R, making of P
-        assert smallest_rho(table, head, share) == pytest.approx(expected_ms / table.full_step_ms)
-        assert RhoBudget(table, head, 0.99, share).smallest_rho == smallest_rho(table, head, share)
+    for misses in (0.0, 0.25, 1.0):
+        expected_ms = 1.0 + 1.0 * depth + 1.0 * depth + misses * (count - depth)  # constant, training, R, making of P
+        assert smallest_rho(table, head, misses) == pytest.approx(expected_ms / table.full_step_ms)
+        assert RhoBudget(table, head, 0.99, misses).smallest_rho == smallest_rho(table, head, misses)
     assert table.t_dy_ms[0] + table.t_dw_ms[0] == 1.0
     with pytest.raises(UserError, match=r"making its cached features included; give at least 0\.\d+"):
         RhoBudget(table, head, smallest_rho(table, head, 0.25) - 0.01, 0.25)
@@ -348,45 +342,42 @@ def test_what_making_features_takes_is_subtracted_from_the_next_allowance(with_f
     table, head = with_forward
     rho = 0.5
     for making in (0.0, 0.01):
-        budget = RhoBudget(table, head, rho, share=0.0)
-        making_ms = (rho + making) * table.full_step_ms - table.predict_ms(head, FeatureUse(0.0))
-        budget.adopt(head, making_ms)
-        assert budget.allow(Progress(cached_mask=head)).rho == pytest.approx(rho - making)
+        budget = RhoBudget(table, head, rho, misses=0.0)
+        step_ms = table.predict_ms(head, 0.0)
+        budget.adopt(Plan(head, None, step_ms, (rho + making) * table.full_step_ms - step_ms, True, 0.0))
+        assert budget.allow(Progress()).rho == pytest.approx(rho - making)
 
 
 def test_steps_on_cached_features_are_compared_with_their_own_prediction(with_forward):
     table, head = with_forward
-    progress = Progress(slowdowns=[1.0] * 15)
-    middle = np.arange(len(head)) >= 4
-    cached = [(None, FeatureUse()), (head, FeatureUse(share=0.0)), (middle, FeatureUse(cached_depth=len(head) - 4))]
-    assert len({table.predict_ms(head, features) for _, features in cached}) == 3
-    for cached_mask, features in cached:
-        budget = RhoBudget(table, head, 0.7)
-        budget.adopt(head)
-        steps = [table.predict_ms(head, features)] * 50
-        assert budget.allow(progress._replace(step_ms=steps, cached_mask=cached_mask)).correction == pytest.approx(1.0)
+    assert table.predict_ms(head, 0.0) < table.predict_ms(head)
+    for misses in (0.0, 0.2, 1.0):
+        budget, plan = RhoBudget(table, head, 0.7), plan_of(table, head, None, 0.0, misses)
+        budget.adopt(plan)
+        assert plan.step_ms == table.predict_ms(head, 0.0 if misses < 1 else 1.0)
+        progress = Progress(step_ms=[plan.step_ms] * 50, slowdowns=[1.0] * 15)
+        assert budget.allow(progress).correction == pytest.approx(1.0)
 
 
 def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
     table, head = with_forward
     allowed = []
     for resumed in (False, True):
-        budget = RhoBudget(table, head, 0.5, share=0.0)
+        budget = RhoBudget(table, head, 0.5, misses=0.0)
         budget.correction = 1.1
+        budget.adopt(Plan(head, None, table.predict_ms(head, 0.0), 3.0, True, 0.0))
         if resumed:
-            budget = RhoBudget(table, head, 0.5, share=0.0)
-            budget.resume(Selection(head, making_ms=2 * 3.0, rho=0.5, slowdown=2.0, correction=1.1))
-        else:
-            budget.adopt(head, 3.0)
-        allowed.append(budget.allow(Progress(cached_mask=head)))
+            record, budget = budget.to_record(), RhoBudget(table, head, 0.5, misses=0.0)
+            budget.resume(record, head)
+        allowed.append(budget.allow(Progress()))
     assert allowed[0] == allowed[1] and allowed[0].rho != 0.5
 
 
 def test_deadline_counts_what_making_features_takes(with_forward):
     table, head = with_forward
     shortest = []
-    for share in (0.0, 0.5, 1.0):
+    for misses in (0.0, 0.5, 1.0):
         with pytest.raises(UserError, match=r"takes about (\d+) s") as caught:
-            DeadlineBudget(table, head, 0.1, 100_000, 1, [0], 3, share)
+            DeadlineBudget(table, head, 0.1, 100_000, 1, [0], 3, misses)
         shortest.append(int(str(caught.value).split("about ")[1].split(" s")[0]))
     assert shortest[0] < shortest[1] < shortest[2]

@@ -7,23 +7,22 @@ from elastic_trainer.timing.fit import fit_wall_time
 
 
 def steps(rng, count=12):
-    """Step sums [2 * count, 4] of `count` selections with and without a prefix, and which each trains."""
-    t_dy_ms, t_dw_ms, recomputed_ms, normalised = rng.uniform(0, 50, (4, count))
+    """Step sums [2 * count, 3] of `count` selections with and without a prefix, and which each trains."""
+    t_dy_ms, t_dw_ms, recomputed_ms = rng.uniform(0, 50, (3, count))
     computed, cached = (
-        np.stack([t_dy_ms, t_dw_ms, forward_ms, normalised], axis=1)
-        for forward_ms in (np.full(count, 50.0), recomputed_ms)
+        np.stack([t_dy_ms, t_dw_ms, forward_ms], axis=1) for forward_ms in (np.full(count, 50.0), recomputed_ms)
     )
     return np.vstack([computed, cached]), np.tile(np.arange(count), 2)
 
 
-NONE = np.zeros((24, 4))
+NONE = np.zeros((24, 3))
 
 
 def test_fit_of_linear_times_recovers_the_factors_without_error():
     sums, selections = steps(np.random.default_rng(0))
-    fit = fit_wall_time(sums, NONE, 10 + sums @ [0.7, 0.4, 0.9, 0.3], selections, rounds=1)
+    fit = fit_wall_time(sums, NONE, 10 + sums @ [0.7, 0.4, 0.9], selections, rounds=1)
     factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
-    assert (*factors, fit.normalisation_factor) == pytest.approx((10, 0.7, 0.4, 0.9, 0.3))
+    assert factors == pytest.approx((10, 0.7, 0.4, 0.9))
     assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)
     assert fit.selections == 12
 
@@ -32,12 +31,12 @@ def test_fit_of_linear_times_recovers_the_factors_without_error():
 def test_time_beside_the_trace_is_found_within_its_bound(untraced_ms):
     rng = np.random.default_rng(0)
     sums, selections = steps(rng)
-    operations = np.column_stack([rng.integers(0, 200, (24, 3)), np.zeros(24)])
-    measured_ms = 10 + (sums + untraced_ms * operations) @ [0.7, 0.4, 0.9, 0.3]
+    operations = rng.integers(0, 200, (24, 3))
+    measured_ms = 10 + (sums + untraced_ms * operations) @ [0.7, 0.4, 0.9]
     fit = fit_wall_time(sums, operations, measured_ms, selections, 1, most_untraced_ms=0.5)
-    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor)
+    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
     assert fit.untraced_ms == pytest.approx(untraced_ms, rel=1e-3)
-    assert factors == pytest.approx((10, 0.7, 0.4, 0.9, 0.3), rel=1e-3)
+    assert factors == pytest.approx((10, 0.7, 0.4, 0.9), rel=1e-3)
     assert fit.p95_error_percent == pytest.approx(0, abs=0.1)
     assert fit_wall_time(sums, operations, measured_ms, selections, 1, 0.1).untraced_ms <= 0.1
 
@@ -45,12 +44,12 @@ def test_time_beside_the_trace_is_found_within_its_bound(untraced_ms):
 def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     rng = np.random.default_rng(0)
     sums, selections = steps(rng)
-    measured_ms = (10 + sums @ [0.7, 0.4, 0.9, 0.3]) * rng.normal(1, 0.05, len(sums))
+    measured_ms = (10 + sums @ [0.7, 0.4, 0.9]) * rng.normal(1, 0.05, len(sums))
     errors = []
     for selection in range(12):
         kept = [row for row in range(24) if row % 12 != selection]
         fit = fit_wall_time(sums[kept], NONE[kept], measured_ms[kept], selections[kept], rounds=1)
-        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor, fit.normalisation_factor]
+        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor]
         for row in (selection, selection + 12):
             errors.append(100 * abs((fit.constant_ms + sums[row] @ factors) / measured_ms[row] - 1))
     fit = fit_wall_time(sums, NONE, measured_ms, selections, rounds=1)

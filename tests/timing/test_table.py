@@ -17,7 +17,6 @@ from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.timing.table import (
     TABLE_SETTINGS,
     TimingTable,
@@ -52,13 +51,13 @@ def test_saved_table_loads_unchanged(saved):
     logdir, names, table = saved
     assert table_folder(SETTINGS, logdir).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (table_folder(SETTINGS, logdir) / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,normalised,features_mb"
+    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,features_mb"
     loaded = load(logdir, names, table)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
     mask = np.random.default_rng(0).random(len(names)) < 0.5
-    for features in (FeatureUse(), FeatureUse(share=0.3), FeatureUse(share=0.3, cached_depth=len(names) - 1)):
-        assert loaded.predict(mask, features) == pytest.approx(table.predict(mask, features))
+    for misses in (1.0, 0.3, 0.0):
+        assert loaded.predict(mask, misses) == pytest.approx(table.predict(mask, misses))
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
@@ -67,69 +66,41 @@ def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_fa
     table = replace(table, features_mb=features_mb, fit=replace(table.fit, reading_factor=0.5, writing_factor=0.25))
     table.save(table_folder(SETTINGS, logdir))
     loaded = load(logdir, names, table)
-    mask, use = np.zeros(len(names), bool), FeatureUse(share=0.2)
+    mask, misses = np.zeros(len(names), bool), 0.2
     mask[table.positions[3]] = True
     plain = replace(table, features_mb=np.zeros(len(names)))
     added_ms = (0.5 + 0.2 * 0.25) * features_mb[3]
-    assert loaded.predict_ms(mask, use) == table.predict_ms(mask, use)
-    assert table.predict_ms(mask, use) == pytest.approx(plain.predict_ms(mask, use) + added_ms)
-    assert (table.wall_t_dy_ms(use) >= 0).all()
-    costs = table.forward_costs(use)
+    assert loaded.predict_ms(mask, misses) == table.predict_ms(mask, misses)
+    assert table.predict_ms(mask, misses) == pytest.approx(plain.predict_ms(mask, misses) + added_ms)
+    assert (table.wall_t_dy_ms(misses) >= 0).all()
+    costs = table.forward_costs(misses)
     most_ms = np.maximum.accumulate(costs.step_ms + costs.making_ms)
-    chain_ms = np.cumsum(table.wall_t_dy_ms(use) - table.fit.chain_factor * table.t_dy_ms)
+    chain_ms = np.cumsum(table.wall_t_dy_ms(misses) - table.fit.chain_factor * table.t_dy_ms)
     np.testing.assert_allclose(chain_ms, most_ms[1:] - most_ms[0])
 
 
-def test_gammas_without_their_kernels_load_as_saved_and_older_tables_without_them(saved):
+def test_gammas_load_with_their_kernels_and_wait_for_them(saved):
     logdir, names, table = saved
-    kernels, normalised = np.full(len(names), -1), np.zeros(len(names))
-    kernels[3], normalised[3] = 5, 2.0
-    table = replace(table, kernels=kernels, normalised=normalised, fit=replace(table.fit, normalisation_factor=0.25))
+    kernels = np.full(len(names), -1)
+    kernels[3] = 5
+    table = replace(table, kernels=kernels)
     table.save(table_folder(SETTINGS, logdir))
     loaded = load(logdir, names, table)
-    for chosen, unfolded_ms in (([3], 0.5), ([3, 5], 0.0), ([5], 0.0)):
-        mask = np.zeros(len(names), bool)
-        mask[table.positions[chosen]] = True
-        plain = replace(table, fit=replace(table.fit, normalisation_factor=0.0))
-        assert loaded.predict_ms(mask) == table.predict_ms(mask) == pytest.approx(plain.predict_ms(mask) + unfolded_ms)
-    folder = table_folder(SETTINGS, logdir)
-    lines = (folder / "table.csv").read_text().splitlines()
-    (folder / "table.csv").write_text("\n".join(line.rsplit(",", 3)[0] for line in lines))
-    record = json.loads((folder / "profile.json").read_text())
-    for factor in ("normalisation_factor", "reading_factor", "writing_factor", "untraced_ms"):
-        del record["fit"][factor]
-    del record["clips_gradients"]
-    record["fit"]["prefix_factor"] = record["fit"]["forward_factor"]
-    (folder / "profile.json").write_text(json.dumps(record))
-    older = load(logdir, names, table)
-    assert not older.unfolded_ms.any() and (older.kernels == -1).all()
+    np.testing.assert_array_equal(loaded.kernels, kernels)
+    for chosen, kept in (([3, 4], [4]), ([3, 5], [3, 5]), ([5], [5])):
+        masks = np.zeros((2, len(names)), bool)
+        masks[0, table.positions[chosen]] = masks[1, table.positions[kept]] = True
+        np.testing.assert_array_equal(loaded.with_kernels(masks[0]), masks[1])
 
 
-def test_table_with_two_forward_factors_is_refused_or_used_with_a_warning(saved, capsys):
+def test_table_of_an_earlier_version_is_refused_in_one_line(saved):
     logdir, names, table = saved
     path = table_folder(SETTINGS, logdir) / "profile.json"
     record = json.loads(path.read_text())
-    record["fit"]["prefix_factor"] = 0.5 * record["fit"]["forward_factor"]
+    record["fit"]["normalisation_factor"] = 0.5
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="made by an earlier version, with two factors for the forward pass"):
+    with pytest.raises(UserError, match=r"profile\.json: fit\.normalisation_factor: .*; make it again: python"):
         load(logdir, names, table)
-    assert load(logdir, names, table, allow_stale=True).fit == table.fit
-    assert "with two factors" in capsys.readouterr().out
-
-
-def test_table_without_forward_times_is_refused_as_of_an_earlier_version(saved):
-    logdir, names, table = saved
-    folder = table_folder(SETTINGS, logdir)
-    record = json.loads((folder / "profile.json").read_text())
-    del record["preprocessing_ms"], record["fit"]["forward_factor"]
-    (folder / "profile.json").write_text(json.dumps(record))
-    lines = (folder / "table.csv").read_text().splitlines()
-    (folder / "table.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines))
-    for allow_stale in (False, True):
-        with pytest.raises(
-            UserError, match=r"profile\.json: made by an earlier version, which .*; make it again: python"
-        ):
-            load(logdir, names, table, allow_stale=allow_stale)
 
 
 def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
@@ -151,14 +122,14 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
         expected_ms = 3.0 + 0.4 * sum(table.t_dw_ms[rank] for rank in selected) + 0.9 * sum(table.t_dy_ms[:depth])
         recomputed_ms, prefix_ms = 0.8 * sum(table.t_fw_ms[:depth]), 0.8 * (0.3 + sum(table.t_fw_ms[depth:]))
         assert table.depth(mask) == depth
-        assert table.predict(mask) == pytest.approx((expected_ms + recomputed_ms + prefix_ms, 0.0, None))
+        assert table.predict(mask) == pytest.approx((expected_ms + recomputed_ms + prefix_ms, 0.0, False))
         if depth < count:
-            cached = (expected_ms + recomputed_ms, 0.25 * prefix_ms, depth)
-            assert table.predict(mask, FeatureUse(0.25)) == pytest.approx(cached)
-            assert table.predict_ms(mask, FeatureUse(0.25)) == pytest.approx(sum(cached[:2]))
+            cached = (expected_ms + recomputed_ms, 0.25 * prefix_ms, True)
+            assert table.predict(mask, 0.25) == pytest.approx(cached)
+            assert table.predict_ms(mask, 0.25) == pytest.approx(sum(cached[:2]))
 
 
-@pytest.mark.parametrize(("was", "why"), [("c3d4", "made for other operations"), (None, "made by an earlier version")])
+@pytest.mark.parametrize(("was", "why"), [("c3d4", "other operations"), (None, "other operations")])
 def test_table_of_another_graph_is_refused_or_used_with_a_warning(saved, capsys, was, why):
     logdir, names, table = saved
     table.details["graph_digest"] = was
@@ -234,8 +205,11 @@ def in_t_fw_ms(text, row):
 
 
 DAMAGED_TABLES = {
-    "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias stands in line \d+ already"),
-    "order twice": (lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]], "line 3: order: 0 stands in"),
+    "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias is a duplicate of line \d+"),
+    "order twice": (
+        lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]],
+        "order: 0 is a duplicate",
+    ),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
     "all times 0": (
         lambda rows: [re.sub(r"(\d+\.\d+,){3}([^,]*(,[^,]*){2})$", r"0,0,0,\2", row) for row in rows],
@@ -305,17 +279,18 @@ def test_table_of_another_environment_is_refused_or_allowed_with_a_warning(what,
     key, value, words = OTHER_ENVIRONMENTS[what]
     change_environment(logdir, **{key: value})
     with pytest.raises(
-        UserError, match=f"made elsewhere: {words}; make it again: python profiler.* with --allow_stale_profile$"
+        UserError,
+        match=f"different setup: {words}; make it again: python profiler.* with --allow_stale_profile$",
     ):
         load(logdir, names, table)
     assert load(logdir, names, table, allow_stale=True).names == table.names
-    assert re.match(rf"warning: .*made elsewhere: {words}; used anyway \(", capsys.readouterr().out)
+    assert re.match(rf"warning: .*profiled on a different setup: {words}; used anyway \(", capsys.readouterr().out)
 
 
 def test_every_difference_is_named_and_unrecorded_values_are_ignored(saved):
     logdir, names, table = saved
     change_environment(logdir, machine="pdp11", system="Multics", cores=None, python="1.5.2")
-    with pytest.raises(UserError, match=r"made elsewhere: machine pdp11, here \w+; system Multics, here \w+; make it"):
+    with pytest.raises(UserError, match=r"different setup: machine pdp11, here \w+; system Multics, here \w+; make it"):
         load(logdir, names, table)
 
 
@@ -325,7 +300,7 @@ def test_table_without_environment_is_refused_or_allowed_with_a_warning(saved, c
     record = json.loads(path.read_text())
     del record["environment"]
     path.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine; make it again"):
+    with pytest.raises(UserError, match="no machine recorded; make it again"):
         load(logdir, names, table)
     load(logdir, names, table, allow_stale=True)
     assert "warning: " in capsys.readouterr().out
@@ -348,5 +323,5 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names, settings = tensor_names(small_model), table_settings(network)
     assert load_table(folder, settings, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
-    with pytest.raises(UserError, match="made elsewhere: it does not say on what machine"):
+    with pytest.raises(UserError, match="no machine recorded"):
         load_table(folder, settings, names, shapes, GRAPH, "profiler.py")

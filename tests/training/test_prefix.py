@@ -11,7 +11,7 @@ from small_networks import as_if_trained, built_optimizer, some_images, values
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.training.prefix import Cut, SplitStep, prefix_operations
+from elastic_trainer.training.prefix import prefix_operations, random_operation, split_step
 from elastic_trainer.training.step import TrainStep
 
 layers = keras.layers
@@ -74,11 +74,10 @@ def test_a_step_from_features_changes_what_the_step_changes_bit_for_bit(name):
     cuts = 0
     for mask in masks(model):
         step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
-        cut = Cut(step)
-        if not cut.tensors:
+        split = split_step(step)
+        if split is None:
             continue
         cuts += 1
-        split = SplitStep(step, cut)
         expected = changed_by(model, optimizer, lambda step=step: step(images, labels))
         got = changed_by(model, optimizer, lambda split=split: split(split.prefix(images), labels))
         for one, other in zip(got, expected, strict=True):
@@ -93,11 +92,10 @@ def test_a_loop_behind_a_cut_has_as_many_flops_as_in_the_step():
     x = layers.Dense(8)(layers.Reshape((SIZE, SIZE * 3))(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GRU(5)(x)))
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, upper_part(model, 0.7))
-    cut = Cut(step)
-    step_flops, graph = count_flops(step.graph), SplitStep(step, cut).graph
+    step_flops, graph = count_flops(step.graph), split_step(step).graph
     flops = count_flops(graph)
     loops = [op.name for op in graph.get_operations() if "While" in op.type]
-    assert len(loops) >= 2 and cut.tensors
+    assert len(loops) >= 2
     assert all(flops[name] == step_flops[name] > SIZE * BATCH * 5 * 15 for name in loops)
 
 
@@ -132,51 +130,14 @@ def test_a_residual_network_has_two_cut_tensors_inside_a_block():
     inner = layers.Conv2D(4, 3, padding="same", name="inner")(layers.Conv2D(4, 1)(x))
     model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Add()([x, inner]))))
     mask = np.array(["inner" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
-    assert len(Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)).tensors) == 2
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
+    assert len(split_step(step).dtypes) == 2
 
 
 def test_nothing_is_cut_where_all_tensors_train():
     model = make_small_model()
-    cut = Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH))
-    assert cut.tensors == [] and cut.random is None
-
-
-def test_a_cut_is_found_again_in_the_step_of_a_shallower_selection_and_in_no_deeper_one():
-    model = network("small")
-    optimizer = built_optimizer("sgd", model)
-    deep, middle, shallow = (
-        TrainStep(ImageClassification(model), optimizer, BATCH, upper_part(model, share)) for share in (0.75, 0.5, 0.15)
-    )
-    cut = Cut(middle)
-    served = Cut(shallow, cut.keys)
-    assert [tensor.name for tensor in served.tensors] == [tensor.name for tensor in cut.tensors] != []
-    assert Cut(shallow).keys != cut.keys
-    assert Cut(deep, cut.keys).tensors == []
-    images, labels = batch()
-    split = SplitStep(shallow, served)
-    features = SplitStep(middle, cut).prefix(images)
-    expected = changed_by(model, optimizer, lambda: shallow(images, labels))
-    for got, one in zip(changed_by(model, optimizer, lambda: split(features, labels)), expected, strict=True):
-        np.testing.assert_array_equal(got, one)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_a_cut_is_not_found_again_where_batch_norm_is_folded_since(policy):
-    """While gamma trains without its kernel, the convolution's output is not scaled; later, it is."""
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = layers.Conv2D(4, 3, name="convolution", dtype=policy)(inputs)
-    x = layers.ReLU(dtype=policy)(layers.BatchNormalization(name="norm", dtype=policy)(x))
-    x = layers.Dense(CLASSES, name="head", dtype=policy)(layers.GlobalAveragePooling2D(dtype=policy)(x))
-    model = as_if_trained(freeze_batch_norm(keras.Model(inputs, x)))
-    optimizer = built_optimizer("sgd", model)
-    in_head = np.array(["head" in variable.path for variable in model.trainable_variables])
-    with_gamma = in_head | np.array([variable.name == "gamma" for variable in model.trainable_variables])
-    cut, later = (
-        Cut(TrainStep(ImageClassification(model), optimizer, BATCH, with_gamma)),
-        TrainStep(ImageClassification(model), optimizer, BATCH, in_head),
-    )
-    assert cut.tensors and Cut(later).tensors
-    assert Cut(later, cut.keys).tensors == []
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH)
+    assert split_step(step) is None and random_operation(step) is None
 
 
 @pytest.mark.parametrize("name", ["small", "depthwise_and_grouped", "attention", "recurrent"])
@@ -186,7 +147,7 @@ def test_the_prefix_takes_any_number_of_images(name):
     mask = np.zeros(len(model.trainable_variables), bool)
     mask[-2:] = True
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
-    split = SplitStep(step, Cut(step))
+    split = split_step(step)
     images = some_images(SIZE, 2 * BATCH + 3)
     together = [value.numpy() for value in split.prefix(tf.constant(images))]
     for start in (0, BATCH):
@@ -201,7 +162,7 @@ def test_features_below_a_recurrent_layer_have_a_row_for_each_image():
     model = network("recurrent")
     mask = np.array(["gru" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
-    features = SplitStep(step, Cut(step)).prefix(tf.constant(some_images(SIZE, BATCH)))
+    features = split_step(step).prefix(tf.constant(some_images(SIZE, BATCH)))
     assert [value.numpy().shape for value in features] == [(BATCH, SIZE, 8)]
 
 
@@ -210,8 +171,8 @@ def test_a_random_operation_below_frozen_layers_ends_the_prefix_and_is_named():
     x = layers.Conv2D(4, 1)(layers.RandomFlip(seed=1, name="shaken")(inputs))
     model = keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
     mask = np.array(["head" in variable.path for variable in model.trainable_variables])
-    cut = Cut(TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask))
-    assert cut.tensors == [] and cut.random is not None and "shaken" in cut.random
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
+    assert split_step(step) is None and "shaken" in random_operation(step)
 
 
 def test_dropout_before_the_head_is_drawn_in_every_step():
@@ -220,7 +181,7 @@ def test_dropout_before_the_head_is_drawn_in_every_step():
     mask = np.zeros(len(model.trainable_variables), bool)
     mask[-2:] = True
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model, rate=0.0), BATCH, mask)
-    split = SplitStep(step, Cut(step))
+    split = split_step(step)
     images, labels = batch()
     features = split.prefix(images)
     assert len({split(features, labels)[0] for _ in range(8)}) > 1
