@@ -112,7 +112,7 @@ class PruneTrainScheme(Scheme):
             tqdm.write(f"step {progress.step}: {left} of {all_channels} channels left")
             state.replace(*smaller)
         everything, epoch = np.ones(self._tensor_count, bool), progress.step / self._data.steps_per_epoch
-        return Selection(everything, feature_steps=0, epoch=epoch)
+        return Selection(everything, epoch=epoch)
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""

@@ -15,6 +15,7 @@ from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
@@ -155,17 +156,17 @@ class History:
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps with a budget; None without one.
 
-        An interval's slowdown is the mean of those at its start and at its end. For the first interval it is the one
-        at the end, since what runs right after a start is slow.
+        Each stretch of an interval has the slowdown that was measured in it; an interval without gradient passes has
+        that of its selection.
         """
         total_ms = 0.0
-        for index, interval in enumerate(self.intervals):
-            selection, change = interval.selection, 1.0
-            if selection.slowdown and interval.slowdowns:
-                change = float(np.median(interval.slowdowns)) / selection.slowdown
-            if index > 0:
-                change = (1 + change) / 2
-            total_ms += change * (selection.full_step_ms or 0.0) * len(interval.step_ms)
+        for interval in self.intervals:
+            full_ms, count = interval.selection.full_step_ms or 0.0, len(interval.step_ms)
+            slowdown = interval.selection.slowdown
+            if slowdown and interval.slowdowns:
+                total_ms += full_ms / slowdown * float(slowdown_of_steps(interval.slowdowns, count).sum())
+            else:
+                total_ms += full_ms * count
         return total_ms or None
 
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:

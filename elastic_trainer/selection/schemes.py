@@ -212,7 +212,9 @@ class ElasticScheme(Scheme):
             return plan
         if progress.feature_steps:
             misses = feature_misses(self._data, steps, progress.feature_steps)
-        return keep_if_close(table, plan, measured.present, misses)
+        seconds = (progress.selection_seconds or 0.0) / measured.allowance.slowdown
+        changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
+        return keep_if_close(table, plan, measured.present, misses, changing_ms)
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""

@@ -125,16 +125,23 @@ def select_upper_part(
     return plan_of(table, best, None, budget_ms, misses)
 
 
-def keep_if_close(table: TimingTable, plan: Plan, present: np.ndarray, misses: float) -> Plan:
+def keep_if_close(table: TimingTable, plan: Plan, present: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:
     """The plan of bool [N] `present` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
 
     A new selection needs a new graph and new features. Where no importance counts, a few tensors more or less are not
-    worth them. `misses` are those of the features that `present` has already.
+    worth them.
+
+    Args:
+        table: timing table of the network.
+        plan, present: what may train from now on, and what trains now.
+        misses: of the features that `present` has already, see `timing.forward_costs`.
+        changing_ms: time of a change, a step that is left of the run.
     """
-    present_ms = table.predict_ms(present, misses)
-    is_close = plan.importance is None and not plan.mask.all()
-    is_close &= plan.step_ms + plan.making_ms - SHORTER * plan.budget_ms <= present_ms <= (1 + LONGER) * plan.budget_ms
-    if is_close or (plan.mask == present).all():
+    present_ms, plan_ms = table.predict_ms(present, misses), plan.step_ms + plan.making_ms
+    is_close = plan_ms - SHORTER * plan.budget_ms <= present_ms <= (1 + LONGER) * plan.budget_ms
+    is_close |= abs(plan_ms - present_ms) <= changing_ms
+    is_free = plan.importance is None and not plan.mask.all()
+    if (is_free and is_close) or (plan.mask == present).all():
         return plan_of(table, present, plan.importance, plan.budget_ms, misses)
     return plan
 
@@ -180,7 +187,8 @@ def step_budget_ms(table: TimingTable, rho: float, misses: float) -> float:
     """What a step may take in table time; all tensors fit into rho 1, whatever the fit's error."""
     if rho < 1:
         return rho * table.full_step_ms
-    return max(table.full_step_ms, 1.001 * table.predict_ms(np.ones(len(table.positions), bool), misses))
+    all_ms = table.predict_ms(np.ones(len(table.positions), bool), misses)
+    return max(table.full_step_ms, 1.03 * all_ms)  # more than the solver loses by rounding
 
 
 def plan_of(

@@ -4,10 +4,10 @@ A timing table is measured once, but devices heat up, slow down and run other pr
 are measured again:
 
     slowdown     a gradient pass over all tensors now, over the table's time for it. Full training, as it would run
-                 now, takes slowdown·full_step_ms a step. Several such passes alternate with the latest steps, so that
-                 both see the same disturbances (before the first selection, they run by themselves)
-    correction   the measured time of those steps, divided by (the table's prediction × slowdown). Updated with a Kalman
-                 gain, so noisy measurements count less, and bounded
+                 now, takes slowdown·full_step_ms a step. Several such passes are spread over the steps of an interval,
+                 so that both see the same disturbances (before the first selection, they run by themselves)
+    correction   the measured time of those steps, divided by (the table's prediction × the slowdown of their stretch of
+                 the interval). Updated with a Kalman gain, so noisy measurements count less, and bounded
 
 The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). What
 it takes to make its cached features counts, spread over the steps that use them. Large tensors seldom fill a budget, so
@@ -29,12 +29,13 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.selection.select import Plan
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
 PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log.md)
 CARRIED = 0.03  # share of a full step by which a selection's budget may differ from rho because of earlier selections
 LEAST_SCATTER = 0.05  # a few measurements may agree by chance
-LATEST_STEPS = 50  # before a selection; gradient passes alternate with them, and they are compared with those
+LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how fast steps are
 # Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
 # interval of less than a hundred steps has one for every twenty, and at least one.
 GRADIENT_PASSES = (5, 15)
@@ -57,7 +58,8 @@ class Progress(NamedTuple):
         step, total_steps: steps done, and in all.
         elapsed_seconds: wall time since training started, everything included.
         step_ms: measured steps since the last selection.
-        slowdowns: by each gradient pass since the last selection; before the first, by passes just now.
+        slowdowns: by each gradient pass since the last selection, at even distances; before the first, by passes just
+            now.
         overhead_ms: mean time of a step beyond its own (data, records).
         validation_seconds: of the latest validations, with the records and the saving that belong to them.
         selection_seconds: mean time of a selection; None before the first.
@@ -198,17 +200,19 @@ class RhoBudget(TimeBudget):
 
     def allow(self, progress: Progress) -> Allowance:
         """See `TimeBudget.allow`."""
-        ratios, slowdown = self._step_over_prediction(progress), _slowdown(progress)
-        if ratios and progress.slowdowns:
+        if self._step_ms and progress.step_ms and progress.slowdowns:
+            predicted_ms = self._step_ms * slowdown_of_steps(progress.slowdowns, len(progress.step_ms))
+            ratios = (np.array(progress.step_ms) / predicted_ms).tolist()
             noise = _median_error(ratios) ** 2 + _median_error(progress.slowdowns) ** 2
             gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
-            self.correction *= (statistics.median(ratios) / slowdown / self.correction) ** gain
+            self.correction *= (statistics.median(ratios) / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
         if self._step_ms:
             took = min((self._step_ms + self._making_ms) * self.correction / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -CARRIED), CARRIED)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         table_rho = self._allowed / self.correction if self._allowed < 1 else 1.0
+        slowdown = _slowdown(progress)
         return Allowance(self._allowed, table_rho, self.table.full_step_ms * slowdown, slowdown, self.correction)
 
     def to_record(self) -> dict[str, float]:
@@ -347,7 +351,7 @@ def deadline_epochs(
 
 
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
-    """Steps, counted from 1, after which a gradient pass is timed: evenly among the latest of each interval.
+    """Steps, counted from 1, after which a gradient pass is timed: at even distances in each interval.
 
     Args:
         ends: 0, and the last step of each interval.
@@ -357,13 +361,13 @@ def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
         fewest, most = GRADIENT_PASSES
         steps = end - start
         passes = min(max(steps // 100, min(steps // 20, fewest), 1), most)
-        window = min(steps, LATEST_STEPS)
-        found |= {end - (2 * k + 1) * window // (2 * passes) for k in range(passes)}
+        found |= {end - (2 * k + 1) * steps // (2 * passes) for k in range(passes)}
     return found
 
 
 def _slowdown(progress: Progress) -> float:
-    return statistics.median(progress.slowdowns or [1.0])
+    """The slowdown now, by the latest gradient passes."""
+    return statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])
 
 
 def _median_error(values: Sequence[float]) -> float:

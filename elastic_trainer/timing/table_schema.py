@@ -33,6 +33,14 @@ class FitRecord(BaseModel):
     untraced_ms: Factor
 
 
+class Place(BaseModel):
+    """`machine.environment()`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    packages: dict[str, Any] | None = None
+
+
 class Profile(BaseModel):
     """profile.json. What nothing reads is kept as it is."""
 
@@ -54,7 +62,7 @@ class Profile(BaseModel):
     compiling_ms: Milliseconds | None = None
     plain_step_ms: MillisecondsAboveZero | None = None
     profiling_seconds: MillisecondsAboveZero | None = None
-    environment: dict[str, Any] | None = None
+    environment: Place | None = None
     graph_digest: str | None = None
 
 

@@ -41,6 +41,18 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 
     return times
 
 
+def slowdown_of_steps(slowdowns: Sequence[float], steps: int) -> np.ndarray:
+    """The device's slowdown during each of `steps` [steps], from some measured at even distances among them.
+
+    A single one may be disturbed, so each stretch takes the median of its own and those before and after it.
+    """
+    if not slowdowns:
+        return np.ones(steps)
+    smooth = [float(np.median(slowdowns[max(k - 1, 0) : k + 2])) for k in range(len(slowdowns))]
+    stretches = np.array_split(np.arange(steps), len(slowdowns))
+    return np.repeat(smooth, [len(stretch) for stretch in stretches])
+
+
 def without_drift(times: np.ndarray) -> np.ndarray:
     """Wall times [rounds, runs] as they would be at a constant speed of the machine: its usual one.
 

@@ -42,7 +42,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     assert "warning: " in used.stdout and "used anyway (--allow_stale_profile)" in used.stdout
     (folder / "profile.json").write_text(original.replace(json.loads(original)["graph_digest"], "0" * 16))
     changed = error_line("main.py", *flags)
-    assert "made for other operations" in changed and "make it again: python profiler" in changed
+    assert "profiled with other operations" in changed and "make it again: python profiler" in changed
     (folder / "profile.json").write_text(original)
 
     infeasible = error_line("main.py", *flags, "--rho", "0.01")

@@ -56,9 +56,11 @@ def test_run_records_its_peak_memory(tmp_path):
     assert curve(tmp_path, "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
 
 
-def test_full_training_time_follows_the_slowdowns_before_and_during_each_interval():
+def test_full_training_time_follows_the_slowdown_of_each_stretch():
+    """Disturbed single passes count nothing; an interval without passes has the slowdown of its selection."""
     history = History()
-    for slowdown, later_slowdowns in ((3.0, [1.5, 9.0, 1.4]), (1.5, [2.0]), (2.0, [])):
+    for slowdown, passes in ((3.0, [1.5, 9.0, 1.5]), (1.5, [2.0]), (2.0, []), (1.0, [1.0, 1.0, 1.0, 3.0, 3.0, 3.0])):
         selection = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
-        history.intervals.append(SelectionInterval(selection, 0, step_ms=[1.0, 1.0], slowdowns=later_slowdowns))
-    assert history.full_training_ms() == pytest.approx(2 * 100 * (1.5 + 1.75 + 2))
+        history.intervals.append(SelectionInterval(selection, 0, step_ms=[1.0] * 6, slowdowns=passes))
+    assert history.full_training_ms() == pytest.approx(6 * 100 * (1.5 + 2 + 2 + 2), rel=0.3)
+    assert History(intervals=history.intervals[1:]).full_training_ms() == pytest.approx(6 * 100 * (2 + 2 + 2))

@@ -145,7 +145,7 @@ def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     compared = []
 
-    def keep_if_close(table, plan, present, misses):
+    def keep_if_close(table, plan, present, *_):
         compared.append(present)
         return plan
 

@@ -127,6 +127,10 @@ def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_m
         assert found.step_ms == pytest.approx(table.predict_ms(found.mask))
         kept.append(is_close)
     assert 3 < sum(kept) < len(kept) - 2
+    deep = np.ones(len(head), bool)
+    beyond_ms = table.predict_ms(deep) - table.predict_ms(best.mask)
+    assert keep_if_close(table, best, deep, 1.0, 0.99 * beyond_ms) is best
+    assert keep_if_close(table, best, deep, 1.0, 1.01 * beyond_ms).mask.all(), "a change takes longer than it saves"
     by_importance = select_tensors(table, np.ones(len(head)), head, 0.5)
     assert keep_if_close(table, by_importance, head, 1.0) is by_importance
 

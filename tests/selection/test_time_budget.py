@@ -15,7 +15,6 @@ from elastic_trainer.selection.select import Plan, plan_of, select_tensors
 from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
-    LATEST_STEPS,
     DeadlineBudget,
     Progress,
     RhoBudget,
@@ -196,13 +195,17 @@ def test_correction_is_bounded(case):
         assert correction == pytest.approx(bound)
 
 
-def test_correction_uses_only_the_latest_steps(case):
+def test_load_that_goes_away_within_an_interval_is_no_wrong_prediction(case):
+    """Each stretch of steps is compared with the gradient pass in it."""
     table, head = case
     budget = RhoBudget(table, head, 0.6)
     budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     expected = table.predict_ms(head)
-    steps = [9 * expected] * 500 + [expected] * 50
-    assert budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 9)).correction == 1.0
+    steps = [2 * expected] * 300 + [expected] * 200
+    allowance = budget.allow(Progress(step_ms=steps, slowdowns=[2.0] * 3 + [1.0] * 2))
+    assert allowance.correction == pytest.approx(1.0) and allowance.slowdown == 2.0
+    later = budget.allow(Progress(step_ms=steps, slowdowns=[2.0] * 6 + [1.0] * 4))
+    assert later.slowdown == 1.0, "it is the slowdown at the end"
 
 
 def test_noisy_measurements_change_the_correction_less(case):
@@ -221,13 +224,13 @@ def test_noisy_measurements_change_the_correction_less(case):
 
 
 @pytest.mark.parametrize(("start", "end", "passes"), [(0, 1, 1), (3, 6, 1), (0, 90, 4), (100, 1100, 10), (0, 9000, 15)])
-def test_gradient_passes_are_spread_evenly_over_the_latest_steps(start, end, passes):
+def test_gradient_passes_are_spread_evenly_over_each_interval(start, end, passes):
     steps = sorted(gradient_pass_steps([start, end]))
     assert len(steps) == passes
-    latest = min(end - start, LATEST_STEPS)
-    assert end - latest < steps[0] and steps[-1] <= end
-    if latest > passes:
-        assert set(np.diff(steps)) <= {latest // passes, latest // passes + 1}
+    count = end - start
+    assert start < steps[0] and steps[-1] <= end
+    if passes > 1:
+        assert set(np.diff(steps)) <= {count // passes, count // passes + 1}
     assert gradient_pass_steps([start, end, end + 7]) == {*steps} | {end + step for step in gradient_pass_steps([0, 7])}
 
 
