@@ -32,7 +32,7 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
     assert table.compiling_ms is not None and table.compiling_ms > table.full_step_ms
     assert table.forward_ms < table.gradient_pass_ms < 1.2 * table.full_step_ms
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
-    assert table.fit.forward_factor > 0
+    assert table.fit.t_fw_factor > 0
     selections = table.details["measured_selections"]
     cached_ms = [selection["cached_step_ms"] for selection in selections]
     assert cached_ms[0] is not None and cached_ms[-1] is None  # the head alone, and every tensor

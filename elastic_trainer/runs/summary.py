@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.task import Score
 
 
-FEWEST_STEPS = 10  # measured ones, for a ratio of a run's time
-LEAST_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
+MIN_STEPS = 10  # measured ones, for a ratio of a run's time
+MIN_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
 
 
 def run_results(history: History, planned_steps: int, score: Score) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     measured_share = (sum(step_ms) + history.making_ms) / training_ms
     if full_ms is None:
         missing = "no step was measured within a time budget"
-    elif len(step_ms) < FEWEST_STEPS or measured_share < LEAST_SHARE:
+    elif len(step_ms) < MIN_STEPS or measured_share < MIN_SHARE:
         missing = (
             f"the run is too short: {len(step_ms)} steps were measured without compiling and took "
-            f"{measured_share:.0%} of training time; {FEWEST_STEPS} and {LEAST_SHARE:.0%} are needed"
+            f"{measured_share:.0%} of training time; {MIN_STEPS} and {MIN_SHARE:.0%} are needed"
         )
     else:
         missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)

@@ -112,11 +112,11 @@ class FixedScheme(Scheme):
 class _Measured(NamedTuple):
     """What a selection before step `step` is solved for; measuring it took `seconds`.
 
-    bool [N] `present` is the selection until then.
+    bool [N] `current` is the selection until then.
     """
 
     step: int
-    present: np.ndarray | None
+    current: np.ndarray | None
     importance: np.ndarray
     allowance: Allowance
     seconds: float
@@ -208,13 +208,13 @@ class ElasticScheme(Scheme):
             misses = feature_misses(self._data, steps)
         table_rho = measured.allowance.table_rho
         plan = self._select_tensors(table, measured.importance, self._head, table_rho, resolution, misses)
-        if measured.present is None:
+        if measured.current is None:
             return plan
         if progress.feature_steps:
             misses = feature_misses(self._data, steps, progress.feature_steps)
         seconds = (progress.selection_seconds or 0.0) / measured.allowance.slowdown
         changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
-        return keep_if_close(table, plan, measured.present, misses, changing_ms)
+        return keep_if_close(table, plan, measured.current, misses, changing_ms)
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
         """See `Scheme.slowdown`."""

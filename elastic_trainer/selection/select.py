@@ -14,7 +14,7 @@ import numpy as np
 import selection_solver_DP
 from elastic_trainer.timing.table import TimingTable
 
-# Of the budget: a present upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
+# Of the budget: the current upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
 # beyond the budget.
 SHORTER, LONGER = 0.05, 0.01
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
@@ -125,24 +125,24 @@ def select_upper_part(
     return plan_of(table, best, None, budget_ms, misses)
 
 
-def keep_if_close(table: TimingTable, plan: Plan, present: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:
-    """The plan of bool [N] `present` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
+def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:
+    """The plan of bool [N] `current` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
 
     A new selection needs a new graph and new features. Where no importance counts, a few tensors more or less are not
     worth them.
 
     Args:
         table: timing table of the network.
-        plan, present: what may train from now on, and what trains now.
-        misses: of the features that `present` has already, see `timing.forward_costs`.
+        plan, current: what may train from now on, and what trains now.
+        misses: of the features that `current` has already, see `timing.forward_costs`.
         changing_ms: time of a change, a step that is left of the run.
     """
-    present_ms, plan_ms = table.predict_ms(present, misses), plan.step_ms + plan.making_ms
-    is_close = plan_ms - SHORTER * plan.budget_ms <= present_ms <= (1 + LONGER) * plan.budget_ms
-    is_close |= abs(plan_ms - present_ms) <= changing_ms
+    current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.making_ms
+    is_close = plan_ms - SHORTER * plan.budget_ms <= current_ms <= (1 + LONGER) * plan.budget_ms
+    is_close |= abs(plan_ms - current_ms) <= changing_ms
     is_free = plan.importance is None and not plan.mask.all()
-    if (is_free and is_close) or (plan.mask == present).all():
-        return plan_of(table, present, plan.importance, plan.budget_ms, misses)
+    if (is_free and is_close) or (plan.mask == current).all():
+        return plan_of(table, current, plan.importance, plan.budget_ms, misses)
     return plan
 
 

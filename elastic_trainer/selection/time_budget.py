@@ -34,7 +34,7 @@ from elastic_trainer.timing.wall_time import slowdown_of_steps
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
 PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log.md)
 CARRIED = 0.03  # share of a full step by which a selection's budget may differ from rho because of earlier selections
-LEAST_SCATTER = 0.05  # a few measurements may agree by chance
+MIN_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how fast steps are
 # Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
 # interval of less than a hundred steps has one for every twenty, and at least one.
@@ -374,4 +374,4 @@ def _median_error(values: Sequence[float]) -> float:
     """Standard error of the median of `values`, as a share of it."""
     median = statistics.median(values)
     scatter = 1.4826 * statistics.median(abs(value / median - 1) for value in values)  # as a standard deviation
-    return 1.2533 * max(scatter, LEAST_SCATTER) / math.sqrt(len(values))
+    return 1.2533 * max(scatter, MIN_SCATTER) / math.sqrt(len(values))

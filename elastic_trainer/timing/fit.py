@@ -23,8 +23,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Fit:
-    """Wall time in ms = constant_ms + chain_factor · (sum of t_dy down to the deepest) + own_factor · (sum of t_dw)
-    + forward_factor · (R + P, or R from cached features; `timing.forward_costs`). reading_factor and writing_factor are
+    """Wall time in ms = constant_ms + t_dy_factor · (sum of t_dy down to the deepest) + t_dw_factor · (sum of t_dw)
+    + t_fw_factor · (R + P, or R from cached features; `timing.forward_costs`). reading_factor and writing_factor are
     what a MB of features takes, in ms; they are measured, not fitted. untraced_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
@@ -33,9 +33,9 @@ class Fit:
     """
 
     constant_ms: float
-    chain_factor: float
-    own_factor: float
-    forward_factor: float
+    t_dy_factor: float
+    t_dw_factor: float
+    t_fw_factor: float
     median_error_percent: float | None
     p95_error_percent: float | None
     selections: int
@@ -77,7 +77,7 @@ def fit_wall_time(
     measured_ms: np.ndarray,
     selections: np.ndarray,
     rounds: int,
-    most_untraced_ms: float = 0.0,
+    max_untraced_ms: float = 0.0,
 ) -> Fit:
     """Non-negative least squares of relative errors, with the best `untraced_ms`.
 
@@ -87,7 +87,7 @@ def fit_wall_time(
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
         rounds: how often each step was measured.
-        most_untraced_ms: bounds `untraced_ms`.
+        max_untraced_ms: bounds `untraced_ms`.
     """
     from scipy.optimize import minimize_scalar, nnls
 
@@ -100,7 +100,7 @@ def fit_wall_time(
         def solution(untraced_ms: float) -> tuple[np.ndarray, float]:
             return nnls(features(untraced_ms)[rows] / measured_ms[rows, None], np.ones(rows.sum()))
 
-        best = minimize_scalar(lambda ms: solution(ms)[1], bounds=(0.0, most_untraced_ms), method="bounded")
+        best = minimize_scalar(lambda ms: solution(ms)[1], bounds=(0.0, max_untraced_ms), method="bounded")
         untraced_ms = float(best.x) if best.fun < solution(0.0)[1] else 0.0
         return untraced_ms, solution(untraced_ms)[0]
 
@@ -114,9 +114,9 @@ def fit_wall_time(
     constant, chain, own, forward = map(float, factors)
     return Fit(
         constant_ms=constant,
-        chain_factor=chain,
-        own_factor=own,
-        forward_factor=forward,
+        t_dy_factor=chain,
+        t_dw_factor=own,
+        t_fw_factor=forward,
         median_error_percent=float(np.median(errors)),
         p95_error_percent=float(np.percentile(errors, 95)),
         selections=len(np.unique(selections)),

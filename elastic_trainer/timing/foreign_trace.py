@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from elastic_trainer.training.step import TrainStep
 
-MOST_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
+MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
 # Layers in front of the backbone, augmentation and preprocessing, have names of the user's choice.
 _INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
@@ -68,7 +68,7 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
         weights = weights / weights.sum() if weights.sum() else np.full(len(found), 1 / len(found))
         for each, weight in zip(found, weights, strict=True):
             times[each] += time_ms * float(weight)
-    if unmatched_ms > MOST_UNMATCHED * trace.total_ms:
+    if unmatched_ms > MAX_UNMATCHED * trace.total_ms:
         share = unmatched_ms / trace.total_ms
         raise UserError(
             f"--from_trace: {share:.0%} of its time matches no operation of {model.name.removesuffix('_classifier')}; "

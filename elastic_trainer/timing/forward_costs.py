@@ -6,9 +6,9 @@
     M(depth)   what passes from there to the rest, the features of a batch, in MB
     misses     examples whose features must be computed, over all examples that the steps train on
 
-    computed   the prefix runs in every step:   forward_factor * (R + P)
-    cached     its features are kept:           forward_factor * R + reading_factor * M
-                                                + misses * (forward_factor * P + writing_factor * M)
+    computed   the prefix runs in every step:   t_fw_factor * (R + P)
+    cached     its features are kept:           t_fw_factor * R + reading_factor * M
+                                                + misses * (t_fw_factor * P + writing_factor * M)
 
 The cheaper way is taken. At 1 miss an example, a cache is not worth it. What it takes depends on depth alone, so the
 solver stays exact where it does not decrease with depth. Without M it never does: one tensor deeper moves time from P
@@ -48,7 +48,7 @@ def forward_costs(
     """The cheaper way to each depth.
 
     Args:
-        recomputed_ms, prefix_ms: float [N+1], forward_factor * R and forward_factor * P. The last of P is preprocessing
+        recomputed_ms, prefix_ms: float [N+1], t_fw_factor * R and t_fw_factor * P. The last of P is preprocessing
             alone, which is not cached by itself.
         reading_ms, writing_ms: float [N+1], reading_factor * M and writing_factor * M.
         misses: see the module's header.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
-MOST_TRIES = 3  # of a step that other virtual machines disturb
+MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
 # MobileNetV2 took 12 to 21 % longer without one (docs/log.md).
@@ -78,7 +78,7 @@ def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURI
     end = time.perf_counter() + seconds
     with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
         while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
-            times.append(measure_ms(runs, rounds=1, warmup=warmup, most_tries=MOST_TRIES))
+            times.append(measure_ms(runs, rounds=1, warmup=warmup, max_tries=MAX_TRIES))
             bar.update()
     return without_drift(np.concatenate(times))
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
 # selections worse (docs/log.md).
-LONGEST_UNTRACED = 5
+MAX_UNTRACED = 5
 SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program of its own
 
 
@@ -162,8 +162,8 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     selections = np.array([*range(len(masks)), *cached])
     sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
     measured_ms = np.concatenate([median_ms, cached_ms])
-    most_untraced_ms = LONGEST_UNTRACED * float(np.median([op_ms[name] for name in timed]))
-    fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), most_untraced_ms)
+    max_untraced_ms = MAX_UNTRACED * float(np.median([op_ms[name] for name in timed]))
+    fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), max_untraced_ms)
     full_step_ms = float(median_ms[-1])
     costs = costs.with_untraced(operations, fit.untraced_ms)
     computed, from_features = ([_step_sums(costs, mask, skips) for mask in masks] for skips in (False, True))
@@ -179,8 +179,8 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "measured_selections": [
             {
                 "trained_tensors": int(mask.sum()),
-                "chain_ms": row.t_dy_ms,
-                "own_ms": row.t_dw_ms,
+                "t_dy_ms": row.t_dy_ms,
+                "t_dw_ms": row.t_dw_ms,
                 "recomputed_ms": rest.forward_ms,
                 "prefix_ms": row.forward_ms - rest.forward_ms,
                 "step_ms": float(median),
@@ -195,7 +195,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
-    return _table(
+    return _timing_table(
         measurement.task,
         settings,
         measurement.full,
@@ -219,9 +219,9 @@ def _step_sums(costs: Attribution, mask: np.ndarray, from_features: bool = False
     selected = mask[costs.positions]
     recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
     depth = depth_of(selected)
-    chain_ms, own_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
+    t_dy_ms, t_dw_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
     forward_ms = recomputed_ms[depth] + (0.0 if from_features else prefix_ms[depth])
-    return StepSums(chain_ms, own_ms, float(forward_ms))
+    return StepSums(t_dy_ms, t_dw_ms, float(forward_ms))
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
@@ -287,10 +287,10 @@ def table_of_trace(
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
     gradient_pass_ms = full_step_ms - float(costs.update_ms.sum())
-    return _table(task, settings, full, costs, forward_ms, full_step_ms, gradient_pass_ms, fit, details)
+    return _timing_table(task, settings, full, costs, forward_ms, full_step_ms, gradient_pass_ms, fit, details)
 
 
-def _table(
+def _timing_table(
     task: Task,
     settings: dict[str, Any],
     full: TrainStep,

@@ -99,12 +99,12 @@ class TimingTable:
     def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
         """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
         costs = self.forward_costs(misses)
-        return self.fit.chain_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.making_ms))
+        return self.fit.t_dy_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.making_ms))
 
     @property
     def wall_t_dw_ms(self) -> np.ndarray:
         """Wall time [N] that training each tensor adds to a step."""
-        return self.fit.own_factor * self.t_dw_ms
+        return self.fit.t_dw_factor * self.t_dw_ms
 
     @property
     def compiling_ms(self) -> float | None:
@@ -133,8 +133,8 @@ class TimingTable:
         recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
         features_mb = np.concatenate([[0.0], self.features_mb])
         return forward_costs(
-            self.fit.forward_factor * recomputed_ms,
-            self.fit.forward_factor * prefix_ms,
+            self.fit.t_fw_factor * recomputed_ms,
+            self.fit.t_fw_factor * prefix_ms,
             self.fit.reading_factor * features_mb,
             self.fit.writing_factor * features_mb,
             misses,
@@ -147,7 +147,7 @@ class TimingTable:
     def predict(self, mask: np.ndarray, misses: float = 1.0) -> StepPrediction:
         """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheaper form."""
         t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
-        backward_ms = self.fit.chain_factor * t_dy_ms + self.fit.own_factor * t_dw_ms
+        backward_ms = self.fit.t_dy_factor * t_dy_ms + self.fit.t_dw_factor * t_dw_ms
         step_ms, making_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
         step_ms += self.fit.constant_ms + backward_ms
         return StepPrediction(float(step_ms), float(making_ms), bool(is_cached))
@@ -239,7 +239,7 @@ def load_table(
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
-    table = _table(rows, record, settings, names)
+    table = _table_of(rows, record, settings, names)
     why = _not_of(table, graph)
     if why and not allow_stale:
         raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
@@ -257,15 +257,17 @@ def read_profile(folder: Path) -> dict[str, Any]:
 
 def _read_rows(path: Path) -> list[Row]:
     """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
-    from elastic_trainer.timing.table_schema import Table
+    from elastic_trainer.timing.table_schema import Rows
 
     with reading(path), path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        table = Table.model_validate({f"line {reader.line_num}": row for row in reader})
+        table = Rows.model_validate({f"line {reader.line_num}": row for row in reader})
     return sorted(table.root.values(), key=lambda row: row.order)
 
 
-def _table(rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]) -> TimingTable:
+def _table_of(
+    rows: Sequence[Row], record: dict[str, Any], settings: dict[str, Any], names: Sequence[str]
+) -> TimingTable:
     """The table of these rows and of a profile.json that holds `record` and `settings`."""
     places = {row.name: place for place, row in enumerate(rows)}
     return TimingTable(

@@ -21,9 +21,9 @@ class FitRecord(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     constant_ms: Milliseconds
-    chain_factor: Factor
-    own_factor: Factor
-    forward_factor: Factor
+    t_dy_factor: Factor
+    t_dw_factor: Factor
+    t_fw_factor: Factor
     median_error_percent: Factor | None
     p95_error_percent: Factor | None
     selections: Count
@@ -86,11 +86,11 @@ class Row(BaseModel):
         return tuple(int(size) for size in self.shape.split("x") if size)
 
 
-class Table(RootModel[dict[str, Row]]):
+class Rows(RootModel[dict[str, Row]]):
     """All rows of table.csv, by the line that they stand in."""
 
     @model_validator(mode="after")
-    def _check_all(self) -> Table:
+    def _check_all(self) -> Rows:
         rows = [*self.root.values()]
         for column in ("name", "order"):
             seen: dict[Any, str] = {}

@@ -16,21 +16,21 @@ from elastic_trainer.machine import is_undisturbed, stolen_seconds
 DRIFT_WINDOW = 7  # calls
 
 
-def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, most_tries: int = 1) -> np.ndarray:
+def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, max_tries: int = 1) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms. All runs alternate, so a change of the machine's speed affects all alike.
 
     Args:
         runs: what is measured.
         rounds: how often each is measured.
         warmup: warm-up calls before each measured one, which fill the caches.
-        most_tries: a call from which other virtual machines took processor time is repeated, up to so many tries.
+        max_tries: a call from which other virtual machines took processor time is repeated, up to so many tries.
     """
     times = np.zeros((rounds, len(runs)))
     for row in times:
         for column, run in enumerate(runs):
             for _ in range(warmup):
                 run()
-            for tries_left in reversed(range(most_tries)):
+            for tries_left in reversed(range(max_tries)):
                 stolen = stolen_seconds() if tries_left else 0.0
                 start = time.perf_counter()
                 run()

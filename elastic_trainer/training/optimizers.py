@@ -24,7 +24,7 @@ import tensorflow as tf
 from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.settings import Settings
 
-LEAST_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
+MIN_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
 
 
 class _OneDevice:
@@ -95,7 +95,7 @@ class SGDW(_OneDevice, keras.optimizers.SGD):
 
 def _clipping_factor(gradient: tf.Tensor, weights: tf.Variable, clipping: float) -> tf.Tensor:
     """What a gradient is multiplied by so that its norm is at most `clipping` times that of its weights; at most 1."""
-    most = clipping**2 * tf.maximum(tf.nn.l2_loss(weights), LEAST_NORM**2 / 2)
+    most = clipping**2 * tf.maximum(tf.nn.l2_loss(weights), MIN_NORM**2 / 2)
     return tf.minimum(tf.sqrt(most / tf.nn.l2_loss(gradient)), tf.ones((), gradient.dtype))
 
 

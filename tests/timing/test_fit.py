@@ -21,7 +21,7 @@ NONE = np.zeros((24, 3))
 def test_fit_of_linear_times_recovers_the_factors_without_error():
     sums, selections = steps(np.random.default_rng(0))
     fit = fit_wall_time(sums, NONE, 10 + sums @ [0.7, 0.4, 0.9], selections, rounds=1)
-    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
+    factors = (fit.constant_ms, fit.t_dy_factor, fit.t_dw_factor, fit.t_fw_factor)
     assert factors == pytest.approx((10, 0.7, 0.4, 0.9))
     assert (fit.p95_error_percent, fit.median_error_percent) == pytest.approx((0, 0), abs=1e-6)
     assert fit.selections == 12
@@ -33,8 +33,8 @@ def test_time_beside_the_trace_is_found_within_its_bound(untraced_ms):
     sums, selections = steps(rng)
     operations = rng.integers(0, 200, (24, 3))
     measured_ms = 10 + (sums + untraced_ms * operations) @ [0.7, 0.4, 0.9]
-    fit = fit_wall_time(sums, operations, measured_ms, selections, 1, most_untraced_ms=0.5)
-    factors = (fit.constant_ms, fit.chain_factor, fit.own_factor, fit.forward_factor)
+    fit = fit_wall_time(sums, operations, measured_ms, selections, 1, max_untraced_ms=0.5)
+    factors = (fit.constant_ms, fit.t_dy_factor, fit.t_dw_factor, fit.t_fw_factor)
     assert fit.untraced_ms == pytest.approx(untraced_ms, rel=1e-3)
     assert factors == pytest.approx((10, 0.7, 0.4, 0.9), rel=1e-3)
     assert fit.p95_error_percent == pytest.approx(0, abs=0.1)
@@ -49,7 +49,7 @@ def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     for selection in range(12):
         kept = [row for row in range(24) if row % 12 != selection]
         fit = fit_wall_time(sums[kept], NONE[kept], measured_ms[kept], selections[kept], rounds=1)
-        factors = [fit.chain_factor, fit.own_factor, fit.forward_factor]
+        factors = [fit.t_dy_factor, fit.t_dw_factor, fit.t_fw_factor]
         for row in (selection, selection + 12):
             errors.append(100 * abs((fit.constant_ms + sums[row] @ factors) / measured_ms[row] - 1))
     fit = fit_wall_time(sums, NONE, measured_ms, selections, rounds=1)

@@ -75,7 +75,7 @@ def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_fa
     assert (table.wall_t_dy_ms(misses) >= 0).all()
     costs = table.forward_costs(misses)
     most_ms = np.maximum.accumulate(costs.step_ms + costs.making_ms)
-    chain_ms = np.cumsum(table.wall_t_dy_ms(misses) - table.fit.chain_factor * table.t_dy_ms)
+    chain_ms = np.cumsum(table.wall_t_dy_ms(misses) - table.fit.t_dy_factor * table.t_dy_ms)
     np.testing.assert_allclose(chain_ms, most_ms[1:] - most_ms[0])
 
 
@@ -129,9 +129,7 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
             assert table.predict_ms(mask, 0.25) == pytest.approx(sum(cached[:2]))
 
 
-@pytest.mark.parametrize(
-    ("was", "why"), [("c3d4", "profiled with other operations"), (None, "profiled with other operations")]
-)
+@pytest.mark.parametrize(("was", "why"), [("c3d4", "with other operations"), (None, "with other operations")])
 def test_table_of_another_graph_is_refused_or_used_with_a_warning(saved, capsys, was, why):
     logdir, names, table = saved
     table.details["graph_digest"] = was
@@ -180,7 +178,7 @@ DAMAGED_PROFILES: dict[str, tuple[Any, str]] = {
     "time NaN": ({"forward_ms": float("nan")}, "forward_ms: Input should be a finite number, not nan"),
     "time nested": ({"forward_ms": [[1]]}, "forward_ms: Input should be a valid number"),
     "fit null": ({"fit": None}, "fit: Input should be an object"),
-    "fit without factors": ({"fit": {"constant_ms": 1.0}}, "fit: chain_factor: Field required$"),
+    "fit without factors": ({"fit": {"constant_ms": 1.0}}, "fit: t_dy_factor: Field required$"),
     "environment as text": ({"environment": "here"}, "environment: Input should be an object"),
     "packages as a list": ({"environment": {"packages": [1]}}, "environment: packages: Input should be an object"),
 }

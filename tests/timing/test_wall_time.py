@@ -33,7 +33,7 @@ def test_disturbed_call_is_measured_again(stolen_ms, calls, monkeypatch):
     monkeypatch.setattr(wall_time.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(wall_time, "stolen_seconds", lambda: clock[1])
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)  # of 400 ms of processor time, 8 may be stolen
-    assert measure_ms([run], 1, most_tries=3).tolist() == [[pytest.approx(100)]]
+    assert measure_ms([run], 1, max_tries=3).tolist() == [[pytest.approx(100)]]
     assert clock[0] == pytest.approx(calls * 0.1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic_trainer.training.optimizers import LEAST_NORM, SGDW, FusedAdam, WarmupCosine, make_optimizer
+from elastic_trainer.training.optimizers import MIN_NORM, SGDW, FusedAdam, WarmupCosine, make_optimizer
 from elastic_trainer.training.traced_graph import BRANCHES
 
 RECORD = json.loads((Path(__file__).parents[1] / "data" / "sgdw_trajectory.json").read_text())
@@ -69,7 +69,7 @@ def test_a_tensor_selected_later_gets_the_same_updates(name):
     [
         ([3.0, 4.0], [6.0, 8.0], 0.02 * 10),  # clipped to a share of the weights' norm
         ([0.03, 0.04], [6.0, 8.0], 0.05),  # shorter: as it is
-        ([3.0, 4.0], [0.0, 0.0], 0.02 * LEAST_NORM),  # weights that start at 0 can train
+        ([3.0, 4.0], [0.0, 0.0], 0.02 * MIN_NORM),  # weights that start at 0 can train
         ([0.0, 0.0], [0.0, 0.0], 0.0),
     ],
 )
