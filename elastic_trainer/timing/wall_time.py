@@ -44,11 +44,12 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 
 def slowdown_of_steps(slowdowns: Sequence[float], steps: int) -> np.ndarray:
     """The device's slowdown during each of `steps` [steps], from some measured at even distances among them.
 
-    A single one may be disturbed, so each stretch takes the median of its own and those before and after it.
+    A single one may be disturbed, so each stretch takes the median of three neighbours.
     """
     if not slowdowns:
         return np.ones(steps)
-    smooth = [float(np.median(slowdowns[max(k - 1, 0) : k + 2])) for k in range(len(slowdowns))]
+    first = np.clip(np.arange(len(slowdowns)) - 1, 0, max(len(slowdowns) - 3, 0))
+    smooth = [float(np.median(slowdowns[start : start + 3])) for start in first]
     stretches = np.array_split(np.arange(steps), len(slowdowns))
     return np.repeat(smooth, [len(stretch) for stretch in stretches])
 

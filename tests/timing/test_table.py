@@ -129,7 +129,9 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
             assert table.predict_ms(mask, 0.25) == pytest.approx(sum(cached[:2]))
 
 
-@pytest.mark.parametrize(("was", "why"), [("c3d4", "with other operations"), (None, "with other operations")])
+@pytest.mark.parametrize(
+    ("was", "why"), [("c3d4", "profiled with other operations"), (None, "profiled with other operations")]
+)
 def test_table_of_another_graph_is_refused_or_used_with_a_warning(saved, capsys, was, why):
     logdir, names, table = saved
     table.details["graph_digest"] = was
@@ -208,7 +210,7 @@ DAMAGED_TABLES = {
     "row twice": (lambda rows: [*rows, rows[1]], r"line \d+: name: head/bias is a duplicate of line \d+"),
     "order twice": (
         lambda rows: [*rows[:2], rows[2].replace(",1,", ",0,"), *rows[3:]],
-        "order: 0 is a duplicate",
+        "line 3: order: 0 is a duplicate",
     ),
     "huge field": (lambda rows: [*rows, "x" * 200_000], r"field larger than field limit"),
     "all times 0": (
