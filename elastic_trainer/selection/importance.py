@@ -41,7 +41,7 @@ class ImportanceEvaluator:
     On several batches, I_k = -sum(g(w) * dw): dw is made from the mean gradient of one half of them, g is the mean
     gradient of the other half, and the mean is taken of both ways. On the images that it is made from, every update
     lowers the loss, that of noise too, and in a pretrained network most of a small batch's gradient is noise
-    (docs/results.md). On other images noise cancels on average.
+    (docs/log/importance.md). On other images noise cancels on average.
     """
 
     def __init__(self, task: Task, batch_size: int | None) -> None:

@@ -32,7 +32,7 @@ from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
-PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log.md)
+PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log/rho.md)
 CARRIED = 0.03  # share of a full step by which a selection's budget may differ from rho because of earlier selections
 MIN_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how fast steps are
@@ -41,9 +41,9 @@ LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how
 GRADIENT_PASSES = (5, 15)
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 # Shares of the time left that are kept in reserve before a deadline. Until steps are measured, they may take 16 % more
-# than predicted (docs/log.md), and a run that is stopped loses the end of its learning-rate schedule.
+# than predicted (docs/log/deadlines.md), and a run that is stopped loses the end of its learning-rate schedule.
 DEADLINE_RESERVE, FIRST_RESERVE = 0.02, 0.1
-# Times the longest of the latest validations, kept for the last one before a deadline (docs/log.md).
+# Times the longest of the latest validations, kept for the last one before a deadline (docs/log/deadlines.md).
 VALIDATION_MARGIN = 1.5
 # Assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
 # takes, and a validation so many forward passes over all test images, since it also reads them.

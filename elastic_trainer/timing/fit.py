@@ -10,7 +10,7 @@ is as long as the operations themselves. So every operation that has a time coun
 foreign trace (`--from_trace`) has no fit, and counts nothing more.
 
 What is recomputed behind the prefix grows with depth as the error chain does. So a factor of its own could not be told
-from a (docs/log.md).
+from a (docs/log/time_model.md).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
 MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
-# MobileNetV2 took 12 to 21 % longer without one (docs/log.md).
+# MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).
 LONG_STEP_MS = 200
 # Depth (share of all tensors) and density of the selections that the fit is measured on.
 _CALIBRATION = (

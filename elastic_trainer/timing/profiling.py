@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
-# selections worse (docs/log.md).
+# selections worse (docs/log/time_model.md).
 MAX_UNTRACED = 5
 SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program of its own
 

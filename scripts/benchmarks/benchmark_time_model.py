@@ -166,7 +166,7 @@ def measure_network(network: NetworkSettings, count: int, seconds: float) -> Mea
         by_flops = make_table(measurement, settings, Path(folder), timing="flops")
     selections = test_selections(table, head_mask(model), count)
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
-    # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/time_budget.md).
+    # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/log/time_model.md).
     runs = [run for _, run in compile_steps(task, optimizer, batch, [*masks, *measurement.masks[MEASURED_AGAIN]])]
     tested, again = runs[: len(masks)], runs[len(masks) :]
     on_features = {index: run for index, each in enumerate(tested) if (run := compile_from_features(each)) is not None}

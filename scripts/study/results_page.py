@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/results.md, docs/log.md and README.md, and the pictures, up to date with docs/results/.
+"""Bring the tables of README.md, docs/results.md and docs/log/, and the pictures, up to date with docs/results/.
 
 Each table stands between `<!-- KIND NAME -->` and `<!-- end -->`; KIND is one of `TABLES`, NAME that of a CSV file of
 run_study.py.
@@ -28,7 +28,8 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import reading, save_figure, write_text
 from elastic_trainer.runs import reader
 
-RESULTS, PAGES = ROOT / "docs" / "results", [ROOT / page for page in ("docs/results.md", "docs/log.md", "README.md")]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
 SHARE = 1 / 4  # of full training's time, for the short table
 SAME = 0.01  # accuracy below full training's that counts as reached

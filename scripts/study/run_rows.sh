@@ -3,7 +3,7 @@
 #
 #   ./scripts/study/run_rows.sh [log folder]      # one core a run, two side by side; finished runs are kept
 #
-# Writes docs/results/rows.csv; a table of docs/results.md is made from it by results_page.py.
+# Writes docs/results/rows.csv; a table of docs/log/recurrent.md is made from it by results_page.py.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 logs=${1:-logs/rows}

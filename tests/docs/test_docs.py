@@ -18,10 +18,13 @@ import pytest
 from elastic_trainer.settings import DIGITS, PAPER, PHOTOS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+LOG = sorted((DOCS / "log").glob("*.md"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *(ROOT / name / "README.md" for name in ("figures", "logs", "weights")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(DOCS.glob("*.md")),
+    *LOG,
 ]
 COMMANDS = (
     ("main.py",),
@@ -197,8 +200,8 @@ def test_every_relative_link_has_a_target(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
-        if page.parent.name == "docs":  # the site holds nothing else
-            assert ROOT / "docs" in target.resolve().parents, link
+        if DOCS in page.parents:  # the site holds nothing else
+            assert DOCS in target.resolve().parents, link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -211,10 +214,22 @@ def test_every_path_in_code_font_exists(page: Path) -> None:
 
 def test_the_pages_link_to_each_other() -> None:
     assert sum(len(links(page)) for page in PAGES) > 50
-    for start in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+    pages = set(DOCS.glob("*.md")) - {DOCS / "index.md"}
+    for start, expected in ((ROOT / "README.md", pages), (DOCS / "index.md", pages), (DOCS / "log.md", set(LOG))):
         linked = {(start.parent / link.partition("#")[0]).resolve() for link in links(start)}
-        missing = set((ROOT / "docs").glob("*.md")) - linked - {ROOT / "docs" / "index.md"}
+        missing = expected - linked
         assert not missing, f"{page_id(start)} does not link to {sorted(map(page_id, missing))}"
+
+
+@pytest.mark.parametrize("name", ["results.md", "time_budget.md", "log.md"])
+def test_a_page_of_conclusions_has_at_most_1500_words(name: str) -> None:
+    """Tables included. What is measured in detail goes to docs/log/."""
+    assert len((DOCS / name).read_text(encoding="utf-8").split()) <= 1500
+
+
+@pytest.mark.parametrize("page", LOG, ids=page_id)
+def test_a_page_of_the_log_says_when_it_was_measured(page: Path) -> None:
+    assert re.search(r"^\*.*\b\d{1,2} [A-Z][a-z]+ \d{4}\b", page.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
