@@ -3,7 +3,7 @@
 A step that trains the upper part of a network starts from them, and the forward pass below it costs nothing; the paper
 computes it in every step. One step has one cut, and another selection has other features. An example in one of its
 views has a key, a number. Missing features are computed for some later steps as well, since larger blocks of small
-examples take less time (docs/log.md).
+examples take less time (docs/log/features.md).
 """
 
 from __future__ import annotations
