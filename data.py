@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import utils
-from elastic_trainer.cli.commands import PackCommand, PrepareCommand, ShowCommand, parse_data
+from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes
@@ -100,15 +100,15 @@ def load_settings(
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run one of the commands; `words` are those of the process if not given."""
-    command = parse_data(words)
-    if isinstance(command, ShowCommand):
-        show(command.dataset_name, command.data_dir, command.test_fraction, command.output)
-    elif isinstance(command, PrepareCommand):
-        prepare(command.dataset_name, command.data_dir)
-    elif isinstance(command, PackCommand):
-        pack(command.dataset_name, command.data_dir, command.output)
+    args = parse_data(words)
+    if args.command == "show":
+        show(args.dataset_name, args.data_dir, args.test_fraction, args.output)
+    elif args.command == "prepare":
+        prepare(args.dataset_name, args.data_dir)
+    elif args.command == "pack":
+        pack(args.dataset_name, args.data_dir, args.output)
     else:
-        unpack(command.archive, command.data_dir)
+        unpack(args.archive, args.data_dir)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
-It wires one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in elastic_trainer/settings.py;
-docs/flags.md lists them. A run leaves its results in logs/<run_name>/.
+It connects the steps of one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in
+elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run the command line. Raises `UserError` for what the user can fix."""
+    """Run the command line. Raises `UserError` for mistakes that the user can fix."""
     command = parse_main()
     if isinstance(command, EvaluateCommand):
         load_tensorflow()
@@ -41,18 +41,21 @@ def main() -> None:
         return
     for text in command.warnings:
         utils.warn(text)
-    if command.chooses_epochs and command.run.resume and is_run(command.run.folder):
-        command = command.with_epochs(read_config(command.run.folder)["num_epochs"])
-    if command.run.resume and _is_finished_already(command):
-        with run_folder(command.run.logdir, command.run.run_name, resume=True) as folder:
-            _finish_again(command, folder)
-    else:
-        load_tensorflow()
-        train_run(command)
+    run = command.run
+    if run.resume and is_run(run.folder):
+        if command.chooses_epochs:
+            command = command.with_epochs(read_config(run.folder)["num_epochs"])
+        _check_unchanged(command)
+        if is_finished(run.folder):
+            with run_folder(run.logdir, run.run_name, resume=True) as folder:
+                _finish_again(command, folder)
+            return
+    load_tensorflow()
+    train_run(command)
 
 
 def train_run(command: TrainCommand) -> None:
-    """One run, new or continued, and what is to be done after it."""
+    """Train one run, new or continued, and write the other results that the command asks for."""
     import data
     import models
     import train
@@ -70,8 +73,7 @@ def train_run(command: TrainCommand) -> None:
         tf.config.experimental.enable_op_determinism()
     if command.network.num_classes is None:
         command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
-    if run.resume:
-        _check_unchanged(command)
+    _check_unchanged(command)
     network = command.network
     model = models.build(network)
     _check_saving(model, command)
@@ -80,8 +82,7 @@ def train_run(command: TrainCommand) -> None:
     check_memory(model, network, mask, scheme.importance is not None)
     table = _timing_table(model, command) if scheme.is_elastic else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
-    if run.resume:
-        _check_unchanged(command, dataset)
+    _check_unchanged(command, dataset)
     budget = None
     if table is not None:
         if command.chooses_epochs:
@@ -89,7 +90,7 @@ def train_run(command: TrainCommand) -> None:
             settings = command.training
         budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
-        if is_finished(folder):  # another process was faster
+        if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
             return
         print(
@@ -109,7 +110,7 @@ def train_run(command: TrainCommand) -> None:
 
 
 def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: ImageData) -> TrainCommand:
-    """The same for the number of epochs that its deadline suggests, which is printed."""
+    """A copy with the number of epochs that fit into the deadline. Prints that number."""
     from elastic_trainer.selection.time_budget import deadline_epochs
 
     settings = command.training
@@ -127,7 +128,7 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:
-    """Raise `UserError` for a model that cannot be kept as `--save_model` or `--export` asks. All with a name can."""
+    """Raise `UserError` for a custom model that `--save_model` or `--export` cannot save."""
     from elastic_trainer.networks.saved_model import check_saving
 
     if command.training.save_model and is_custom_model(command.network.model_name):
@@ -137,7 +138,7 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
 
 
 def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
-    """The network's timing table. A rho that is too small is refused now, before images are read for minutes."""
+    """The network's timing table. A rho that is too small is refused here, before images are read for minutes."""
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.selection.time_budget import check_rho
     from elastic_trainer.task import ImageClassification
@@ -152,14 +153,14 @@ def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
     table = load_table(
         folder, table_settings(network), tensor_names(model), shapes, graph, remake, run.allow_stale_profile
     )
-    if command.training.deadline is None:  # the images' share in making features is not known yet
+    if command.training.deadline is None:  # whether features can be cached is not known yet
         share = 1.0 if command.training.feature_cache == "off" else 0.0
         check_rho(table, head_mask(model), command.training.rho, share)
     return table
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
-    """Write the run's best model in another format, if asked for. Raises `UserError` if the run kept none."""
+    """Write the run's best model in the format of `--export`, if given. Raises `UserError` if the run saved none."""
     if not command.run.export:
         return
     from elastic_trainer.networks.saved_model import load_model
@@ -167,7 +168,7 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
     best = folder / BEST_MODEL
     if not best.is_file():
         raise UserError(
-            f"--export {command.run.export}: {folder} holds no best.keras; no better epoch ended since it is to be kept"
+            f"--export {command.run.export}: {folder} has no best.keras; no epoch improved since --save_model was turned on"
         )
     if SCHEMES[command.train_type].changes_network:
         model = load_model(best, "--export")
@@ -177,7 +178,7 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
 
 
 def evaluate(command: EvaluateCommand) -> None:
-    """Evaluate a model class by class, and export it if asked for."""
+    """Report the results of a model for each class, and export it if `--export` is given."""
     from elastic_trainer.evaluation.class_report import write_report
     from elastic_trainer.evaluation.predictions import predict
 
@@ -202,7 +203,7 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     """The model to evaluate, from images [batch, size, size, 3] in 0…255 to logits, and the data set at that size.
 
     Raises:
-        UserError: the file holds no model, or one that does not suit the data set or the options.
+        UserError: the file contains no model, or the model does not suit the data set or the options.
     """
     import data
     import models
@@ -227,25 +228,19 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     change = changed_class(dataset.class_names, command.class_names or dataset.class_names)
     if change is not None:
         raise UserError(
-            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders of "
+            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
             "the same names"
         )
     return model, dataset
 
 
-# --- finished runs, and what follows training -------------------------------------------------------------------------
-
-
-def _is_finished_already(command: TrainCommand) -> bool:
-    """Whether the run to continue is finished. Raises `UserError` if it was started with other options."""
-    _check_unchanged(command)
-    return is_finished(command.run.folder)
+# --- finished runs, and results after training ------------------------------------------------------------------------
 
 
 def _check_unchanged(command: TrainCommand, dataset: ImageData | None = None) -> None:
-    """Raise `UserError` if the run to continue was started with other options, or with other images than `dataset`."""
+    """Raise `UserError` if a run to continue was started with other options, or with other images than `dataset`."""
     folder = command.run.folder
-    if not is_run(folder):
+    if not command.run.resume or not is_run(folder):
         return
     before = read_config(folder)
     change = first_change(command.config, before, FREE_ON_RESUME)
@@ -253,12 +248,12 @@ def _check_unchanged(command: TrainCommand, dataset: ImageData | None = None) ->
         change = changed_images(dataset.record(), before.get("images"))
     if change is not None:
         raise UserError(
-            f"--resume: the run in {folder} was started with {change}; give the same, or another --run_name"
+            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
         )
 
 
 def _finish_again(command: TrainCommand, folder: Path) -> None:
-    """Print the result of the finished run in `folder`, and do what may be missing after its summary."""
+    """Print the result of the finished run in `folder`, and write results that may be missing."""
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
     utils.run_each(

@@ -27,9 +27,9 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.energy.meter import Energy, find_energy_meter
 from elastic_trainer.errors import Stopped
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.energy import Energy, find_energy_meter
 from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
@@ -81,7 +81,8 @@ def run_training(
         nullcontext() if isinstance(meter, str) else meter,
     ):
         energy, keeper, bar = Energy(meter), Keeper(run), ProgressBar()
-        trainer = Trainer(task, data, scheme, settings, [energy, run, bar, signals, keeper])
+        listeners = [energy, run.events, run, bar, signals, keeper]
+        trainer = Trainer(task, data, scheme, settings, listeners)
         keeper.restore(trainer)
         try:
             results = trainer.run()

@@ -1,4 +1,4 @@
-"""What every command line shares: errors in one line on stderr, exit statuses, warnings (no TensorFlow here)."""
+"""Errors in one line on stderr, warnings and exit statuses, for every command line (no TensorFlow here)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from elastic_trainer.errors import Stopped, UserError
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`; what `_report` prints as one line on stderr exits with status 2."""
+    """Run a command line's `main`. Exit with status 2 after an error that `_report` prints."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may consist of any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any bytes
     try:
         main()
     except Stopped as stopped:
@@ -35,10 +35,10 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
 
 
 def run_each(*steps: Callable[[], object]) -> None:
-    """Run all `steps`, also after one that fails. Each failure is reported as by `run_cli`, which exits with status 2.
+    """Run all `steps`, also after one that fails. Report failures like `run_cli`, and exit with status 2 at the end.
 
     Raises:
-        Exception: the last one that is no mistake of the user, when all steps were tried.
+        Exception: the last error that `_report` does not print, after all steps.
     """
     failed, defect = False, None
     for step in steps:
@@ -60,28 +60,25 @@ def warn(message: str) -> None:
 
 
 def _report(error: Exception) -> bool:
-    """Print what is no defect as one line on stderr: a `UserError`, a path too long for the system, lack of memory.
+    """Print an error that the user can fix as one line on stderr.
 
     Returns:
-        Whether `error` was one of them.
+        Whether `error` is one of these.
     """
-    message = str(error) if isinstance(error, UserError) else _name_too_long(error) or _out_of_memory(error)
+    message = _message(error)
     if message is not None:
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
     return message is not None
 
 
-def _name_too_long(error: Exception) -> str | None:
-    """What to say if the system refuses a path for its length, which even a look whether it exists raises."""
-    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
-        return None
-    return f"{reprlib.repr(os.fsdecode(error.filename or ''))}: {error.strerror}; give a shorter one"
-
-
-def _out_of_memory(error: Exception) -> str | None:
-    """What to say if `error` is Python's or TensorFlow's for too little memory, else None."""
-    if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
-        return None
-    # TensorFlow's message is pages long; NumPy's is one such line.
-    wanted = re.search(r"tensor with shape ?\[[\d, ]*\]|[Uu]nable to allocate [^\n]*", str(error))
-    return f"memory ran out{f' ({wanted[0]})' if wanted else ''}; a smaller --batch_size or --input_size takes less"
+def _message(error: Exception) -> str | None:
+    """The text for a `UserError`, a path too long for the system, or a lack of memory; None for other errors."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # even `Path.exists` raises it
+        return f"{reprlib.repr(os.fsdecode(error.filename or ''))}: {error.strerror}; give a shorter path"
+    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        # TensorFlow's message has many lines; NumPy's has one.
+        wanted = re.search(r"tensor with shape ?\[[\d, ]*\]|[Uu]nable to allocate [^\n]*", str(error))
+        return f"out of memory{f' ({wanted[0]})' if wanted else ''}; reduce --batch_size or --input_size"
+    return None

@@ -1,4 +1,4 @@
-"""Errors that a person can fix, and text in one line (nothing of the project is imported here)."""
+"""Errors that the user can fix, and text in one line (imports nothing of the project)."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ class Stopped(Exception):  # noqa: N818
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the lines that follow the first."""
+    """First line of the error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def did_you_mean(text: str, names: Sequence[str]) -> str:
-    """`; did you mean '…'?` with the one of `names` that is most like `text`, or nothing if none is."""
+    """`; did you mean '…'?` with the most similar of `names`, or "" if none is similar."""
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(text.lower(), by_lower, n=1)
     return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
 
 
 def not_one_of(text: str, names: Sequence[str]) -> str:
-    """What to say of a word that is none of `names`."""
+    """The error message for a word that is not in `names`."""
     return f"'{text}' is not one of {', '.join(names)}{did_you_mean(text, names)}"
 
 
 def printable(text: str) -> str:
     """`text` in one line: line breaks, control characters and bytes that are not UTF-8 become escapes.
 
-    The name of a file may contain all of them.
+    A file name may contain any of them.
     """
     unfit = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
     return re.sub(unfit, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def figure_text(text: str) -> str:
-    """`text`, such as the name of a class, as matplotlib draws it literally: a `$` starts no formula."""
+    """`text`, such as the name of a class, escaped so that matplotlib draws `$` as it is, not as a formula."""
     return printable(text).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, locks, and readers that name the file and what is wrong with it."""
+"""Atomic file writes, locks, and readers whose errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What cannot be read in this block, or fails pydantic's checks, becomes a `UserError` of `path` and the field."""
+    """Errors of reading and of pydantic's checks in this block become a `UserError` that names `path` and the field."""
     try:
         yield
     except OSError as error:
@@ -32,7 +32,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _first_field(error: Exception) -> str:
-    """What an error says; of a `pydantic.ValidationError` (not imported for this), what the first wrong field says."""
+    """Message of the error; for a `pydantic.ValidationError` (pydantic is not imported here), of its first field."""
     if not hasattr(error, "errors"):
         return first_line(error)
     wrong = error.errors(include_url=False)[0]
@@ -41,14 +41,14 @@ def _first_field(error: Exception) -> str:
 
 
 def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """A JSON file that `schema` accepts, without fields that the file lacks.
+    """The contents of a JSON file that `schema` accepts. Fields that the file lacks are left out.
 
     Raises:
-        UserError: it cannot be read, or a field is missing or wrong; the message names both.
+        UserError: the file cannot be read, or a field is missing or wrong; the message names both.
     """
     with reading(path):
         content = path.read_bytes()
-        if b"\\udc" in content:  # a name that may not be UTF-8, which pydantic's own reader refuses: "?" stands for it
+        if b"\\udc" in content:  # a name that is not UTF-8, which pydantic's reader refuses: check it with "?" instead
             record = json.loads(content)
             schema.model_validate_json(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
             return record
@@ -57,7 +57,7 @@ def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses in this block becomes a `UserError` that names `path`."""
+    """System errors in this block become a `UserError` that names `path`."""
     try:
         yield
     except OSError as error:
@@ -66,9 +66,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` with the same endings; rename it to `path` once the block succeeded.
+    """Yield a temporary name beside `path` with the same extensions; rename it to `path` when the block has succeeded.
 
-    What was written is on the disk before it takes the name, so that a power cut leaves the old file or the new one.
+    The file is on the disk before it is renamed, so a power cut leaves either the old file or the new one.
 
     Raises:
         UserError: the folder cannot be written to, or the disk is full.
@@ -86,19 +86,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` has a name that `atomic_path` gives."""
+    """Whether `path` has a temporary name of `atomic_path`."""
     return re.match(r"\.\d+\.", path.name) is not None
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool | None]:
-    """Lock the file or folder `path` itself: the system unlocks it when the block or its process ends in any way.
+    """Lock the file or folder `path` itself. The system unlocks it when the block or the process ends, however it ends.
 
     Yields:
         True; False if another process has locked it; None if the system cannot lock it.
 
     Raises:
-        OSError: there is no such file or folder, or it may not be read.
+        OSError: the file or folder does not exist or cannot be read.
     """
     try:
         import fcntl
@@ -121,7 +121,7 @@ def locked(path: Path) -> Iterator[bool | None]:
 
 @contextlib.contextmanager
 def atomic_large_path(path: Path) -> Iterator[Path]:
-    """`atomic_path` for a file of gigabytes: if this process is killed, `remove_leftovers` finds what it wrote."""
+    """`atomic_path` for files of gigabytes: if this process is killed, `remove_leftovers` finds the temporary file."""
     with contextlib.ExitStack() as lock, atomic_path(path) as temporary:  # locked until it is renamed
         temporary.touch()
         lock.enter_context(locked(temporary))
@@ -129,9 +129,9 @@ def atomic_large_path(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, ending: str) -> None:
-    """Delete what killed processes left in `folder`: temporary names with this ending that no process has `locked`.
+    """Delete the temporary files of killed processes in `folder`: those with this ending that no process has locked.
 
-    An empty file stays: its process may be about to lock it.
+    Empty files stay, since their process may be about to lock them.
     """
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if is_temporary(path) and path.name.endswith(ending)]:
@@ -152,7 +152,7 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically; bytes of a file's name that are not UTF-8 become escapes."""
+    """Write `text` to `path` atomically; bytes of file names that are not UTF-8 become escapes."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 

@@ -1,4 +1,4 @@
-"""This machine: hardware and versions, memory, and processor time that other virtual machines take.
+"""This machine: hardware and versions, memory, and processor time taken by other virtual machines.
 
 Results record the environment, because times depend on it. Importing this file does not import TensorFlow.
 """
@@ -19,8 +19,8 @@ from typing import Any
 
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
-THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # that TensorFlow obeys
-DISTURBED_SHARE = 0.02  # of all processors' time during a measured call; the kernel counts in steps of 10 ms
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
+DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
 
 
 def is_undisturbed(seconds: float, stolen: float) -> bool:
@@ -28,7 +28,7 @@ def is_undisturbed(seconds: float, stolen: float) -> bool:
 
     Args:
         seconds: elapsed time.
-        stolen: processor time in seconds that other virtual machines took meanwhile.
+        stolen: processor seconds that other virtual machines took in that time.
     """
     return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
 
@@ -41,7 +41,7 @@ def stolen_seconds(root: Path = Path("/")) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and limits on threads, which every record of a result contains."""
+    """Versions, hardware and limits on threads, which are part of every record of a result."""
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -61,7 +61,7 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def _commit(file: Path = Path(__file__)) -> str | None:
-    """The commit of the checkout with `file`, with "-dirty" if files have changed since; None if it is no checkout."""
+    """Commit of the checkout that contains `file`, with "-dirty" if files have changed; None outside a checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(file.parent), *words]
@@ -96,9 +96,9 @@ def text_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """Garbage collections in this block leave out what exists already, such as TensorFlow's and Keras' modules.
+    """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
 
-    Collecting the graph of an earlier step takes a tenth of the time (0.24 s before on the reference machine).
+    Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).
     """
     gc.collect()
     gc.freeze()
@@ -129,8 +129,8 @@ def gpu_peak_memory_mb() -> float | None:
 def available_memory_mb(root: Path = Path("/")) -> float | None:
     """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
 
-    This is what Linux reports as available, or what the limits of this process's control groups (of a container or a
-    service) leave, if that is less. A group's file cache counts as free, because the kernel drops it when needed.
+    Linux reports the available memory. The limits of this process's control groups (those of a container or a service)
+    may leave less. A group's file cache counts as free, because the kernel drops it when needed.
 
     Args:
         root: the folder that contains proc and sys.
@@ -139,7 +139,7 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
     if "MemAvailable:" not in system:
         return None
     swap = 1024 * system.get("SwapFree:", 0)
-    room = 1024 * system["MemAvailable:"] + swap
+    available = 1024 * system["MemAvailable:"] + swap
     for group in _memory_groups(root):
         for limit, usage, cache in (
             ("memory.max", "memory.current", ("inactive_file", "active_file")),
@@ -148,8 +148,9 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
             largest, used = _integer_in(group / limit), _integer_in(group / usage)
             if largest is not None and used is not None:
                 counts = _numbers_in(group / "memory.stat")
-                room = min(room, largest - used + sum(counts.get(name, 0) for name in cache) + swap)
-    return max(room, 0) / 1e6
+                free = largest - used + sum(counts.get(name, 0) for name in cache) + swap
+                available = min(available, free)
+    return max(available, 0) / 1e6
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
@@ -161,7 +162,7 @@ def _memory_groups(root: Path) -> Iterator[Path]:
         if number == "0" or "memory" in controllers.split(","):
             top = base if number == "0" else base / "memory"
             parts = [part for part in path.split("/") if part not in ("", "..")]
-            # Inside a container, its group may be the top one, although the path says otherwise.
+            # Inside a container, its group may be the top one although the path is longer.
             yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
 
 
@@ -183,10 +184,10 @@ def cores() -> int:
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow without its start-up chatter, which would bury the one line that matters.
+    """Import TensorFlow without its log messages, which would hide the messages of the commands.
 
-    TensorFlow 2.21 writes some lines before it reads TF_CPP_MIN_LOG_LEVEL, straight to file descriptor 2. Set that
-    variable yourself to see everything. A failing import still raises as usual.
+    TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
+    see everything. A failing import raises as usual.
     """
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         import tensorflow
@@ -197,12 +198,12 @@ def load_tensorflow() -> None:
         import tensorflow
 
         tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
-    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; a process that this one starts drops its own chatter
+    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
 
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what this block writes to file descriptor 2, libraries in C++ included; exceptions pass as usual."""
+    """Discard what this block and C++ libraries in it write to file descriptor 2; exceptions pass as usual."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

@@ -1,4 +1,4 @@
-"""What a flag is, a field of a settings dataclass, and the types of its value (no TensorFlow here).
+"""Flags, which are fields of the settings dataclasses, and the types of their values (no TensorFlow here).
 
     rho: float = flag(0.5, BUDGET, share, "SHARE", used_by=(ELASTIC,), help="step time of elastic training, …")
 
@@ -23,8 +23,8 @@ class Use(NamedTuple):
     """Which runs use a flag.
 
     Attributes:
-        words: name of the flag -> these runs in words.
-        holds: name of the flag, options of a run -> whether it does.
+        words: name of the flag -> text that describes these runs.
+        holds: name of the flag, options of a run -> whether this run uses the flag.
     """
 
     words: Callable[[str], str]
@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag. What it is made from stands in its field, see `flag`."""
+    """A flag; `flag` explains the attributes."""
 
     name: str
     default: Any
@@ -44,18 +44,16 @@ class Flag:
     words: str = ""
     used_by: tuple[Use, ...] = ()
     is_free: bool = False
-    follows_record: bool = False
-    earlier: Any = None
     evaluate: str = ""
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be given without a value, which turns it on."""
+        """Whether the flag may be given without a value, which means True."""
         return self.default is False
 
 
 def truth(text: str) -> bool:
-    """The paper's scripts pass True and False as words."""
+    """A type for argparse: True or False, which the paper's scripts write out."""
     if text.lower() not in ("true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"must be True or False, not '{text}'")
     return text.lower() in ("true", "1")
@@ -71,32 +69,30 @@ def flag(
     of: Callable[[Options], Any] | None = None,
     **more: Any,
 ) -> Any:
-    """A field that is a flag.
+    """A dataclass field that is a flag.
 
     Args:
-        default: of the field. With False, the flag may be given without a value.
-        section: of docs/flags.md, and of --help.
-        type: of its value, as argparse takes it. By default True or False.
-        metavar: for its value in --help.
-        help: in Markdown; `{names}` stands for the names that it takes.
-        of: the field's value, from all options; by default it is the flag's.
-        more: words: the default in words, if it follows from other flags.
-            used_by: the runs that use it; others are warned. The first that does not hold is reported.
-            is_free: it may change when a run continues.
-            follows_record: a run that continues takes it from its record. The default may have changed since.
-            earlier: what it would have been in runs from before it existed.
-            evaluate: "given" if it goes with --evaluate, "run" if it comes from the evaluated run besides.
+        default: default of the field. If it is False, the flag may be given without a value.
+        section: section of docs/flags.md and of --help.
+        type: converts the value, as in argparse. The default takes True or False.
+        metavar: stands for the value in --help.
+        help: text in Markdown; `{names}` is replaced by the names that `type` takes.
+        of: all options -> value of the field; by default the value of the flag.
+        more: words: text for the default, if it depends on other flags.
+            used_by: conditions for a run to use the flag. If one does not hold, a warning names it.
+            is_free: may change when a run continues.
+            evaluate: "given" if the flag can be combined with --evaluate; "run" if the default then comes from the run.
     """
     return field(default=default, metadata={"flag": Flag("", default, help, section, type, metavar, **more), "of": of})
 
 
 def derived(default: Any, of: Callable[[Options], Any]) -> Any:
-    """A field that is no flag: its value follows `of` all options."""
+    """A dataclass field that is not a flag: `of` computes its value from all options."""
     return field(default=default, metadata={"of": of})
 
 
 def flags_of(*kinds: Any) -> dict[str, Flag]:
-    """The flags of settings dataclasses, by name."""
+    """The flags of settings dataclasses by name."""
     return {
         one.name: replace(one.metadata["flag"], name=one.name)
         for kind in kinds
@@ -106,7 +102,7 @@ def flags_of(*kinds: Any) -> dict[str, Flag]:
 
 
 def built(kind: type[Built], options: Options) -> Built:
-    """The settings dataclass `kind`, of complete options. Fields that `options` lack keep their default."""
+    """The settings dataclass `kind` with the values of `options`. Fields missing there keep their default."""
     values = {}
     for one in fields(kind):  # type: ignore[arg-type]
         of = one.metadata.get("of")
@@ -120,8 +116,11 @@ def built(kind: type[Built], options: Options) -> Built:
 # --- types of values --------------------------------------------------------------------------------------------------
 
 
-def number(kind: type, low: float, high: float, rule: str) -> Callable[[str], Any]:
-    """A type for argparse: a number of `kind` from `low` to `high`; `rule` says in words what is allowed."""
+def number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
+    """A type for argparse: a number of `kind` from `low` to `high`. A `low` of `ABOVE_0` excludes 0 alone."""
+    rule = f"above 0 and at most {high:,.10g}" if low == ABOVE_0 else f"from {low:,.10g} to {high:,.10g}"
+    if kind is int:
+        rule = f"a whole number {rule}"
 
     def parse(text: str) -> Any:
         try:
@@ -137,18 +136,19 @@ def number(kind: type, low: float, high: float, rule: str) -> Callable[[str], An
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
     """A type for argparse: an integer from `low` to `high`."""
-    return number(int, low, high, f"a whole number from {low:,} to {high:,}")
+    return number(low, high, int)
 
 
-# Upper bounds lie far beyond any use and before what a slip of the finger would make of a device's memory.
+ABOVE_0 = 1e-12  # the smallest positive value of a flag
+# Upper bounds are far above any real value; they catch typing errors that would exhaust the memory.
 count = whole_number(1, 1_000_000_000)
-share = number(float, 1e-9, 1, "above 0 and at most 1")
-rate = number(float, 1e-12, 100, "above 0 and at most 100")
-at_least_0 = number(float, 0, 1e6, "a number of at least 0")
+share = number(ABOVE_0, 1)
+rate = number(ABOVE_0, 100)
+at_least_0 = number(0, 1e6)
 
 
 def duration(text: str) -> float:
-    """Seconds, from seconds or minutes or hours."""
+    """A type for argparse: seconds, given in seconds, minutes or hours."""
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
         seconds = float(text[:-1]) * unit if unit else float(text)
@@ -160,7 +160,7 @@ def duration(text: str) -> float:
 
 
 class OneOf:
-    """A type for argparse: one of `names`, as they are when it is called."""
+    """A type for argparse: one of `names`, which may grow until it is called."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = names
@@ -172,12 +172,12 @@ class OneOf:
 
 
 def names_of(type: Any) -> Iterable[str]:
-    """The names that a type takes; empty if it takes other values."""
+    """The names that a type takes; empty for other types."""
     return type.names if isinstance(type, OneOf) else ()
 
 
 def stem_to_write(text: str) -> Path:
-    """A type for argparse: the path of files, without what their names end with."""
+    """A type for argparse: the path of files without the ends of their names."""
     if Path(text).name in ("", ".."):
         raise argparse.ArgumentTypeError(f"'{text}' is a folder; add a name, such as {Path(text, 'name')}")
     return Path(text)
@@ -191,7 +191,7 @@ def file_to_write(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """A type for argparse: the path of a folder, which need not exist but can be made."""
+    """A type for argparse: the path of a folder that exists or can be made."""
     path = Path(text)
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not existing.is_dir():

@@ -1,7 +1,7 @@
-"""What a name on the command line stands for: schemes, importances, optimizers, data sets, exporters (no TensorFlow).
+"""Registries of schemes, importances, optimizers, data sets and exporters by name (no TensorFlow here).
 
-Each has one entry here. Another program adds its own with `Registry.add`, and `add_importance`; parsers, records,
-figures and docs/flags.md follow. An entry names its code by its place, and imports it when that is first called.
+Each has one entry here. Other programs add entries with `Registry.add` and `add_importance`; parsers, records, figures
+and docs/flags.md read them. An entry refers to its code by module and name, which is imported at the first call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Entry = TypeVar("Entry")
 
 
 class Lazy:
-    """A callable given by its place, imported when first called.
+    """A callable that is imported when it is first called.
 
     Args:
         place: "module:name".
-        arguments: keyword arguments that are added to those of each call.
+        arguments: keyword arguments to add to each call.
     """
 
     def __init__(self, place: str, **arguments: Any) -> None:
@@ -39,7 +39,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     """Entries by name, in the order in which they were added.
 
     Args:
-        flag: takes the names.
+        flag: the flag whose values are the names, for error messages.
     """
 
     def __init__(self, flag: str) -> None:
@@ -47,13 +47,13 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         self._entries: dict[str, Entry] = {}
 
     def add(self, name: str, entry: Entry) -> None:
-        """Add an entry. Raises `ValueError` if there is one of this name."""
+        """Add an entry. Raises `ValueError` if the name is registered already."""
         if name in self:
             raise ValueError(f"{self.flag} {name}: is registered already")
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry. Raises `UserError` for a name that is not known."""
+        """The entry of this name. Raises `UserError` for an unknown name."""
         if name not in self:
             raise UserError(f"{self.flag}: {not_one_of(name, [*self])}")
         return self._entries[name]
@@ -70,18 +70,18 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """What trains.
+    """A scheme: it decides which tensors train.
 
     Attributes:
         make: `selection.schemes.SchemeContext` -> `selection.schemes.Scheme`.
-        label: in figures.
-        trains: which tensors, for docs/flags.md.
-        mask: of a scheme that never trains others: model, and `trained_layers` if it uses that -> bool [N] over
-            `model.trainable_variables`.
+        label: name in figures.
+        trains: text for docs/flags.md on which tensors it trains.
+        mask: for a scheme that always trains the same tensors: model, and `trained_layers` if it uses that -> bool [N]
+            over `model.trainable_variables`.
         is_elastic: it selects tensors within a time budget, which needs a timing table.
-        importance: the name of what it selects by, or None.
-        changes_network: it replaces the network as it trains. Such a scheme has the paper's recipe.
-        uses: flags that only schemes which list them use.
+        importance: name of the importance that it selects by, or None.
+        changes_network: it replaces the network during training. Such a scheme uses the paper's recipe.
+        uses: flags used only by the schemes that list them.
     """
 
     make: Callable[[Any], Any]
@@ -96,11 +96,11 @@ class SchemeEntry:
 
 @dataclass(frozen=True)
 class ImportanceEntry:
-    """How much a tensor matters.
+    """A measure of how much a tensor matters.
 
     Attributes:
         make: task and batch size -> `selection.importance.ImportanceEvaluator`.
-        reads_images: it depends on the batches that it is measured on.
+        reads_images: whether it depends on the batches that it is measured on.
     """
 
     make: Callable[..., Any]
@@ -109,12 +109,12 @@ class ImportanceEntry:
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """How weights are updated.
+    """An optimizer.
 
     Attributes:
-        make: the arguments of `training.optimizers.make_optimizer` by name, but for the first -> Keras optimizer.
-        slots: variables that it keeps of the size of every trained one.
-        uses: flags that only optimizers which list them use.
+        make: the arguments of `training.optimizers.make_optimizer` by name, without the first -> Keras optimizer.
+        slots: number of variables that it keeps for every trained one, of the same size.
+        uses: flags used only by the optimizers that list them.
     """
 
     make: Callable[..., Any]
@@ -124,15 +124,15 @@ class OptimizerEntry:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """Images.
+    """A data set of images.
 
     Attributes:
         read: the flags of `uses` by name -> `datasets.data_source.DataSource`.
         count_classes: `data_dir`, if it uses that -> number of classes, without reading images.
-        defaults: of flags, where they are not those of `settings.PAPER`.
-        uses: flags that only data sets which list them use.
+        defaults: defaults of flags that differ from `settings.PAPER`.
+        uses: flags used only by the data sets that list them.
         is_tfds: it is one of tensorflow-datasets, which can be prepared.
-        is_folder: its images are what `data_dir` holds.
+        is_folder: its images are the files in `data_dir`.
     """
 
     read: Callable[..., Any]
@@ -145,11 +145,11 @@ class DatasetEntry:
 
 @dataclass(frozen=True)
 class ExporterEntry:
-    """A format that a trained model is written in.
+    """A format for trained models.
 
     Attributes:
-        export: model, `ImageData`, the run's folder, and what the model is from -> a report for the user.
-        files: that it writes into the folder, the model first; a new run of the same name deletes them.
+        export: model, `ImageData`, the run's folder, and the origin of the model -> a report for the user.
+        files: names of the files that it writes, the model first; a new run of the same name deletes them.
     """
 
     export: Callable[..., str]
@@ -164,19 +164,19 @@ EXPORTERS: Registry[ExporterEntry] = Registry("--export")
 
 
 def users(registry: Registry[Any], flag: str) -> str:
-    """The names of the entries that use a flag, in words."""
+    """Text with the names of the entries that use a flag."""
     return " or ".join(name for name, entry in registry.items() if flag in entry.uses)
 
 
 def elastic(label: str, trains: str, importance: str | None = "gain", select: str | None = None) -> SchemeEntry:
-    """Elastic training by an importance, or without one, with the Tensor Selector at the place `select`."""
+    """Elastic training by an importance or without one; `select` is "module:name" of another Tensor Selector."""
     chosen = {"select": Lazy(select)} if select else {}
     make = Lazy("elastic_trainer.selection.schemes:elastic_scheme", importance=importance, **chosen)
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
 
 
 def add_importance(name: str, entry: ImportanceEntry, label: str, trains: str) -> None:
-    """Add an importance, and the scheme elastic_training_<name> that selects by it. Raises `ValueError` if it exists"""
+    """Add an importance and the scheme elastic_training_<name>. Raises `ValueError` if they are registered already."""
     IMPORTANCES.add(name, entry)
     SCHEMES.add(f"elastic_training_{name}", elastic(label, trains, name))
 
@@ -203,30 +203,30 @@ _add_fixed(
     "last_layers_training", "last_layers_mask", "Last layers", "the last layers (paper, Fig 2)", ("trained_layers",)
 )
 IMPORTANCES.add("gain", ImportanceEntry(Lazy(f"{_IMPORTANCE}:ImportanceEvaluator")))
-SCHEMES.add("elastic_training", elastic("ElasticTrainer", "the selected tensors"))
+SCHEMES.add("elastic_training", elastic("ElasticTrainer", "tensors selected by importance"))
 add_importance(
     "weight_magnitude",
     ImportanceEntry(Lazy(f"{_IMPORTANCE}:WeightMagnitude"), reads_images=False),
     "Weight magnitude",
-    "the same, selected by the magnitude of weights (paper, Fig 20)",
+    "tensors selected by the magnitude of weights (paper, Fig 20)",
 )
 add_importance(
     "grad_magnitude",
     ImportanceEntry(Lazy(f"{_IMPORTANCE}:GradientMagnitude")),
     "Gradient magnitude",
-    "the same, selected by the magnitude of gradients (paper, Fig 20)",
+    "tensors selected by the magnitude of gradients (paper, Fig 20)",
 )
 add_importance(
     "random",
     ImportanceEntry(Lazy(f"{_IMPORTANCE}:Random")),
     "Random tensors",
-    "the same with random importances: a baseline",
+    "tensors selected by random importances: a baseline",
 )
 SCHEMES.add(
     "elastic_training_upper_part",
     elastic(
         "Upper part",
-        "all tensors from the output down to the deepest that the time budget allows; importance is not measured",
+        "all tensors from the output down to the deepest one within the time budget; importance is not measured",
         importance=None,
         select="elastic_trainer.selection.select:select_upper_part",
     ),

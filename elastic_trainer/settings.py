@@ -1,10 +1,10 @@
-"""The settings of a run as typed values, one dataclass a subject (no TensorFlow here). A field is the flag.
+"""The settings of a run as typed values, one dataclass per subject (no TensorFlow here). Each field is a flag.
 
-`flag` gives a field all that is known of its flag: default, help, section of docs/flags.md, type, and what it goes
-with. The command line (cli/) turns its words into these classes once; everything else takes values.
+`flag` declares everything about it: default, help, section of docs/flags.md, type, and the runs that use it. Only the
+command line (cli/) handles words; it turns them into these classes, and everything else takes typed values.
 
-`PAPER` holds the settings of the paper's experiments (section 6). A data set may have other defaults
-(`registry.DATASETS`). What a recipe sets replaces them.
+`PAPER` contains the settings of the paper's experiments (section 6). A data set may have other defaults
+(`registry.DATASETS`), and a recipe replaces some of both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.options import (
+    ABOVE_0,
     Flag,
     OneOf,
     Use,
@@ -34,8 +35,8 @@ from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZER
 TIMINGS = ("trace", "flops")
 FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
-CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
-BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
+CLIPPING = 0.02  # the robust recipe's bound of gradients
+BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
 
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
@@ -51,35 +52,35 @@ PAPER: dict[str, Any] = {
     "rho": 0.5,
     "recipe": "paper",
 }
-RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md says what they reach
+RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md compares them
     "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0},
     "robust": {
         "train_type": "elastic_training_upper_part",
         "gradient_clipping": CLIPPING,
         "warmup": 0.1,
         "learning_rate": 3e-3,
-        "elastic_learning_rate": 5e-3,  # of elastic schemes
+        "elastic_learning_rate": 5e-3,  # for elastic schemes
     },
 }
 
 
 def defaults_of(dataset_name: str) -> dict[str, Any]:
-    """The defaults for a data set. Raises `ValueError` if its entry has one for what `PAPER` has none."""
+    """The defaults for a data set. Raises `ValueError` if its entry has a name that `PAPER` lacks."""
     own = DATASETS[dataset_name].defaults
     check_names(own, PAPER)
     return {**PAPER, **own}
 
 
 def check_names(table: Any, known: Any) -> None:
-    """Raise `ValueError` for a name in a table of defaults that no flag has."""
+    """Raise `ValueError` for a name in a table of defaults that is not in `known`."""
     unknown = [name for name in table if name not in known]
     if unknown:
-        raise ValueError(f"a table of defaults has '{unknown[0]}', which is none of {', '.join(known)}")
+        raise ValueError(f"a table of defaults has '{unknown[0]}', which is not one of {', '.join(known)}")
 
 
 DIGITS, PHOTOS = defaults_of("digits"), defaults_of("image_folder")
 
-# Sections of docs/flags.md, and of --help. The first is that of profiler.py and main.py.
+# Sections of docs/flags.md and --help. Flags of the first belong to profiler.py and main.py.
 NETWORK, PROFILE = "Network and data", "Operation times"
 TRAINED, BUDGET, PRUNING = "What is trained", "Time budget and selection", "PruneTrain"
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
@@ -108,7 +109,7 @@ NAMED_HERE = Use(lambda _: "runs that --resume DIR does not name", lambda _, run
 
 
 # fmt: off
-# A flag takes few lines: default, section, type, word for its value in --help, what it goes with, and its help.
+# Few lines per flag: default, section, type, word for its value in --help, the runs that use it, and its help.
 
 @dataclass(frozen=True)
 class NetworkSettings:
@@ -116,12 +117,11 @@ class NetworkSettings:
 
     Attributes:
         num_classes: None until the data set is known.
-        alpha: 1 for what is no MobileNet.
-        clips_gradients: bound each update, see `training.optimizers`.
+        alpha: 1 for networks other than MobileNets.
+        clips_gradients: whether gradients are bounded, see `training.optimizers`.
     """
 
-    model_name: str = flag(
-        PAPER["model_name"], NETWORK, Lazy("elastic_trainer.networks.names:known_network"), "NAME",
+    model_name: str = flag(PAPER["model_name"], NETWORK, Lazy("elastic_trainer.networks.names:known_network"), "NAME",
         evaluate="run", help=(
         "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), any other name of `keras.applications` such as "
         "`efficientnetb0` or `convnexttiny`, or [your own network](your_data_and_networks.md#your-own-network): "
@@ -136,10 +136,9 @@ class NetworkSettings:
     weights: str = flag(
         PAPER["weights"], NETWORK, Lazy("elastic_trainer.networks.names:known_weights"), "imagenet|none|PATH",
         words="glyph weights or `imagenet`", help=(
-        "where the network starts from, see [Weights](#weights). The glyph weights are the default for MobileNetV2 "
-        "of width 0.35 on `digits`"))
-    alpha: float = flag(PAPER["alpha"], NETWORK, number(float, 0.01, 4, "from 0.01 to 4"), "WIDTH", help=(
-        "width of a MobileNet"))
+        "initial weights, see [Weights](#weights). The glyph weights are the default for MobileNetV2 of width 0.35 "
+        "on `digits`"))
+    alpha: float = flag(PAPER["alpha"], NETWORK, number(0.01, 4), "WIDTH", help="width of a MobileNet")
     optimizer: str = flag("sgd", NETWORK, OneOf(OPTIMIZERS), "NAME", words="`adam` for `vit`, else `sgd`", help=(
         "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate"))
     mixed_precision: bool = flag(False, NETWORK, help=(
@@ -150,7 +149,7 @@ class NetworkSettings:
         "seed of the weights, the order of the data, augmentation and dropout"))
 
     def with_classes(self, count: int) -> NetworkSettings:
-        """The same for `count` classes, if the number was left open."""
+        """A copy for `count` classes, unless the number was given."""
         return self if self.num_classes else replace(self, num_classes=count)
 
 
@@ -159,8 +158,8 @@ class DataSettings:
     """Which images are read, where they are kept, and how they are varied in training.
 
     Attributes:
-        image_memory: in MB; None: a quarter of what is available.
-        cache_dir: folder for decoded images that do not fit into memory; None: always in memory.
+        image_memory: MB; None: a quarter of the available memory.
+        cache_dir: folder for decoded images that do not fit into memory; None: keep all in memory.
         augment, cached_views: see `datasets.augmentation`.
     """
 
@@ -168,13 +167,11 @@ class DataSettings:
     data_dir: Path | None = flag(None, NETWORK, Path, "DIR", is_free=True, evaluate="run", help=(
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
         "tensorflow-datasets keeps its files"))
-    test_fraction: float | None = flag(
-        None, DATA, number(float, 1e-9, 0.9, "above 0 and at most 0.9"), "SHARE", evaluate="run", help=(
+    test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
         "for an `image_folder` without `test/` and `val/`: the share of each class used for testing"))
     skip_broken: bool = flag(False, DATA, evaluate="run", help=(
-        "for an `image_folder`: leave out images that cannot be decoded"))
-    image_memory: float | None = flag(
-        None, DATA, number(float, 0, 1e9, "a number of MB of at least 0"), "MB",
+        "for an `image_folder`: skip images that cannot be decoded"))
+    image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",
         words="a quarter of the available memory", is_free=True, evaluate="given", help=(
         "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they "
         "are kept in a file under `<logdir>/images`"))
@@ -182,8 +179,8 @@ class DataSettings:
     augment: str = flag(DIGITS["augment"], DATA, OneOf(AUGMENTATIONS), "KIND", help=(
         "[how training images vary](#augmentation): {names}"))
     cached_views: int | None = flag(None, DATA, count, "K", words="new views in each epoch", help=(
-        "with `--augment flip_rotate`: each epoch draws from this many kept views of each image, so that their "
-        "features can be cached"))
+        "with `--augment flip_rotate`: number of different views of each image that the epochs draw from, so that "
+        "their features can be cached"))
 
 
 @dataclass(frozen=True)
@@ -195,72 +192,65 @@ class Settings:
     """
 
     trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
-        "for `last_layers_training`: how many of the last layers with weights train"))
+        "for `last_layers_training`: number of layers, counted from the output, that are trained"))
     prune_interval: int = flag(2, PRUNING, count, "EPOCHS", used_by=(SOME_SCHEMES,), help=(
         "epochs between two removals of channels"))
-    prune_ratio: float = flag(
-        0.25, PRUNING, number(float, 0, 0.99, "from 0 to 0.99"), "SHARE", used_by=(SOME_SCHEMES,), help=(
+    prune_ratio: float = flag(0.25, PRUNING, number(0, 0.99), "SHARE", used_by=(SOME_SCHEMES,), help=(
         "share of the group lasso in the first batch's loss"))
     prune_threshold: float = flag(0.7, PRUNING, at_least_0, "SHARE", used_by=(SOME_SCHEMES,), help=(
         "a channel is removed if each of its readers gets less than this share of what it got from a median channel "
         "at first"))
     optimizer: str = NetworkSettings.optimizer
     num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", help=(
-        "epochs. With `--deadline`, the default [follows from it](time_budget.md#a-deadline)"))
+        "epochs. With `--deadline`, the default [depends on it](time_budget.md#a-deadline)"))
     max_steps: int | None = flag(None, TRAINED, count, "N", help=(
-        "stop, and end the learning-rate schedule, after so many steps in all"))
-    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", follows_record=True, help=(
-        "highest learning rate; `--recipe robust` has its own"))
-    warmup: float = flag(
-        0.0, TRAINED, number(float, 0, 0.9, "from 0 to 0.9"), "SHARE",
-        words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), follows_record=True, earlier=0.0, help=(
-        "with `sgd`: share of the steps in which the learning rate rises to "
-        "its highest"))
-    weight_decay: float = flag(
-        PAPER["weight_decay"], TRAINED, number(float, 0, 100, "from 0 to 100"), "RATE", used_by=(SOME_OPTIMIZERS,),
+        "stop, and end the learning-rate schedule, after N steps"))
+    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", help=(
+        "highest learning rate; `--recipe robust` has another default"))
+    warmup: float = flag(0.0, TRAINED, number(0, 0.9), "SHARE",
+        words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), help=(
+        "with `sgd`: share of the steps in which the learning rate rises to its highest value"))
+    weight_decay: float = flag(PAPER["weight_decay"], TRAINED, number(0, 100), "RATE", used_by=(SOME_OPTIMIZERS,),
         help="per unit of learning rate; `sgd` only")
-    gradient_clipping: float | None = flag(
-        None, NETWORK, at_least_0, "SHARE",
-        of=lambda run: run["gradient_clipping"] or None, words="by `--recipe`", follows_record=True, help=(
-        "with `sgd`: bound the norm of each gradient, but for the head's, by this share of the norm of its weights "
-        "(adaptive gradient clipping); 0 sets no bound"))
+    gradient_clipping: float | None = flag(None, NETWORK, at_least_0, "SHARE",
+        of=lambda run: run["gradient_clipping"] or None, words="by `--recipe`", help=(
+        "with `sgd`: limit the norm of each gradient, except the head's, to this share of the norm of its weights "
+        "(adaptive gradient clipping); 0 means no limit"))
     rho: float = flag(PAPER["rho"], BUDGET, share, "SHARE", used_by=(ELASTIC,), help=(
         "step time of elastic training, as a share of a full step's. A single selection may take up to 0.03 more if "
         "earlier ones took less. Even with 1, `elastic_training` trains only [tensors of positive "
         "importance](time_budget.md#rho-1-is-not-full-training)"))
     deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
         "instead of `--rho`: wall-clock time for all of training, in seconds or as `90m` or `2.5h`"))
-    interval: float = flag(
-        PAPER["interval"], BUDGET, number(float, 1e-9, 1e9, "a number above 0"), "EPOCHS", used_by=(ELASTIC,), help=(
+    interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(
         True, BUDGET, metavar="True|False", words="`True`, `False` with `--deterministic`", used_by=(ELASTIC,), help=(
-        "measure how fast the device is before each selection, and [correct the "
+        "measure the speed of the device before each selection, and [correct the "
         "budget](time_budget.md#how-the-budget-is-corrected)"))
     time_resolution: int | None = flag(
         None, BUDGET, whole_number(10, 10_000_000), "STEPS", words="automatic", used_by=(ELASTIC, BY_IMPORTANCE), help=(
         "number of time steps in which the solver counts the budget (the paper's T_q)"))
-    importance_batches: int = flag(
-        1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), follows_record=True, help=(
+    importance_batches: int = flag(1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), help=(
         "batches on which importance is measured; with 2 or more, [an update is judged on other "
         "images](how_it_works.md#the-six-steps) than it was made from"))
     feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
-        "how [features](runs.md#features) of the frozen layers are kept where that saves time: `float32`, `float16` "
-        "(half the memory, rounded), or `off`, as in the paper"))
+        "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
+        "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
         "minutes between two checkpoints; 0 writes one after every step"))
     checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
-        "also write a checkpoint every so many steps"))
-    save_model: bool = flag(False, OUTPUT, is_free=True, help="keep `best.keras` and `last.keras` in the run's folder")
+        "also write a checkpoint every N steps"))
+    save_model: bool = flag(False, OUTPUT, is_free=True, help="save `best.keras` and `last.keras` in the run's folder")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What runs, where it is kept, how it is started, and what is done after training.
+    """Which scheme runs, in which folder, how it starts, and what is done after training.
 
     Attributes:
         resume: continue the run of this name, if there is one.
-        run_name: of its folder, without the suffix that tells runs of one name apart.
+        run_name: name of the folder, without the suffix -2, -3, … of runs with the same name.
     """
 
     logdir: Path = flag(
@@ -269,38 +259,37 @@ class RunSettings:
     run_name: str = flag(
         "", OUTPUT, str, "NAME", words="made from the settings", used_by=(NAMED_HERE,), is_free=True, help=(
         "folder under `--logdir`. A name that exists gets the suffix `-2`, `-3`, …"))
-    train_type: str = flag(
-        RECIPES["paper"]["train_type"], TRAINED, OneOf(SCHEMES), "SCHEME", words="by `--recipe`", follows_record=True,
+    train_type: str = flag(RECIPES["paper"]["train_type"], TRAINED, OneOf(SCHEMES), "SCHEME", words="by `--recipe`",
         help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE,), help=(
-        "{names}: defaults of four flags, see [Recipes](#recipes)"))
+        used_by=(WITH_RECIPE,), help="{names}: defaults of four flags, see [Recipes](#recipes)")
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))
     overwrite: bool = flag(False, OUTPUT, used_by=(NAMED_HERE,), is_free=True, help=(
         "overwrite the run of that name instead of appending `-2`, `-3`, …"))
     deterministic: bool = flag(False, TRAINED, help=(
-        "two runs with one seed agree [bit for bit](runs.md#deterministic-runs); implies `--correct_budget False`"))
+        "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs); implies "
+        "`--correct_budget False`"))
     allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
-        "use a timing table made [on another machine, with other versions or before the network "
+        "use a timing table that was made [on another machine, with other versions or before the network "
         "changed](runs.md#a-stale-timing-table)"))
     save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
         "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
-        "{names}: write the best model in this format and [check it](runs.md#export-to-tensorflow-lite). This keeps "
-        "`best.keras` too"))
+        "{names}: write the best model in this format and [check it](runs.md#export-to-tensorflow-lite); also saves "
+        "`best.keras`"))
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
-        "train nothing; [test the best model](runs.md#evaluate-a-model) of this run's folder, or this `.keras` file, "
-        "class by class"))
+        "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
+        "and report each class"))
     power_csv: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
         "record of an external power meter (time,watts), for [`energy_joules`](runs.md#energy-memory-flops). The "
-        "file must exist when the run starts; it is read when training is over"))
+        "file must exist when the run starts; it is read after training"))
 
     @property
     def folder(self) -> Path:
-        """The folder that the name asks for; a new run of a name that exists gets -2, -3, … (`runs.folder`)."""
+        """The folder of this name; a new run appends -2, -3, … if it exists (see `runs.folder`)."""
         return self.logdir / self.run_name
 
 
@@ -316,9 +305,8 @@ class ProfileSettings:
     timing: str = flag(TIMINGS[0], PROFILE, OneOf(TIMINGS), "SOURCE", help=(
         "source of the operation times. `trace` measures each; `flops` counts FLOPs and scales them to the measured "
         "full step"))
-    seconds: float | None = flag(
-        None, PROFILE, number(float, 0, 86_400, "seconds from 0 to 86,400"), "SECONDS", words="110", help=(
-        "time for measuring steps. Five rounds are made in any case"))
+    seconds: float | None = flag(None, PROFILE, number(0, 86_400), "SECONDS", words="110", help=(
+        "time for measuring steps; at least five rounds are measured"))
     from_trace: Path | None = flag(None, PROFILE, Path, "FILE", help=(
         "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
         "and measure nothing here"))

@@ -1,4 +1,4 @@
-"""The commands as typed settings: what each command line asks for, complete and checked (no TensorFlow here)."""
+"""The commands as typed settings, complete and checked (no TensorFlow here)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.data_flags import data_parser
 from elastic_trainer.cli.flags import profiler_parser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
@@ -32,9 +31,9 @@ class TrainCommand:
     """One run: `main.py`.
 
     Attributes:
-        options: every option by name, as config.json keeps them.
-        warnings: a line on each flag without effect.
-        chooses_epochs: their number is to follow from the deadline.
+        options: every option by name, as in config.json.
+        warnings: lines about flags that have no effect.
+        chooses_epochs: the number of epochs is to be derived from the deadline.
     """
 
     network: NetworkSettings
@@ -47,20 +46,20 @@ class TrainCommand:
 
     @property
     def train_type(self) -> str:
-        """The scheme's name."""
+        """Name of the scheme."""
         return self.run.train_type
 
     @property
     def config(self) -> dict[str, Any]:
-        """What config.json keeps of the options."""
+        """The options as config.json keeps them."""
         return {**self.options, "num_classes": self.network.num_classes, "num_epochs": self.training.num_epochs}
 
     def with_classes(self, count: int) -> TrainCommand:
-        """The same for `count` classes, if the number was left open."""
+        """A copy for `count` classes, unless the number was given."""
         return replace(self, network=self.network.with_classes(count))
 
     def with_epochs(self, epochs: int) -> TrainCommand:
-        """The same for so many epochs."""
+        """A copy for so many epochs."""
         return replace(self, training=replace(self.training, num_epochs=epochs), chooses_epochs=False)
 
 
@@ -70,11 +69,11 @@ class EvaluateCommand:
 
     Attributes:
         model: the .keras file.
-        folder: where results are written.
-        model_name: the user's function that builds the network, or None to take the network from the file.
+        folder: folder for the results.
+        model_name: the user's function that builds the network; None: the network is in the file.
         input_size, num_classes: None if neither the command line nor the run gives it.
         export: format to export the model to, or None.
-        class_names: that the model was trained on, in the order of its outputs; None if no run recorded them.
+        class_names: the classes that the model was trained on, in the order of its outputs; None if unknown.
     """
 
     model: Path
@@ -98,92 +97,41 @@ class ProfileCommand(ProfileSettings):
     logdir: Path
 
 
-@dataclass(frozen=True)
-class ShowCommand:
-    """`data.py show`; `output` is the path of the pictures without _train.png."""
-
-    dataset_name: str
-    data_dir: Path | None
-    test_fraction: float | None
-    output: Path
-
-
-@dataclass(frozen=True)
-class PrepareCommand:
-    """`data.py prepare`."""
-
-    dataset_name: str
-    data_dir: Path | None
-
-
-@dataclass(frozen=True)
-class PackCommand:
-    """`data.py pack`; `output` is the tar file, or None for <name>.tar."""
-
-    dataset_name: str
-    data_dir: Path | None
-    output: Path | None
-
-
-@dataclass(frozen=True)
-class UnpackCommand:
-    """`data.py unpack`."""
-
-    archive: Path
-    data_dir: Path
-
-
 def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
     args = profiler_parser().parse_args(arguments)
     if args.from_trace is not None:
         if args.timing != "trace":
-            raise UserError(f"--timing {args.timing}: --from_trace takes the times of its file; leave one of them out")
+            raise UserError(f"--timing {args.timing}: cannot be combined with --from_trace; leave one of them out")
         if not args.from_trace.is_file():
-            raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb that tf.profiler wrote")
+            raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb written by tf.profiler")
         args.weights = args.weights or "none"  # times do not depend on them
-    use_glyph_weights(args)
     fill_in_defaults(args)
     network, data = built(NetworkSettings, vars(args)), built(DataSettings, vars(args))
-    profile = {name: getattr(args, name) for name in ("timing", "seconds", "from_trace")}
-    return ProfileCommand(network=network, data=data, logdir=args.logdir, **profile)
-
-
-def parse_data(
-    arguments: Sequence[str] | None = None,
-) -> ShowCommand | PrepareCommand | PackCommand | UnpackCommand:
-    """The command line of data.py. Raises `UserError` for a value out of range."""
-    args = data_parser().parse_args(arguments)
-    if args.command == "prepare":
-        return PrepareCommand(args.dataset_name, args.data_dir)
-    if args.command == "pack":
-        return PackCommand(args.dataset_name, args.data_dir, args.output)
-    if args.command == "unpack":
-        return UnpackCommand(args.archive, args.data_dir)
-    check_data_dir(args)
-    check_data_options(args)
-    output = args.output or Path("figures") / args.dataset_name
-    return ShowCommand(args.dataset_name, args.data_dir, args.test_fraction, output)
+    return ProfileCommand(network=network, data=data, logdir=args.logdir, **vars(built(ProfileSettings, vars(args))))
 
 
 # --- what several commands share --------------------------------------------------------------------------------------
 
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
-    """Every option that was not given takes its data set's default. Raises `UserError` for options that do not fit."""
+    """Set the options that were not given to their defaults. Raises `UserError` for options that do not suit others."""
     alpha_given = args.alpha is not None
-    check_data_dir(args)
+    check_data_options(args)
+    fits_glyphs = args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
+    if args.dataset_name == "digits" and fits_glyphs and args.weights is None:
+        args.weights = str(GLYPH_WEIGHTS)
     if is_custom_model(args.model_name):
         if args.weights is None:
             args.weights = "none"
         elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
-            raise UserError(f"--weights {args.weights}: {args.model_name} brings its own weights; leave it out")
+            raise UserError(f"--weights {args.weights}: {args.model_name} has its own weights; leave it out")
     if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
         raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
     args.optimizer = _optimizer(args)
     if args.gradient_clipping and "gradient_clipping" not in OPTIMIZERS[args.optimizer].uses:
         raise UserError(
-            f"--gradient_clipping: goes with --optimizer {users(OPTIMIZERS, 'gradient_clipping')} only, not "
+            f"--gradient_clipping: works only with --optimizer {users(OPTIMIZERS, 'gradient_clipping')}, not "
             f"{args.optimizer}; leave it out"
         )
     for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
@@ -196,15 +144,15 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace) -> str:
-    """As given, else the paper's for this network."""
+    """The optimizer that was given, else the paper's for this network."""
     return args.optimizer or ("adam" if args.model_name == "vit" else "sgd")
 
 
 def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the recipe sets for this run where nothing else is given.
+    """The options that the recipe sets for this run, unless they are given.
 
-    Adam and PruneTrain have the settings of the paper. So has the scheme of networks that start from random weights:
-    under the upper part, the lower layers would keep them.
+    Adam and PruneTrain use the paper's settings. Networks with random weights use the paper's scheme, since the upper
+    part alone would leave the lower layers random.
     """
     own, train_type = RECIPES["paper"], getattr(args, "train_type", None)
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
@@ -219,33 +167,22 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     return recipe
 
 
-def use_glyph_weights(args: argparse.Namespace) -> None:
-    """`digits` starts from the glyph weights in weights/ if they fit: MobileNetV2 at width 0.35."""
-    fits = args.dataset_name == "digits" and args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
-    if args.weights is None and fits:
-        args.weights = str(GLYPH_WEIGHTS)
-
-
-def check_data_dir(args: argparse.Namespace) -> None:
-    """Raise `UserError` for a folder that the data set has no use for."""
-    if args.data_dir is not None and "data_dir" not in DATASETS[args.dataset_name].uses:
-        raise UserError(f"--data_dir: {args.dataset_name} needs none; give --dataset_name image_folder for your photos")
-
-
 def check_data_options(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that the data set does not use."""
-    for name in ("skip_broken", "test_fraction"):
+    for name in ("data_dir", "skip_broken", "test_fraction"):
         if getattr(args, name, None) and name not in DATASETS[args.dataset_name].uses:
-            raise UserError(f"--{name}: goes with --dataset_name {users(DATASETS, name)} only")
+            raise UserError(
+                f"--{name}: works only with --dataset_name {users(DATASETS, name)}, not {args.dataset_name}"
+            )
 
 
 def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path) -> str:
-    """The command that makes the timing table of these settings."""
+    """The command line that makes the timing table of these settings."""
     return shlex.join(["python", "profiler.py", *profiler_flags(network, data, logdir)])
 
 
 def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
-    """What profiler.py must be given to make the timing table of these settings."""
+    """The flags of profiler.py that make the timing table of these settings."""
     parts = ["--model_name", network.model_name, "--dataset_name", data.dataset_name]
     if network.model_name in WIDTHS:
         parts += ["--alpha", f"{network.alpha:g}"]

@@ -1,4 +1,4 @@
-"""The command line of `main.py --evaluate`: options that are not given come from the run that the model is from."""
+"""The command line of `main.py --evaluate`: options that are not given come from the run of the model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FROM_RUN = tuple(name for name, flag in MAIN_FLAGS.items() if flag.evaluate == 
 
 
 def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
-    """A command line of main.py with `--evaluate`. Raises `UserError` for options that do not go with it."""
+    """A command line of main.py with `--evaluate`. Raises `UserError` for options that cannot be combined with it."""
     parser = main_parser()
     given = parser.given(arguments)
     unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
-        raise UserError(f"--{unfit}: does not go with --evaluate, which trains nothing; leave it out")
+        raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")
     args = parser.parse_args(arguments)
     model = _model_file(args.evaluate)
     config = read_config(model.parent) if is_run(model.parent) else {}
@@ -65,7 +65,7 @@ def _model_file(path: Path) -> Path:
     """The .keras file that `--evaluate` means."""
     if path.is_dir():
         if not (path / BEST_MODEL).is_file():
-            raise UserError(f"--evaluate {path}: holds no best.keras; a run keeps it with --save_model or --export")
+            raise UserError(f"--evaluate {path}: contains no best.keras; runs save it with --save_model or --export")
         return path / BEST_MODEL
     if path.suffix != ".keras":
         raise UserError(f"--evaluate {path}: must be the folder of a run or a file that ends in .keras")

@@ -1,6 +1,6 @@
 """The parsers of main.py and profiler.py, made from the fields of settings.py (no TensorFlow here).
 
-What `--help` and docs/flags.md say of a flag is one text, its field's.
+`--help` and docs/flags.md show the same text about a flag, that of its field.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from elastic_trainer.options import Flag, names_of
 from elastic_trainer.settings import DIGITS, MAIN_FLAGS, PAPER, PROFILER_FLAGS, RECIPES
 
 EPILOG = (
-    "Two defaults with a slash between them: for digits, and for other data sets. docs/flags.md says more on what is "
-    "named here."
+    "If a flag has two defaults, the first is for digits, the second for other data sets. docs/flags.md explains more."
 )
 
 
 def is_open(flag: Flag) -> bool:
-    """Whether the default follows from other flags, so that the parser has none."""
+    """Whether the default depends on other flags; the parser then has none."""
     return bool(flag.words) or flag.name in {**PAPER, **RECIPES["robust"]}
 
 
@@ -41,17 +40,17 @@ def _value_text(value: Any) -> str:
 
 
 def help_text(flag: Flag) -> str:
-    """What the flag means, in Markdown."""
+    """Meaning of the flag, in Markdown."""
     return flag.help.replace("{names}", ", ".join(f"`{name}`" for name in names_of(flag.type)))
 
 
 def plain(text: str) -> str:
-    """Markdown as --help prints it."""
+    """Markdown as plain text, for --help."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag, **changed: Any) -> None:
-    """Add a flag; `changed` are arguments of `add_argument` that differ in this command."""
+    """Add a flag to a group; `changed` replaces arguments of `add_argument`."""
     text = default_text(flag) if "default" not in changed else ""
     settings: dict[str, Any] = {
         "type": flag.type,
@@ -65,7 +64,7 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag, **changed: Any) -> N
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Mapping[str, Flag]) -> None:
-    """Add flags, a group for each section."""
+    """Add flags, in one group per section."""
     for section in dict.fromkeys(flag.section for flag in flags.values()):
         group = parser.add_argument_group(section)
         for flag in flags.values():

@@ -1,4 +1,4 @@
-"""The parser of all command lines. No TensorFlow, so mistakes are answered at once."""
+"""The parser of all command lines (no TensorFlow here, so that mistakes are reported at once)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from elastic_trainer.errors import UserError, did_you_mean
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Mistakes become a `UserError`. No flag may be shortened: its meaning would change as flags are added.
+    """Raises `UserError` for mistakes. Flags cannot be abbreviated: the meaning would change as flags are added.
 
     Args:
-        siblings: make the parsers of the other commands, whose flags a user may have meant.
+        siblings: make the parsers of the other commands, to recognise their flags.
     """
 
     def __init__(self, siblings: Sequence[Callable[[], argparse.ArgumentParser]] = (), **settings: Any) -> None:
@@ -22,14 +22,14 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` with one line that names the flag."""
-        kind, _, rest = message.partition("unrecognized arguments: ")
-        raise UserError(self._unknown(rest.split()) if not kind and rest else message.replace("argument ", "", 1))
+        unknown = message.removeprefix("unrecognized arguments: ")
+        raise UserError(message.replace("argument ", "", 1) if unknown == message else self._unknown(unknown.split()))
 
     def _unknown(self, words: list[str]) -> str:
-        """What is wrong with words that belong to no flag."""
+        """The error message for words that are not flags or values of flags."""
         word = next((word for word in words if word.startswith("-")), None)
         if word is None:
-            return f"'{words[0]}' belongs to no flag; each value stands behind its flag, such as --seed 1"
+            return f"'{words[0]}': unexpected argument; values follow their flag, such as --seed 1"
         flag = word.partition("=")[0]
         for other in (make() for make in self._siblings):
             if flag in other._option_string_actions:
@@ -38,7 +38,7 @@ class OneLineParser(argparse.ArgumentParser):
         return f"{flag}: there is no such flag{hint or '; --help lists them'}"
 
     def given(self, arguments: Sequence[str]) -> list[str]:
-        """Names of the options that `arguments` set, whatever their value."""
+        """Names of the options that `arguments` contain."""
         absent = object()
         names = [action.dest for action in self._actions if action.dest != "help"]
         found = vars(self.parse_args(arguments, argparse.Namespace(**dict.fromkeys(names, absent))))

@@ -12,28 +12,25 @@ from typing import Any
 from elastic_trainer.cli.commands import (
     EvaluateCommand,
     TrainCommand,
-    check_data_options,
     fill_in_defaults,
     recipe_settings,
-    use_glyph_weights,
 )
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.energy.power_record import check_growing
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.config import with_later_options
-from elastic_trainer.runs.power_record import check_growing
-from elastic_trainer.runs.reader import read_config, started_with
+from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
 
-LONGEST_NAME = 230  # bytes of a run's name; file systems allow 255, and files in the folder are named after it
+MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 
 
 def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
-    """The command line of main.py. Raises `UserError` for a value out of range."""
+    """The command line of main.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = main_parser()
     if parser.parse_args(given).evaluate is not None:
@@ -45,7 +42,7 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
 
 
 def parse_training(given: Sequence[str]) -> TrainCommand:
-    """A command line of main.py that trains. Raises `UserError` for a value out of range."""
+    """A command line of main.py that trains. Raises `UserError` for wrong flags."""
     parser = main_parser()
     args = parser.parse_args(given)
     args.command = [*given]
@@ -54,11 +51,9 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     args.train_type = args.train_type or recipe_settings(args)["train_type"]
     _check_combinations(args)
     _keep_model_to_export(parser, args, given)
-    check_data_options(args)
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
     chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
-    use_glyph_weights(args)
     fill_in_defaults(args)
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
@@ -76,35 +71,24 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
 
 
 def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
-    """A line for each kind of runs that alone use flags which were `given` to this one."""
+    """Warnings about the `given` flags that have no effect in this run."""
     found: dict[str, list[str]] = {}
     for name in (name for name in MAIN_FLAGS if name in given):
         used_by = MAIN_FLAGS[name].used_by
         users = next((use.words(name) for use in used_by if not use.holds(name, vars(args))), None)
         if users is not None:
             found.setdefault(users, []).append(f"--{name}")
-    return tuple(f"{', '.join(flags)}: without effect here, only for {users}" for users, flags in found.items())
+    return tuple(f"{', '.join(flags)}: no effect here, only for {users}" for users, flags in found.items())
 
 
 def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> argparse.Namespace:
-    """The options that the run in `folder` was started with, those `given` now added.
+    """The options that the run in `folder` was started with, and those `given` now.
 
     Raises:
-        UserError: there is no run, or this command does not know its scheme.
+        UserError: there is no run, or it does not record its options.
     """
     command = started_with(folder)
-    before = with_later_options(read_config(folder))
-    scheme = before.get("train_type")
-    if scheme is not None and scheme not in SCHEMES:
-        raise UserError(
-            f"--resume {folder}: was trained by the scheme {scheme}, which this command does not know; continue it "
-            "with the command that started it"
-        )
     args = parser.parse_args([*command, *given])
-    now = parser.given([*command, *given])
-    for name, flag in MAIN_FLAGS.items():
-        if flag.follows_record and name in before and name not in now:
-            setattr(args, name, before[name])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command
     return args
@@ -113,24 +97,26 @@ def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> ar
 def _check_combinations(args: argparse.Namespace) -> None:
     """Raise `UserError` for flags that exclude each other."""
     if args.resume and args.overwrite:
-        raise UserError("--resume: does not go with --overwrite; leave one of the two out")
+        raise UserError("--resume: cannot be combined with --overwrite; leave one of them out")
     elastic = SCHEMES[args.train_type].is_elastic
     if args.deadline is not None and (args.rho is not None or not elastic):
-        other = "--rho; give one of the two" if elastic else f"--train_type {args.train_type}, which has no time budget"
-        raise UserError(f"--deadline: does not go with {other}")
+        other = (
+            "--rho; leave one of them out" if elastic else f"--train_type {args.train_type}, which has no time budget"
+        )
+        raise UserError(f"--deadline: cannot be combined with {other}")
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
-        raise UserError(f"--deterministic: does not go with {other}, which follows the clock; leave one of the two out")
+        raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")
     if args.cached_views is not None and args.augment != "flip_rotate":
-        raise UserError("--cached_views: goes with --augment flip_rotate only; leave it out")
+        raise UserError("--cached_views: works only with --augment flip_rotate; leave it out")
     if args.mixed_precision and SCHEMES[args.train_type].changes_network:
         raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:
-    """`--export` needs the best model, so it is kept. Raises `UserError` if the command line forbids that.
+    """Save the best model if `--export` needs it. Raises `UserError` if the command line forbids that.
 
-    What a resumed run was started with gives way to what is `given` now.
+    In a resumed run, the flags `given` now take precedence.
     """
     now = parser.given(given)
     if args.export and not args.save_model:
@@ -143,25 +129,27 @@ def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given
 
 
 def _run_name(args: argparse.Namespace) -> str:
-    """The run's name: as given, else made from the settings. Raises `UserError` for one that no folder can have."""
+    """The run's name: as given, else made from the settings. Raises `UserError` if it is not the name of a folder."""
     if args.run_name is None:
         budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
         label = model_label(args.model_name, args.alpha)
         args.run_name = f"{label}_{args.dataset_name}_{args.train_type}"
         args.run_name += budget if SCHEMES[args.train_type].is_elastic else ""
     length = len(os.fsencode(args.run_name))
-    if length > LONGEST_NAME:
-        raise UserError(f"--run_name {args.run_name[:20]}…: has {length} bytes; give at most {LONGEST_NAME}")
+    if length > MAX_NAME_BYTES:
+        raise UserError(f"--run_name {args.run_name[:20]}…: has {length} bytes; give at most {MAX_NAME_BYTES}")
     plain = args.run_name.isprintable() and Path(args.run_name).name == args.run_name
     if args.run_name in ("", ".", "..") or not plain:
-        raise UserError(f"--run_name must be the plain name of a folder, not '{args.run_name}'")
+        raise UserError(f"--run_name: must be the name of a folder without its path, not '{args.run_name}'")
     if args.run_name in ("profiles", "images"):
-        raise UserError(f"--run_name must not be '{args.run_name}': that folder is for what several runs share")
+        raise UserError(
+            f"--run_name: '{args.run_name}' is reserved for files that several runs share; choose another name"
+        )
     return args.run_name
 
 
 def _plain_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Every option in JSON's types; rho is None where no share of a full step was asked for."""
+    """Every option as a JSON type; rho is None for runs that do not use it."""
     plain = (int, float, list, type(None))
     options = {name: getattr(args, name) for name in (*MAIN_FLAGS, "command")}
     if not SCHEMES[args.train_type].is_elastic or args.deadline is not None:

@@ -7,28 +7,28 @@ need more or better images.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
 from elastic_trainer.evaluation.predictions import Predictions
+from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.files import atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.machine import environment
 
 SHOWN_CLASSES = 20  # rows of the printed table
+COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
 
 
-@dataclass(frozen=True)
-class ClassResult:
-    """The result of one class; a score is NaN if it is 0 divided by 0.
+class ClassResult(NamedTuple):
+    """The result of one class: a row of classes.csv, with `COLUMNS`.
 
     Attributes:
-        index, name: of the class.
-        precision, recall, f1: 0…1.
+        index, name: index and name of the class.
+        precision, recall, f1: 0…1; None if they are 0 divided by 0.
         support: number of test images of this class.
         predicted: number of test images that were predicted as this class.
         taken_for, taken_for_count: the wrong class that was predicted most often for images of this class (None if no
@@ -37,9 +37,9 @@ class ClassResult:
 
     index: int
     name: str
-    precision: float
-    recall: float
-    f1: float
+    precision: float | None
+    recall: float | None
+    f1: float | None
     support: int
     predicted: int
     taken_for: str | None
@@ -54,10 +54,10 @@ def output_names(predictions: Predictions, class_names: Sequence[str]) -> list[s
 
 def confusion(predictions: Predictions, class_names: Sequence[str]) -> np.ndarray:
     """Counts [true class, predicted class]; rows and columns are those of `output_names`."""
-    from sklearn.metrics import confusion_matrix
-
-    names = output_names(predictions, class_names)
-    return confusion_matrix(predictions.labels, predictions.predicted, labels=range(len(names)))
+    outputs = len(output_names(predictions, class_names))
+    counts = np.zeros((outputs, outputs), int)
+    np.add.at(counts, (predictions.labels, predictions.predicted), 1)
+    return counts
 
 
 def class_results(predictions: Predictions, class_names: Sequence[str]) -> list[ClassResult]:
@@ -65,32 +65,24 @@ def class_results(predictions: Predictions, class_names: Sequence[str]) -> list[
 
     Classes without an F1 (no test image, never predicted) come last.
     """
-    from sklearn.metrics import precision_recall_fscore_support
-
     names, counts = output_names(predictions, class_names), confusion(predictions, class_names)
-    scores = precision_recall_fscore_support(
-        predictions.labels, predictions.predicted, labels=range(len(names)), zero_division=np.nan
-    )
-    wrong = counts - np.diag(np.diag(counts))
-    results = []
-    for k, (precision, recall, f1, support) in enumerate(zip(*scores, strict=True)):
-        if k >= len(class_names):
-            break
-        other, times = int(wrong[k].argmax()), int(wrong[k].max())
-        results.append(
-            ClassResult(
-                k,
-                names[k],
-                float(precision),
-                float(recall),
-                float(f1),
-                int(support),
-                int(counts[:, k].sum()),
-                names[other] if times else None,
-                times,
-            )
+    correct, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    wrong = counts - np.diag(correct)
+    results = [
+        ClassResult(
+            k,
+            name,
+            precision=_ratio(correct[k], predicted[k]),
+            recall=_ratio(correct[k], images[k]),
+            f1=_ratio(2 * correct[k], predicted[k] + images[k]),
+            support=int(images[k]),
+            predicted=int(predicted[k]),
+            taken_for=names[wrong[k].argmax()] if wrong[k].any() else None,
+            taken_for_count=int(wrong[k].max()),
         )
-    return sorted(results, key=lambda result: (math.isnan(result.f1), result.f1, result.recall, result.index))
+        for k, name in enumerate(class_names)
+    ]
+    return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
 
 
 def write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
@@ -104,7 +96,9 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     """
     results, counts = class_results(predictions, class_names), confusion(predictions, class_names)
     names = output_names(predictions, class_names)
-    _write_tables(results, counts, names, folder)
+    write_csv(folder / "classes.csv", COLUMNS, results)
+    rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
+    write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
     save_figure(draw_confusion(counts, names), folder / "confusion")
     with writing(folder):
         (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
@@ -112,75 +106,43 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
         with atomic_path(folder / "mistakes.png") as temporary:
             draw_misclassified(predictions, names).savefig(temporary, dpi=150)
     tested = [result for result in results if result.support]
-    means = {f"macro_{key}": _mean([getattr(r, key) for r in tested]) for key in ("precision", "recall", "f1")}
-    totals = {
+    record = {
+        **record,
         "test_images": len(predictions.labels),
         "mistakes": predictions.mistakes,
         "accuracy": predictions.accuracy,
         "loss": float(predictions.losses.mean()),
-        **means,
+        "macro_precision": _mean(result.precision for result in tested),
+        "macro_recall": _mean(result.recall for result in tested),
+        "macro_f1": _mean(result.f1 for result in tested),
+        "classes_without_test_images": len(results) - len(tested),
     }
-    record = {**record, **totals, "classes_without_test_images": len(results) - len(tested)}
     write_json(folder / "evaluation.json", {**record, "environment": environment()})
-    return "\n".join([_totals_line(record), *_class_table(results), f"written to {folder}"])
-
-
-def _write_tables(results: Sequence[ClassResult], counts: np.ndarray, names: Sequence[str], folder: Path) -> None:
-    """Write classes.csv and confusion.csv."""
-    rows = [
-        (
-            *(r.index, r.name),
-            *map(_cell, (r.precision, r.recall, r.f1)),
-            *(r.support, r.predicted, r.taken_for or "", r.taken_for_count),
-        )
-        for r in results
-    ]
-    columns = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
-    write_csv(folder / "classes.csv", columns, rows)
-    write_csv(
-        folder / "confusion.csv",
-        ("true class \\ predicted", *names),
-        ((name, *map(int, row)) for name, row in zip(names, counts, strict=True)),
+    totals = (
+        f"accuracy {record['accuracy']:.1%} ({record['test_images'] - record['mistakes']} of {record['test_images']}), "
+        f"loss {record['loss']:.4f}, mean F1 of the classes {record['macro_f1']:.1%}"
     )
+    return "\n".join([totals, *_class_table(results), f"written to {folder}"])
 
 
-def _cell(score: float) -> float | str:
-    return "" if math.isnan(score) else score
+def _ratio(part: int, total: int) -> float | None:
+    return float(part / total) if total else None
 
 
-def _mean(scores: Sequence[float]) -> float | None:
-    """Mean of the scores that are not NaN, or None if all are."""
-    defined = [score for score in scores if not math.isnan(score)]
+def _mean(scores: Iterable[float | None]) -> float | None:
+    """Mean of the scores that are not None, or None if all are."""
+    defined = [score for score in scores if score is not None]
     return math.fsum(defined) / len(defined) if defined else None
-
-
-def _totals_line(record: dict[str, Any]) -> str:
-    correct = record["test_images"] - record["mistakes"]
-    return (
-        f"accuracy {record['accuracy']:.1%} ({correct} of {record['test_images']}), loss {record['loss']:.4f}, "
-        f"mean F1 of the classes {record['macro_f1']:.1%}"
-    )
 
 
 def _class_table(results: Sequence[ClassResult]) -> list[str]:
     """The lines of the printed table: a header and at most `SHOWN_CLASSES` classes."""
-    shown = results[:SHOWN_CLASSES]
-    header = ("class (worst first)", "precision", "recall", "F1", "images", "most often taken for")
-    rows: list[tuple[str, ...]] = [header]
-    for r in shown:
-        scores = ("-" if math.isnan(score) else f"{score:.1%}" for score in (r.precision, r.recall, r.f1))
-        confused = f"{r.taken_for} ({r.taken_for_count})" if r.taken_for else "-"
-        rows.append((shortened(r.name, 40), *scores, str(r.support), shortened(confused, 40)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    left_aligned = (0, len(header) - 1)
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i in left_aligned else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    if len(results) > len(shown):
-        lines.append(f"… and {len(results) - len(shown)} better classes in classes.csv")
+    rows: list[Sequence[str]] = [("class (worst first)", "precision", "recall", "F1", "images", "most often taken for")]
+    for result in results[:SHOWN_CLASSES]:
+        scores = ("-" if score is None else f"{score:.1%}" for score in (result.precision, result.recall, result.f1))
+        confused = f"{result.taken_for} ({result.taken_for_count})" if result.taken_for else "-"
+        rows.append((shortened(result.name, 40), *scores, str(result.support), shortened(confused, 40)))
+    lines = text_table(rows, left_aligned=(0, 5))
+    if len(results) > SHOWN_CLASSES:
+        lines.append(f"… and {len(results) - SHOWN_CLASSES} better classes in classes.csv")
     return lines

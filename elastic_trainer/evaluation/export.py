@@ -10,11 +10,13 @@ every version of Keras 3; `from_keras_model` calls methods that some versions of
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,22 @@ from tqdm import tqdm
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.evaluation.predictions import forward_function
+from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.files import atomic_path, write_json, write_text
 from elastic_trainer.machine import cores, environment, silenced
 from elastic_trainer.timing.wall_time import measure_ms
 
-CHECKED_IMAGES = 1000  # at most; test images that each file predicts, evenly spread over the split
-LATENCY_SECONDS = 5.0  # of measuring, as far as the bounds on the turns allow
+MAX_CHECKED_IMAGES = 1000  # test images that each file predicts, evenly spread over the split
+LATENCY_SECONDS = 5.0  # for measuring, within the bounds on the number of turns
 LATENCY_TURNS = (10, 100)  # minimum and maximum
 FILES = ("model.tflite", "model_dynamic.tflite")
+RESULTS = {  # of Keras and each file: key in export.json -> title and format in the printed table
+    "accuracy": ("accuracy", ".1%"),
+    "same_class_share": ("same class as Keras", ".2%"),
+    "largest_logit_difference": ("largest logit difference", ".2g"),
+    "latency_one_thread_ms": ("ms, 1 thread", ".2f"),
+    "latency_all_threads_ms": ("ms, all threads", ".2f"),
+}
 
 
 @dataclass(frozen=True)
@@ -70,35 +80,32 @@ def convert(model: keras.Model, quantise: bool) -> Converted:
         return {"logits": model(image, training=False)}
 
     module.infer = infer
-    error: Exception | None = None
-    for kernels in ((tf.lite.OpsSet.TFLITE_BUILTINS,), (tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS)):
-        try:
-            with silenced():  # the converter logs each of its passes
-                converter = tf.lite.TFLiteConverter.from_concrete_functions([infer.get_concrete_function()], module)
-                converter.target_spec.supported_ops = list(kernels)
-                if quantise:
-                    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-                if len(kernels) > 1:
-                    converter._experimental_lower_tensor_list_ops = False  # as its error message advises
-                content = converter.convert()
-        except Exception as failure:  # ConverterError is not public, and tracing a custom layer may raise anything
-            error = failure
-            continue
-        found = set(re.findall(rb"Flex([A-Z]\w+)", content)) if len(kernels) > 1 else set()
-        return Converted(content, tuple(sorted(name.decode() for name in found)))
-    assert error is not None
-    raise UserError(
-        f"--export tflite: TensorFlow Lite cannot express this model: {_why_not_converted(error)}"
-    ) from error
+    lite = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    with contextlib.suppress(Exception):  # ConverterError is not public, and tracing a custom layer may raise anything
+        return Converted(_convert(module, quantise, lite), ())
+    try:
+        content = _convert(module, quantise, [*lite, tf.lite.OpsSet.SELECT_TF_OPS])
+    except Exception as error:
+        raise UserError(f"--export tflite: TensorFlow Lite does not support this model: {_reason(error)}") from error
+    found = set(re.findall(rb"Flex([A-Z]\w+)", content))
+    return Converted(content, tuple(sorted(name.decode() for name in found)))
 
 
-def _why_not_converted(error: Exception) -> str:
+def _convert(module: Any, quantise: bool, kernels: Sequence[Any]) -> bytes:
+    with silenced():  # the converter logs each of its passes
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
+        converter.target_spec.supported_ops = list(kernels)
+        if quantise:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if len(kernels) > 1:
+            converter._experimental_lower_tensor_list_ops = False  # as its error message advises
+        return converter.convert()
+
+
+def _reason(error: Exception) -> str:
     """The operations that the converter lacks, if its error message names them; else the first line of the message."""
-    text = str(error).strip()
-    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", text)
-    if missing:
-        return f"it has no kernel for {missing.group(1).strip()}"
-    return first_line(error)[:300]
+    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
+    return f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]
 
 
 class Interpreter:
@@ -107,10 +114,19 @@ class Interpreter:
     Attributes:
         runtime: name and version of the interpreter.
         input: details of the input tensor: shape, dtype and index.
+
+    Raises:
+        RuntimeError: this interpreter lacks TensorFlow's kernels, which the model needs. From TensorFlow 2.20 on, no
+            installed interpreter has them.
     """
 
     def __init__(self, converted: Converted, threads: int = 1) -> None:
-        make, self.runtime = _interpreter_class(bool(converted.tensorflow_kernels))
+        make, self.runtime = tf.lite.Interpreter, f"tf.lite {tf.__version__}"
+        if not converted.tensorflow_kernels:
+            with contextlib.suppress(ImportError):
+                from ai_edge_litert.interpreter import Interpreter as LiteRT
+
+                make, self.runtime = LiteRT, f"ai_edge_litert {metadata.version('ai-edge-litert')}"
         with warnings.catch_warnings(), silenced():  # tf.lite.Interpreter warns that it is deprecated
             warnings.simplefilter("ignore")
             self._interpreter = make(model_content=converted.content, num_threads=threads)
@@ -123,33 +139,6 @@ class Interpreter:
         self._interpreter.set_tensor(self.input["index"], image[None])
         self._interpreter.invoke()
         return self._interpreter.get_tensor(self._output)[0]
-
-
-def interpreter_for(converted: Converted, threads: int = 1) -> Interpreter | None:
-    """An interpreter for `converted`, or None if none is available.
-
-    From TensorFlow 2.20 on, no installed interpreter has TensorFlow's kernels.
-    """
-    try:
-        return Interpreter(converted, threads)
-    except RuntimeError:
-        if converted.tensorflow_kernels:
-            return None
-        raise
-
-
-def _interpreter_class(with_tensorflow_kernels: bool) -> tuple[Callable[..., Any], str]:
-    """LiteRT's interpreter, or TensorFlow's if LiteRT is not installed or TensorFlow's kernels are needed."""
-    if not with_tensorflow_kernels:
-        try:
-            from importlib import metadata
-
-            from ai_edge_litert.interpreter import Interpreter as LiteRT
-        except ImportError:
-            pass
-        else:
-            return LiteRT, f"ai_edge_litert {metadata.version('ai-edge-litert')}"
-    return tf.lite.Interpreter, f"tf.lite {tf.__version__}"
 
 
 def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: str) -> str:
@@ -172,7 +161,6 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
     write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
 
     images, labels = checked_images(dataset)
-    rows, largest_logit, turns = _compare(model, files, images, labels)
     record = {
         "model": source,
         "dataset_name": dataset.name,
@@ -180,53 +168,15 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         "outputs": len(names),
         "checked_images": len(images),
         "test_images": dataset.test_count,
-        "largest_logit": largest_logit,
-        "latency_turns": turns,
         "threads": cores(),
-        **{name.replace("Keras", "keras"): row for name, row in rows.items()},
+        **_compare(model, files, images, labels),
         "environment": environment(),
     }
     write_json(folder / "export.json", record)
-    return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(rows, record)])
+    return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(record)])
 
 
-def _compare(
-    model: keras.Model, files: dict[str, Converted], images: np.ndarray, labels: np.ndarray
-) -> tuple[dict[str, dict[str, Any]], float, int]:
-    """Accuracy, agreement with Keras and latency of Keras and of each file.
-
-    Args:
-        model: the model in Keras.
-        files: the converted models by file name.
-        images, labels: [images, size, size, 3] and [images].
-
-    Returns:
-        One row for "Keras" and one for each file (results are None if no interpreter can run the file), the largest
-        absolute logit by Keras, and the number of calls behind each latency.
-    """
-    available = {name: interpreter_for(converted) for name, converted in files.items()}
-    interpreters = {name: interpreter for name, interpreter in available.items() if interpreter}
-    logits = _predict_all(model, interpreters, images)
-    # Threads that wait for each other are slower on a busy machine and for small networks: report both latencies.
-    all_threads = {name: Interpreter(files[name], cores()) for name in interpreters}
-    latency_ms, turns = _latency_ms(model, interpreters, all_threads, images[0])
-    rows: dict[str, dict[str, Any]] = {
-        name: {
-            "accuracy": float(np.mean(found.argmax(axis=1) == labels)),
-            "largest_logit_difference": float(np.abs(found - logits["Keras"]).max()),
-            "same_class_share": float(np.mean(found.argmax(axis=1) == logits["Keras"].argmax(axis=1))),
-            **latency_ms[name],
-        }
-        for name, found in logits.items()
-    }
-    for name, converted in files.items():
-        row = rows.setdefault(name, dict.fromkeys(rows["Keras"]))
-        row |= {"bytes": len(converted.content), "tensorflow_kernels": list(converted.tensorflow_kernels)}
-        row["runtime"] = getattr(available[name], "runtime", None)
-    return rows, float(np.abs(logits["Keras"]).max()), turns
-
-
-def checked_images(dataset: ImageData, most: int = CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
+def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
     """At most `most` test images, evenly spread over the split.
 
     Returns:
@@ -242,79 +192,75 @@ def checked_images(dataset: ImageData, most: int = CHECKED_IMAGES) -> tuple[np.n
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _predict_all(model: keras.Model, interpreters: dict[str, Interpreter], images: np.ndarray) -> dict[str, np.ndarray]:
-    """Logits [images, classes] by Keras and by each file."""
-    forward = forward_function(model, 1)
-    predictors: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Keras": lambda image: forward(image[None])[0].numpy()}
-    predictors |= interpreters
-    logits: dict[str, list[np.ndarray]] = {name: [] for name in predictors}
-    for image in tqdm(images, unit="image", dynamic_ncols=True, desc="checking the files"):
-        for name, predictor in predictors.items():
-            logits[name].append(predictor(image))
-    return {name: np.array(rows) for name, rows in logits.items()}
+def _compare(model: keras.Model, files: dict[str, Converted], images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Accuracy, agreement with Keras and latency of one image, for Keras and for each file.
 
-
-def _latency_ms(
-    model: keras.Model, one_thread: dict[str, Interpreter], all_threads: dict[str, Interpreter], image: np.ndarray
-) -> tuple[dict[str, dict[str, float | None]], int]:
-    """Latency of one image in Keras (compiled, all threads) and in each file.
+    Args:
+        model: the model in Keras.
+        files: the converted models by file name.
+        images, labels: [images, size, size, 3] and [images].
 
     Returns:
-        Medians in ms by name and by key of export.json, and the number of calls behind each median.
+        Fields of export.json: for "keras" and each file the `RESULTS`, which are None if no interpreter can run the
+        file; the largest absolute logit by Keras; and the number of calls behind each latency.
     """
     forward = forward_function(model, 1)
-    tensor = tf.constant(image[None])
-    runs: dict[tuple[str, str], Callable[[], object]] = {
-        ("Keras", "latency_all_threads_ms"): lambda: forward(tensor).numpy()
+    predictors: dict[str, Callable[[np.ndarray], np.ndarray]] = {"keras": lambda image: forward(image[None])[0].numpy()}
+    rows: dict[str, dict[str, Any]] = {name: dict.fromkeys(RESULTS) for name in ("keras", *files)}
+    # Threads that wait for each other are slower on a busy machine and for small networks: measure both.
+    timed = {("keras", "latency_all_threads_ms"): partial(predictors["keras"], images[0])}
+    for name, converted in files.items():
+        kernels = list(converted.tensorflow_kernels)
+        rows[name] |= {"bytes": len(converted.content), "tensorflow_kernels": kernels, "runtime": None}
+        try:
+            interpreter = Interpreter(converted)
+        except RuntimeError:
+            if not kernels:
+                raise
+            continue
+        rows[name]["runtime"], predictors[name] = interpreter.runtime, interpreter
+        timed[name, "latency_one_thread_ms"] = partial(interpreter, images[0])
+        timed[name, "latency_all_threads_ms"] = partial(Interpreter(converted, cores()), images[0])
+    logits = {
+        name: np.array([predict(image) for image in tqdm(images, f"checking {name}", unit="image", dynamic_ncols=True)])
+        for name, predict in predictors.items()
     }
-    for key, interpreters in (("latency_one_thread_ms", one_thread), ("latency_all_threads_ms", all_threads)):
-        runs |= {(name, key): functools.partial(interpreter, image) for name, interpreter in interpreters.items()}
-    for run in runs.values():
-        run()  # compiles
-    turn_ms = float(measure_ms([*runs.values()], 2, warmup=1).sum(axis=1).min())
+    for name, found in logits.items():
+        classes = found.argmax(axis=1)
+        rows[name]["accuracy"] = float(np.mean(classes == labels))
+        rows[name]["same_class_share"] = float(np.mean(classes == logits["keras"].argmax(axis=1)))
+        rows[name]["largest_logit_difference"] = float(np.abs(found - logits["keras"]).max())
+    turn_ms = float(measure_ms([*timed.values()], 2, warmup=1).sum(axis=1).min())
     turns = int(np.clip(LATENCY_SECONDS * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
-    times = np.median(measure_ms([*runs.values()], turns, warmup=1), axis=0)
-    latency: dict[str, dict[str, float | None]] = {
-        name: {"latency_one_thread_ms": None, "latency_all_threads_ms": None} for name, _ in runs
-    }
-    for (name, key), median in zip(runs, times, strict=True):
-        latency[name][key] = float(median)
-    return latency, turns
+    medians = np.median(measure_ms([*timed.values()], turns, warmup=1), axis=0)
+    for (name, key), median in zip(timed, medians, strict=True):
+        rows[name][key] = float(median)
+    return {**rows, "largest_logit": float(np.abs(logits["keras"]).max()), "latency_turns": turns}
 
 
-def _report(rows: dict[str, dict[str, Any]], record: dict[str, Any]) -> list[str]:
-    """The lines of the printed table, and warnings."""
-    form = "{:<20} {:>8} {:>9} {:>20} {:>25} {:>12} {:>14}".format
-    many = f"ms, {record['threads']} threads"
-    titles = ("MB", "accuracy", "same class as Keras", "largest logit difference", "ms, 1 thread", many)
-    lines = [form("file", *titles)]
-    for name, row in rows.items():
-        cells = [f"{row['bytes'] / 1e6:.2f}" if "bytes" in row else "-"]
-        for key, spec in (
-            ("accuracy", ".1%"),
-            ("same_class_share", ".2%"),
-            ("largest_logit_difference", ".2g"),
-            ("latency_one_thread_ms", ".2f"),
-            ("latency_all_threads_ms", ".2f"),
-        ):
-            itself = name == "Keras" and key in ("same_class_share", "largest_logit_difference")
-            cells.append("-" if itself or row[key] is None else format(row[key], spec))
-        lines.append(form(name, *cells))
-    runtime = next((f" of {row['runtime']}" for row in rows.values() if row.get("runtime")), "")
-    lines.append(
+def _report(record: dict[str, Any]) -> list[str]:
+    """The lines of the printed table, and warnings; `record`: see export.json."""
+    table = [["file", "MB", *(title for title, _ in RESULTS.values())]]
+    for name in ("keras", *FILES):
+        row = record[name]
+        size = f"{row['bytes'] / 1e6:.2f}" if name in FILES else "-"
+        results = ("-" if row[key] is None else format(row[key], form) for key, (_, form) in RESULTS.items())
+        table.append([name, size, *results])
+    runtime = record[FILES[0]]["runtime"]
+    lines = [
+        *text_table(table),
         f"on {record['checked_images']} of {record['test_images']} test images; logits are up to "
-        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} turns{runtime}"
-    )
+        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} calls, on 1 or "
+        f"{record['threads']} threads{f', of {runtime}' if runtime else ''}",
+    ]
     for name in FILES:
-        row = rows[name]
-        if row["tensorflow_kernels"]:
-            needs = f"{name} needs TensorFlow's kernels (SELECT_TF_OPS): {', '.join(row['tensorflow_kernels'])}"
-            unchecked = (
-                "; no interpreter on this machine has them (none does from TensorFlow 2.20 on): the file was written, "
-                "but NOT checked"
-            )
-            lines.append(needs + (unchecked if row["accuracy"] is None else ""))
-    difference = rows[FILES[0]]["largest_logit_difference"]
+        kernels = record[name]["tensorflow_kernels"]
+        if kernels:
+            line = f"{name} needs TensorFlow's kernels (SELECT_TF_OPS): {', '.join(kernels)}"
+            if record[name]["accuracy"] is None:
+                line += "; NOT checked: no interpreter on this machine has them (none has from TensorFlow 2.20 on)"
+            lines.append(line)
+    difference = record[FILES[0]]["largest_logit_difference"]
     if difference is not None and difference > 1e-3 * max(record["largest_logit"], 1.0):
-        lines.append(f"warning: {FILES[0]} differs from Keras by more than rounding explains")
+        lines.append(f"warning: {FILES[0]} differs from Keras by more than rounding")
     return lines

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHOWN_CONFUSIONS = 30  # pairs listed beside a confusion matrix that is too large for class names
 COUNTED_CLASSES = 15  # the matrix shows counts in its cells up to this many classes
-SMALLEST_FONT = 5.0  # points; smaller class names cannot be read
+MIN_FONT = 5.0  # points; smaller class names cannot be read
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
@@ -29,7 +29,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
     Args:
         counts: [true class, predicted class].
-        names: of the classes.
+        names: class names.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -38,14 +38,14 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     classes = len(names)
     side = float(np.clip(1.5 + 0.3 * classes, 4.5, 12.0))  # inches
     font = min(9.0, 0.7 * 72 * side / classes)
-    named = font >= SMALLEST_FONT
+    named = font >= MIN_FONT
     figure = Figure(figsize=(side + (1.2 if named else 4.5), side), layout="constrained")
     columns = figure.add_gridspec(1, 2, width_ratios=(side, 3.5)) if not named else figure.add_gridspec(1, 1)
     axes = figure.add_subplot(columns[0])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The colour follows the square root of the share: otherwise 2 % would look like 0.
     drawn = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    axes.set_title("share of each true class (row) that is taken for each class (column)", fontsize=9)
+    axes.set_title("share of each true class (row) predicted as each class (column)", fontsize=9)
     axes.set_xlabel("predicted class" if named else "predicted class (numbers as in classes.csv)")
     axes.set_ylabel("true class" if named else "true class (numbers as in classes.csv)")
     if named:
@@ -78,11 +78,11 @@ def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> No
 
 
 def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure:
-    """A sheet of the misclassified images that `predictions` holds, highest loss first, with true and predicted class.
+    """A sheet of the misclassified images in `predictions`, highest loss first, with true and predicted class.
 
     Args:
         predictions: with at least one misclassified image.
-        names: of the outputs.
+        names: names of the outputs.
     """
     from matplotlib.figure import Figure
 
@@ -106,5 +106,5 @@ def _label(name: str, length: int) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """`text`, cut to `length` characters; the last one is then an ellipsis."""
+    """`text`, cut to `length` characters with an ellipsis at the end."""
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,4 +1,4 @@
-"""What a model predicts for the test images of a data set.
+"""Predictions of a model for the test images of a data set.
 
 `predict` runs each test image through the model once. Everything else that an evaluation reports is computed from the
 `Predictions` it returns: accuracy and class results (class_report.py) and pictures (pictures.py).
@@ -24,7 +24,7 @@ SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
 
 @dataclass(order=True)
 class Misclassified:
-    """A misclassified test image; instances compare by loss.
+    """A misclassified test image. Instances are ordered by loss.
 
     Attributes:
         loss: cross-entropy of the image.
@@ -44,7 +44,7 @@ class Misclassified:
 
 @dataclass
 class Predictions:
-    """What a model predicts for the test images.
+    """Predictions of a model for the test images.
 
     Attributes:
         labels, predicted: true class and predicted class of each image, int [images].
@@ -64,7 +64,7 @@ class Predictions:
 
     @property
     def mistakes(self) -> int:
-        """Number of misclassified images, including those that `misclassified` leaves out."""
+        """Number of misclassified images, including those that are not in `misclassified`."""
         return int((self.labels != self.predicted).sum())
 
 
@@ -84,26 +84,24 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
     Args:
         model: from images [batch, size, size, 3] in 0…255 to logits [batch, outputs].
         dataset: at the model's input size.
-        kept: how many misclassified images the result holds at most.
+        kept: maximum number of misclassified images in the result.
 
     Raises:
         UserError: a loss is not finite.
     """
     forward = forward_function(model, None)
-    labels_seen: list[np.ndarray] = []
-    predicted_seen: list[np.ndarray] = []
-    losses_seen: list[np.ndarray] = []
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # labels, predictions and losses of each batch
     worst: list[Misclassified] = []  # a heap, the lowest loss first
     with tqdm(total=dataset.test_count, unit="image", dynamic_ncols=True, desc="testing") as bar:
         for batch in dataset.test():
-            images, labels = batch.inputs, batch.targets
+            images, labels = batch.inputs, batch.targets.numpy()
             logits = forward(images)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits).numpy()
             if not np.isfinite(losses).all():
                 raise UserError("--evaluate: the model returns logits that are not finite; its training diverged")
             confidences = tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()
             predicted = tf.argmax(logits, axis=-1).numpy()
-            for k in np.flatnonzero(predicted != labels.numpy()):
+            for k in np.flatnonzero(predicted != labels):
                 if len(worst) == kept and losses[k] <= worst[0].loss:
                     continue
                 image = np.clip(np.round(images[k].numpy()), 0, 255).astype(np.uint8)
@@ -111,13 +109,6 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
                     float(losses[k]), bar.n + int(k), int(labels[k]), int(predicted[k]), float(confidences[k]), image
                 )
                 (heapq.heappushpop if len(worst) == kept else heapq.heappush)(worst, one)
-            labels_seen.append(labels.numpy())
-            predicted_seen.append(predicted)
-            losses_seen.append(losses)
+            parts.append((labels, predicted, losses))
             bar.update(len(predicted))
-    return Predictions(
-        np.concatenate(labels_seen),
-        np.concatenate(predicted_seen),
-        np.concatenate(losses_seen),
-        sorted(worst, reverse=True),
-    )
+    return Predictions(*map(np.concatenate, zip(*parts, strict=True)), sorted(worst, reverse=True))

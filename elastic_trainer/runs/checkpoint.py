@@ -1,7 +1,7 @@
-"""Checkpoints of a run: one file each, complete or absent, the last two kept.
+"""Checkpoints of a run: one file each, written atomically. The last two are kept.
 
 A file has NumPy's .npz format: the arrays of all variables, and the rest of the run's state as JSON. A single file can
-be renamed into place at once, and zip's checksum of each array detects damage.
+be renamed into place, and zip's checksum of each array detects damage.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path, writing
 
-VERSION = 5  # of what the state holds
+VERSION = 5  # of the contents of the state
 _STATE = "state"
 
 
 class State(NamedTuple):
-    """All that a run needs to go on from a step, on another machine too.
+    """All that a run needs to continue from a step, also on another machine.
 
     Attributes:
         arrays: variables of the network and the optimizer, by name.
-        record: everything else, in JSON's types.
+        record: everything else, as JSON types.
     """
 
     arrays: dict[str, np.ndarray]
@@ -38,13 +38,13 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._last: Path | None = None  # what was saved or loaded last, so known to be good
+        self._last: Path | None = None  # saved or loaded last, so it is intact
 
     def save(self, step: int, state: State) -> None:
-        """Write the checkpoint of `step`; keep it and the last good one before, and delete all others.
+        """Write the checkpoint of `step`; keep it and the last intact one before it, and delete all others.
 
         Raises:
-            UserError: the disk is full or cannot be written to; the older checkpoints are still there.
+            UserError: the disk is full or cannot be written to; the older checkpoints remain.
         """
         text = json.dumps({"version": VERSION, **state.record}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
@@ -59,10 +59,10 @@ class Checkpoints:
         self._last = path
 
     def latest(self) -> State | None:
-        """The newest one that is intact, or None if there is none. A damaged one is skipped, with a message.
+        """The newest checkpoint that is intact, or None if there are none. Damaged ones are skipped, with a message.
 
         Raises:
-            UserError: all of them are damaged, or cannot be read.
+            UserError: all are damaged, one cannot be read, or one has another version.
         """
         paths = self._paths()
         for path in paths:
@@ -71,18 +71,18 @@ class Checkpoints:
             except PermissionError as error:
                 raise UserError(f"{path}: cannot be read: {error.strerror}") from error
             except Exception as error:  # damage takes many forms in zip, numpy and JSON
-                print(f"{path} is damaged ({' '.join(str(error).split())}); trying the one before", file=sys.stderr)
+                print(f"{path} is damaged ({' '.join(str(error).split())}); trying an earlier one", file=sys.stderr)
                 continue
             if state.record.get("version") != VERSION:
-                raise UserError(f"{path}: was written by another version of this program; start again with --overwrite")
+                raise UserError(f"{path}: written by another version of this program; start again with --overwrite")
             self._last = path
             return state
         if paths:
-            raise UserError(f"{self.folder}: every checkpoint in it is damaged; start again with --overwrite")
+            raise UserError(f"{self.folder}: every checkpoint is damaged; start again with --overwrite")
         return None
 
     def clear(self) -> None:
-        """Delete them all. Raises `UserError` where the system refuses."""
+        """Delete all checkpoints. Raises `UserError` if the system refuses."""
         with writing(self.folder):
             for path in self._paths():
                 path.unlink()
@@ -90,7 +90,7 @@ class Checkpoints:
                 self.folder.rmdir()
 
     def _paths(self) -> list[Path]:
-        """Newest first."""
+        """Paths of the checkpoints, newest first."""
         return sorted(self.folder.glob("step-*.npz"), reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Seconds and joules of a run, by what they were spent on."""
+"""Time and energy of a run, by activity."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ CLOCKS = ("training", "selection", "validation")
 
 
 class Clocks:
-    """Seconds spent on training (selection is part of it), on selecting and on validation, and since the start.
+    """Seconds spent on training (which includes selection), on selection, on validation, and since the start.
 
     Attributes:
         spans: start and end of each period of training, in seconds since 1970.
-        meter: returns joules since some moment, or None if unknown; read when training starts and stops.
-        joules: spent on training, without the present period; None once a part of it is unknown.
+        meter: returns joules since a fixed moment, or None if unknown; read when training starts and stops.
+        joules: energy of training before the current period; None once a part of it is unknown.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Clocks:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """The time of this block is counted as `name`."""
+        """Count the time of this block as `name`."""
         self._start(name)
         try:
             yield
@@ -46,7 +46,7 @@ class Clocks:
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """The time of this block is not counted as `name`."""
+        """Do not count the time of this block as `name`."""
         runs = name in self._started
         if runs:
             self._stop(name)
@@ -75,10 +75,10 @@ class Clocks:
         return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
 
     def elapsed(self) -> float:
-        """Wall seconds since the run started, without those between an interruption and its continuation."""
+        """Wall seconds since the run started, without the time between an interruption and the continuation."""
         return time.perf_counter() - self._start_time
 
     def to_record(self) -> dict[str, Any]:
-        """The arguments of a clock that continues from here, in JSON's types."""
+        """The arguments of `Clocks` that continue from here, as JSON types."""
         kept = {"elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
         return {**{name: self.seconds(name) for name in CLOCKS}, **kept}

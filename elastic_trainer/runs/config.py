@@ -1,4 +1,4 @@
-"""What config.json keeps of a run's options: which may change when it continues, and which decide its result."""
+"""Options in config.json: which may change when a run continues, which do not affect results, and what changed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag
 
 
 def without_effect(config: dict[str, Any]) -> set[str]:
-    """Options that do not change the result of a run. Of the user's own images, the folder alone identifies them."""
+    """Options that do not change the result of a run. `data_dir` is one of them unless it identifies the images."""
     return FREE_ON_RESUME - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
 
 
-def with_later_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with what options that came later would have been in a run of that time."""
-    return {name: flag.earlier for name, flag in MAIN_FLAGS.items() if flag.earlier is not None} | config
-
-
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:
-    """The first option, except those in `free`, in which two configurations differ, as "--name was, not is"."""
-    before = with_later_options(before)
+    """The first option not in `free` that differs between two configurations, as "--name was, not is"."""
     for name, value in now.items():
         unknown_yet = name == "num_classes" and value is None
         if name not in free and not unknown_yet and value != before.get(name, value):
@@ -34,10 +28,10 @@ def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) ->
 
 
 def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | None:
-    """What differs between the images of a run, see `ImageData.record`, and those it was started with, in words.
+    """How the images of a run differ from those that it was started with; None if they are the same.
 
     Args:
-        now, before: the records; older runs have none.
+        now, before: see `ImageData.record`; None for a run without a record, which is not compared.
     """
     if before is None:
         return None
@@ -50,7 +44,7 @@ def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | 
 
 
 def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
-    """The first class in which two lists of names differ, as "class 3 was, not is"; None if they agree."""
+    """The first class name that differs between two lists, as "class 3 was, not is"; None if they are equal."""
     for number, (is_, was) in enumerate(zip_longest(now, before), 1):
         if is_ != was:
             names = ("none" if name is None else f"'{name}'" for name in (was, is_))

@@ -1,4 +1,4 @@
-"""The folder of a run: it is made, locked against other runs, and emptied of an earlier run."""
+"""Makes the folder of a run, locks it against other runs, and deletes the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 @contextlib.contextmanager
 def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
-    """The folder of a run, locked against other runs: `logdir`/`run_name`, or with -2, -3, … appended if that exists.
+    """The folder of a run, locked against other runs: `logdir`/`run_name`, with -2, -3, … appended if it exists.
 
     With `overwrite`, the files that a run writes are deleted from an earlier run's folder, and nothing else. With
-    `resume`, only the half-written files of a killed run are deleted.
+    `resume`, only the temporary files of a killed run are deleted. Where the system has no locks, two runs in one
+    folder are not noticed.
 
     Raises:
-        UserError: the folder cannot be made or is in use, or `overwrite` meets a folder that does not hold a run.
+        UserError: the folder cannot be made, is in use, or is to be overwritten or resumed but contains no run.
     """
-    taken = (overwrite or resume) and (logdir / run_name).exists()
+    is_reused = (overwrite or resume) and (logdir / run_name).exists()
     with writing(logdir):
-        folder = logdir / run_name if taken else _new_folder(logdir, run_name)
+        folder = logdir / run_name if is_reused else _new_folder(logdir, run_name)
     if not folder.is_dir():
-        raise UserError(f"--run_name {run_name}: {folder} is no folder; choose another name")
-    with _locked(folder):
+        raise UserError(f"--run_name {run_name}: {folder} is a file; choose another name")
+    with contextlib.ExitStack() as lock:
         with writing(folder):
+            if lock.enter_context(locked(folder)) is False:
+                raise UserError(f"{folder}: another run is writing to it; wait until it ends, or give --run_name")
             leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if is_temporary(path)]
-            if taken and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
+            if is_reused and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
                 flag = "--overwrite" if overwrite else "--resume"
-                raise UserError(
-                    f"{flag}: {folder} is not the folder of a run (it has no config.json); nothing was changed"
-                )
+                raise UserError(f"{flag}: {folder} contains no run (no config.json); give the name of a run")
             if overwrite:
                 _empty(folder)
             for path in leftovers:
@@ -52,21 +53,11 @@ def _new_folder(logdir: Path, run_name: str) -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             return folder
-    raise UserError(f"--run_name {run_name}: a million runs have this name; choose another")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other runs. Where the system has no such lock, two runs in one folder are not noticed."""
-    with contextlib.ExitStack() as stack:
-        with writing(folder):
-            is_ours = stack.enter_context(locked(folder))
-        if is_ours is False:
-            raise UserError(f"{folder}: another run is writing there; wait for it, or give --run_name")
-        yield
+    raise UserError(f"--run_name {run_name}: too many runs with this name; choose another")
 
 
 def _empty(folder: Path) -> None:
+    """Delete the files that a run, an evaluation and an export write."""
     written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL}
     written |= {name for entry in EXPORTERS.values() for name in entry.files}
     written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
@@ -76,4 +67,4 @@ def _empty(folder: Path) -> None:
             path.unlink()
         elif path.is_dir() and path.name in written:  # what an exporter wrote
             shutil.rmtree(path)
-    (folder / CONFIG).unlink(missing_ok=True)  # last: as long as it exists, the folder is that of a run
+    (folder / CONFIG).unlink(missing_ok=True)  # last: while it exists, the folder counts as a run

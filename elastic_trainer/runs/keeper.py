@@ -1,4 +1,4 @@
-"""What a run keeps so that nothing is lost: checkpoints, its last model, and its best."""
+"""Saves checkpoints, the last model and the best one while a run trains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Keeper(Listener):
     One is due every `Settings.checkpoint_minutes` and, if given, every `checkpoint_steps`.
 
     Args:
-        run: the log of the run, whose folder they are in. It listens before this does.
+        run: the log of the run, which listens before this does. Everything is saved in its folder.
     """
 
     def __init__(self, run: RunLog) -> None:
@@ -28,19 +28,19 @@ class Keeper(Listener):
         self._run, self._last = run, time.monotonic()
 
     def restore(self, trainer: Trainer) -> None:
-        """Let `trainer` go on from the newest checkpoint, if there is one. Raises `UserError` as `Trainer.load`."""
+        """Load the newest checkpoint into `trainer`, if there is one. Raises `UserError` like `Trainer.load`."""
         state = self._run.checkpoints.latest()
         if state is None:
             return
         trainer.load(state)
-        self._run.resume(state.record["events"])
+        self._run.events.resume(state.record["events"])
         saved = trainer.history.saved_score
         scores = [self._score(trainer, row) for row in trainer.history.epochs]
         if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
-            print("--save_model: best.keras will be of the epochs that are kept; the best one so far was not")
+            print("--save_model: the best epoch so far was not saved; best.keras will be the best of the later ones")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Save the model that training starts from: best.keras is never a worse one."""
+        """Save the model that training starts from, so that best.keras is never a worse one."""
         self._last, history = time.monotonic(), self.trainer.history
         if self.trainer.settings.save_model and history.step == 0:
             start = time.perf_counter()
@@ -54,7 +54,7 @@ class Keeper(Listener):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         row, saves = self.trainer.history.epochs[-1], self.trainer.settings.save_model
         if saves and self._save_model(self._score(self.trainer, row)):
-            self.save()  # so that best.keras is never of an epoch that is repeated
+            self.save()  # or a resumed run could repeat the epoch that best.keras is from
         else:
             self._save_if_due(None)
 
@@ -63,24 +63,28 @@ class Keeper(Listener):
         history = self.trainer.history
         with history.clocks.paused("training"):
             state = self.trainer.state()
-            state.record["events"] = self._run.flushed_events()
+            state.record["events"] = self._run.events.flushed()
             self._run.checkpoints.save(history.step, state)
         self._last = time.monotonic()
 
     @staticmethod
     def _score(trainer: Trainer, row: dict[str, Any]) -> float:
-        """Of an epoch, a row of metrics.csv."""
+        """The score of an epoch, given its row of metrics.csv."""
         return trainer.task.score.of({name.removeprefix("test_"): value for name, value in row.items()})
 
     def _save_if_due(self, step: int | None) -> None:
-        """Save a checkpoint if one is due after `step` steps (None: by time alone)."""
+        """Save a checkpoint if one is due after `step` steps; None: check the time alone."""
         settings = self.trainer.settings
         by_steps = settings.checkpoint_steps is not None and step is not None and step % settings.checkpoint_steps == 0
         if by_steps or time.monotonic() - self._last >= 60 * settings.checkpoint_minutes:
             self.save()
 
     def _save_model(self, score: float) -> bool:
-        """Keep the model as last.keras, and as best.keras if none before had such a `score`; returns whether."""
+        """Save the model as last.keras, and also as best.keras if its `score` is the best so far.
+
+        Returns:
+            Whether it is the best.
+        """
         from elastic_trainer.networks.saved_model import save_model
 
         history = self.trainer.history

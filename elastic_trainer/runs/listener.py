@@ -1,6 +1,6 @@
-"""What watches a run: the hooks of `keras.callbacks.Callback`, and two more around each selection.
+"""Listeners of a run: the hooks of `keras.callbacks.Callback`, and two more around each selection.
 
-A callback of Keras is a listener, too. It lacks the hooks of selections and does not get the trainer.
+A Keras callback is a listener, too. It lacks the hooks of selections and does not get the trainer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Listener(keras.callbacks.Callback):
-    """Does nothing at any hook. A hook is given to it after the trainer's history has what it is about.
+    """Does nothing at any hook. When a hook is called, the trainer's history already contains the event.
 
     Attributes:
-        trainer: that it listens to.
+        trainer: the trainer that it listens to.
     """
 
     trainer: Trainer
@@ -28,10 +28,10 @@ class Listener(keras.callbacks.Callback):
         self.trainer = trainer
 
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
-        """A selection is due before step `step`, counted from 0. The history ends with the interval before it."""
+        """A selection is due before step `step`, counted from 0. The history does not contain it yet."""
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
-        """`trainer.history.selection` trains from step `step` on."""
+        """From step `step` on, `trainer.history.selection` is trained."""
 
 
 class Listeners:
@@ -41,18 +41,18 @@ class Listeners:
         self._listeners = [*listeners]
 
     def begin(self, trainer: Trainer) -> None:
-        """Tell them what they listen to, and that it starts."""
+        """Pass the trainer and the model to the listeners, and call `on_train_begin`."""
         model, steps = trainer.training.model, trainer.data.steps_per_epoch
         has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
         if has_callbacks and getattr(model, "optimizer", None) is None:
-            model.optimizer = trainer.training.optimizer  # Keras' callbacks look for it
+            model.optimizer = trainer.training.optimizer  # Keras callbacks use it
         self.notify("set_params", {"epochs": trainer.schedule.epochs, "steps": steps, "verbose": 0})
         self.notify("set_model", model)
         self.notify("set_trainer", trainer)
         self.notify("on_train_begin")
 
     def notify(self, hook: str, *values: Any) -> None:
-        """Call a hook of each listener that has it."""
+        """Call a hook of every listener that has it."""
         for listener in self._listeners:
             method = getattr(listener, hook, None)
             if method is not None:

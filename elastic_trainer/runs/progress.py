@@ -1,4 +1,4 @@
-"""The progress bar of a run, and advice where training makes none."""
+"""The progress bar of a run, and advice if the loss does not fall."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
-MIN_LOSS_DROP = 0.98  # mean loss of half an epoch over that of the half before, if training makes progress
+MIN_LOSS_DROP = 0.98  # mean loss of the second half of an epoch over the first; at most this if the loss falls
 
 
 class ProgressBar(Listener):
-    """Epoch, loss, measures, time left, and step time against the budget."""
+    """Shows epoch, loss, measures, time left, and step time compared with the budget."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         total, done = self.trainer.schedule.total_steps, self.trainer.history.step
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
         self._title, self._is_advised = self._epoch_title(), False
-        self._losses = [result.loss for result in self.trainer.history.results]  # of an epoch that was interrupted
+        self._losses = [result.loss for result in self.trainer.history.results]  # those of an interrupted epoch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._title, self._losses = self._epoch_title(), []
@@ -35,7 +35,7 @@ class ProgressBar(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._losses.append(self.trainer.history.results[-1].loss)
-        if self._bar.update():  # shown ten times a second at most
+        if self._bar.update():  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -52,14 +52,14 @@ class ProgressBar(Listener):
         self.close()
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """End the bar and leave it on the screen."""
         self._bar.close()
 
     def _epoch_title(self) -> str:
         return f"epoch {len(self.trainer.history.epochs) + 1}/{self.trainer.schedule.epochs}"
 
     def _advice(self) -> str | None:
-        """What to change if the second half of an epoch's losses was no better than chance; None if it was."""
+        """What to change if the loss in the second half of an epoch was no better than chance; None if it was."""
         guessing_loss, settings = self.trainer.data.guessing_loss, self.trainer.settings
         if guessing_loss is None or len(self._losses) < 2:
             return None
@@ -68,14 +68,14 @@ class ProgressBar(Listener):
             return None
         advice = "lower --learning_rate"
         if loss <= MIN_LOSS_DROP * earlier:
-            advice = "it falls: train longer, or raise --learning_rate"
+            advice = "the loss is falling: train longer, or raise --learning_rate"
         can_warm_up = "warmup" in OPTIMIZERS[settings.optimizer].uses and not settings.warmup
-        warmup = "" if not can_warm_up else ", or let it rise at first (--warmup 0.1)"
+        warmup = "" if not can_warm_up else ", or raise it gradually with --warmup 0.1"
         return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}{warmup}"
 
 
 def progress_text(history: History) -> str:
-    """Means of the latest steps, the latest validation, and the time of a step against its budget."""
+    """Means of the last 20 steps, the latest validation, and the step time compared with the budget."""
     recent = history.results[-20:]
     step_ms = [result.step_ms for result in recent if result.step_ms is not None]
     means = {"loss": float(np.mean([result.loss for result in recent]))}

@@ -1,4 +1,4 @@
-"""The one reader of what runs leave in their folders: config.json, summary.json, metrics.csv, selections.csv."""
+"""Reads the files in run folders: config.json, summary.json, metrics.csv, selections.csv."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.c
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of the run in `folder`, without what older runs lack. Raises `UserError` if it is damaged."""
+    """The fields in config.json of the run in `folder`. Raises `UserError` if it is damaged."""
     from elastic_trainer.runs.schemas import RunConfig
 
     return _checked(folder / CONFIG, RunConfig)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary.json of the run in `folder`, without what older runs lack. Raises `UserError` if it is damaged."""
+    """The fields in summary.json of the run in `folder`. Raises `UserError` if it is damaged."""
     from elastic_trainer.runs.schemas import Summary
 
     return _checked(folder / SUMMARY, Summary)
@@ -47,11 +47,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_epochs(folder: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv of the run in `folder`. Raises `UserError` if there are none or they cannot be read."""
+    """The rows of metrics.csv of the run in `folder`. Raises `UserError` if there are none or it cannot be read."""
     with reading(folder / METRICS):
         epochs = read_rows(folder / METRICS)
         if not epochs:
-            raise ValueError("holds no epoch")
+            raise ValueError("contains no epoch")
     return epochs
 
 
@@ -61,29 +61,24 @@ def is_run(folder: Path) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether `folder` holds a finished run."""
+    """Whether `folder` contains a finished run."""
     return (folder / SUMMARY).is_file()
 
 
 def started_with(folder: Path) -> list[str]:
     """The words of the command line that started the run in `folder`. Raises `UserError` if there is no run."""
     if not is_run(folder):
-        raise UserError(
-            f"--resume {folder}: is not the folder of a run: it has no config.json; give one, as logs/my_run"
-        )
-    words = read_config(folder).get("command")
-    if words is None:
-        raise UserError(f"--resume {folder}: its config.json does not say how the run was started; give all flags")
-    return words
+        raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
+    return read_config(folder).get("command", [])
 
 
 class Selections(NamedTuple):
     """The selections of a run, in their order.
 
     Attributes:
-        epochs: [S] when each was made, in epochs since the start.
-        chosen: bool [S, N], the tensors that it trains.
-        importance: [S, N], NaN for schemes that measure none.
+        epochs: [S] time of each selection, in epochs since the start.
+        chosen: bool [S, N], the selected tensors.
+        importance: [S, N], NaN for schemes that do not measure it.
     """
 
     epochs: np.ndarray
@@ -93,7 +88,7 @@ class Selections(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run left: its folder, summary.json, config.json, and the rows of metrics.csv."""
+    """A finished run: its folder, summary.json, config.json, and the rows of metrics.csv."""
 
     folder: Path
     summary: dict[str, Any]
@@ -101,7 +96,7 @@ class FinishedRun:
     epochs: list[dict[str, str]]
 
     def column(self, name: str) -> list[float]:
-        """A column of metrics.csv; NaN where a row is empty."""
+        """A column of metrics.csv; NaN for empty cells."""
         return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
 
     def selections(self) -> Selections:
@@ -115,20 +110,20 @@ class FinishedRun:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Raises `UserError` if `folder` holds no finished run."""
+    """The finished run in `folder`. Raises `UserError` if there is none."""
     try:
         summary, config, epochs = read_summary(folder), read_config(folder), read_epochs(folder)
     except UserError as error:
-        raise UserError(f"{folder}: does not hold a finished run ({error})") from error
+        raise UserError(f"{folder}: contains no finished run ({error})") from error
     return FinishedRun(folder, summary, config, epochs)
 
 
 def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
-    """Importance [N] that the newest elastic run of this network under `logdir` measured last, and its file.
+    """The last importance [N] of the newest elastic run of this network under `logdir`, and the file it is from.
 
     Args:
         logdir: the folder of runs.
-        names: of the network's trainable tensors, in their order.
+        names: names of the network's trainable tensors, in their order.
     """
     files = [path for path in logdir.glob(f"*/{SELECTIONS}") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -137,5 +132,5 @@ def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, P
             if [row["name"] for row in rows] == list(names):
                 return np.array([float(row["importance"]) for row in rows]), path
         except (KeyError, ValueError):
-            continue  # a run of a scheme that measures no importance
+            continue  # a run without importance
     return None

@@ -1,4 +1,4 @@
-"""Stop requests: SIGINT and SIGTERM end a run after the step that is under way."""
+"""Stop requests: SIGINT and SIGTERM end a run after the current step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from elastic_trainer.runs.listener import Listener
 
 
 class StopSignals(Listener):
-    """In this context SIGINT and SIGTERM only request a stop, which `check` reports; a second one exits at once.
+    """In this context SIGINT and SIGTERM only request a stop, which `check` raises; a second signal exits at once.
 
     A thread receives them, because Python's own handlers wait until TensorFlow returns from a step or a compilation.
-    Outside the main thread Python allows no handlers; there nothing is changed.
+    Python allows handlers only in the main thread; in other threads this changes nothing.
     """
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -64,6 +64,6 @@ class StopSignals(Listener):
                 if self.number is None:
                     self.number, first = data[0], time.monotonic()
                     with contextlib.suppress(OSError):
-                        print("\nstopping after this step; another signal leaves at once", file=sys.stderr)
+                        print("\nstopping after this step; press Ctrl-C again to quit now", file=sys.stderr)
                 elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
                     os._exit(128 + data[0])

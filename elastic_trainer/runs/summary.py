@@ -99,19 +99,21 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
     if rho:
         asked = f"{summary.get('rho', math.nan):g}" if deadline is None else "what the deadline allows"
         ratio, missing = summary.get("time_over_full"), summary.get("time_over_full_missing")
-        of_full = f"{ratio:.2f} of full training's time as it would have run, its steps" if ratio else "its steps"
-        step += f"; {of_full} {rho:.2f} of full training's (asked: {asked})"
-        step += f"; no time over full training's: {missing}" if missing else ""
+        time = f"{ratio:.2f}× estimated full-training time; " if ratio else ""
+        step += f"; {time}steps {rho:.2f}× full-training steps (asked: {asked})"
+        step += f"; no estimate of full-training time: {missing}" if missing else ""
     if deadline is not None:
-        step += f", {summary.get('elapsed_seconds') or seconds:.0f} s of the {deadline:.0f} s given"
+        step += f", {summary.get('elapsed_seconds') or seconds:.0f} s of the {deadline:.0f} s allowed"
         planned = summary.get("planned_steps") or 0
         if summary["steps"] < planned:
             step += f", stopped at the deadline after step {summary['steps']} of {planned}"
     start = summary.get("start_accuracy")
     if start is not None and start >= summary["best_accuracy"]:
-        step += f"; best.keras is the model that training started from ({start:.1%}): no epoch was better"
+        step += (
+            f"; no epoch was better than the model that training started from ({start:.1%}): best.keras is that model"
+        )
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
-        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it selecting and compiling"
-        f"{step}"
+        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it on selecting and "
+        f"compiling{step}"
     )

@@ -1,4 +1,4 @@
-"""The tables of a run: metrics.csv, a row an epoch, and selections.csv, a row for each tensor of each selection."""
+"""The tables of a run: metrics.csv has a row per epoch, selections.csv a row per tensor of each selection."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ SELECTION_COLUMNS = (
 
 
 def write_tables(folder: Path, history: History, tensor_names: Sequence[str]) -> None:
-    """Write both tables completely; metrics.csv once an epoch is complete.
+    """Write both tables completely; metrics.csv only once an epoch is complete.
 
     Args:
-        folder: of the run.
-        tensor_names: of `model.trainable_variables`, in their order.
+        folder: the run's folder.
+        history: the run so far.
+        tensor_names: names of `model.trainable_variables`, in their order.
     """
     if history.epochs:
         write_csv(folder / METRICS, list(history.epochs[0]), (list(row.values()) for row in history.epochs))

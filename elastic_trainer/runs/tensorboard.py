@@ -18,131 +18,145 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import sync, writing
-from elastic_trainer.runs.history import History
-from elastic_trainer.selection.select import Selection
+from elastic_trainer.runs.listener import Listener
 from elastic_trainer.training.state import StepResult
 
 METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # columns of metrics.csv
 POINT_SECONDS = 0.5  # from one point of the training curves to the next
 
 
-class EventsWriter:
-    """TensorBoard's events of one run.
+class EventsWriter(Listener):
+    """Writes TensorBoard's events of one run.
 
     Args:
-        folder: of the run.
-        history: of the run, which the points are made from.
-        events: sizes in bytes of the events files that a checkpoint knows (`flushed`), or None for a new run. What
-            was recorded after that checkpoint is deleted, since it is recorded again.
+        folder: the run's folder.
     """
 
-    def __init__(self, folder: Path, history: History, events: dict[str, int] | None = None) -> None:
-        self._folder, self._history = folder, history
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._kept: dict[str, int] | None = None
+        self._writer: Any = None
         self._since_point: list[StepResult] = []
         self._last_point = time.monotonic()
         self._last_second = -1
         self._drawn, self._drawn_step = 0, -1  # intervals on the latest selection image, and its step
-        with writing(folder):
+
+    def resume(self, sizes: dict[str, int]) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            sizes: what `flushed` returned then. What was recorded later is deleted, since it is recorded again.
+        """
+        self._kept = sizes
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        history, kept = self.trainer.history, self._kept or {}
+        with writing(self._folder):
             for path in self._files():
-                if path.name not in (events or {}):
-                    path.unlink()
+                if path.name in kept:
+                    os.truncate(path, min(kept[path.name], path.stat().st_size))
                 else:
-                    os.truncate(path, min((events or {})[path.name], path.stat().st_size))
+                    path.unlink()
         with self._reporting():
-            self._writer = tf.summary.create_file_writer(str(folder))
-        if events is None:
+            self._writer = tf.summary.create_file_writer(str(self._folder))
+        if self._kept is None:
             self._write_layout()
         else:
             self._last_second = round(history.clocks.seconds("training"))
             self._drawn_step = history.epochs[-1]["step"] if history.epochs else 0
             self._drawn = sum(interval.step < self._drawn_step for interval in history.intervals)
 
-    def close(self) -> None:
-        """Write what is left. Raises `UserError` if that fails."""
-        with self._reporting():
-            self._writer.close()
+    def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        self._end_point()  # the steps so far belong to the earlier budget
 
-    def flush(self) -> None:
-        """Write all events up to now."""
-        with self._reporting():
-            self._writer.flush()
+    def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
+        names, selection = ("rho", "slowdown", "correction", "predicted_step_ms"), self.trainer.history.selection
+        self._write(step, {f"budget/{name}": getattr(selection, name) for name in names})
 
-    def flushed(self) -> dict[str, int]:
-        """Have all events up to now on the disk; returns the size in bytes of each of their files."""
-        self.end_point()
-        self.flush()
-        files = self._files()
-        for path in files:
-            sync(path)
-        return {path.name: path.stat().st_size for path in files}
-
-    def add_selection(self, selection: Selection) -> None:
-        """The budget of a new selection."""
-        names = ("rho", "slowdown", "correction", "predicted_step_ms")
-        self._write(self._history.step, {f"budget/{name}": getattr(selection, name) for name in names})
-
-    def add_step(self, result: StepResult) -> None:
-        """A training step; means since the last point are written about twice a second."""
-        self._since_point.append(result)
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Means of the steps since the last point are written about twice a second."""
+        self._since_point.append(self.trainer.history.results[-1])
         if time.monotonic() - self._last_point >= POINT_SECONDS:
-            self.end_point()
+            self._end_point()
 
-    def end_point(self) -> None:
-        """Write the means of the steps since the last point, if there were any."""
-        results, self._since_point = self._since_point, []
-        if not results:
-            return
-        self._last_point = time.monotonic()
-        means = {"loss": statistics.fmean(result.loss for result in results)}
-        for name in results[-1].measures.keys() - means.keys():
-            means[name] = statistics.fmean(result.measures[name] for result in results)
-        self._write_curves("train", self._history.step, self._history.clocks.seconds("training"), means)
-        step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        self._write(
-            self._history.step,
-            {
-                "learning_rate": results[-1].learning_rate,
-                "step_time/measured_ms": statistics.median(step_ms) if step_ms else None,
-                "step_time/budget_ms": self._history.selection.budget_step_ms,
-            },
-        )
-
-    def add_epoch(self, row: dict[str, Any]) -> None:
-        """The validation and the costs of an epoch, a row of metrics.csv."""
-        self.end_point()
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._end_point()
+        history = self.trainer.history
+        row = history.epochs[-1]
         results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
         self._write_curves("test", row["step"], row["train_seconds"], results)
         selection = {"seconds_so_far": row["selection_seconds"], "trained_tensors": row["trained_tensors"]}
         values = {f"selection/{name}": value for name, value in selection.items()}
         self._write(row["step"], {**values, **{f"meters/{name}": row[name] for name in METERS}})
-        if len(self._history.intervals) != self._drawn:
+        if len(history.intervals) != self._drawn:
             self._draw_selections()
+        self._flush()
+
+    def flushed(self) -> dict[str, int]:
+        """Wait until all events up to now are on the disk; returns the size in bytes of each events file."""
+        self._end_point()
+        self._flush()
+        files = self._files()
+        for path in files:
+            sync(path)
+        return {path.name: path.stat().st_size for path in files}
 
     def finish(self) -> None:
         """Draw the last map, if steps were trained since the one before, and write everything."""
-        if self._drawn_step != self._history.step:
+        if self._drawn_step != self.trainer.history.step:
             self._draw_selections()
-        self.flush()
+        self._flush()
+
+    def close(self) -> None:
+        """Write the rest. Raises `UserError` if that fails."""
+        if self._writer is not None:
+            with self._reporting():
+                self._writer.close()
+
+    def _flush(self) -> None:
+        with self._reporting():
+            self._writer.flush()
+
+    def _end_point(self) -> None:
+        """Write the means of the steps since the last point, if there were any."""
+        results, self._since_point = self._since_point, []
+        if not results:
+            return
+        self._last_point, history = time.monotonic(), self.trainer.history
+        means = {"loss": statistics.fmean(result.loss for result in results)}
+        for name in results[-1].measures.keys() - means.keys():
+            means[name] = statistics.fmean(result.measures[name] for result in results)
+        self._write_curves("train", history.step, history.clocks.seconds("training"), means)
+        step_ms = [result.step_ms for result in results if result.step_ms is not None]
+        self._write(
+            history.step,
+            {
+                "learning_rate": results[-1].learning_rate,
+                "step_time/measured_ms": statistics.median(step_ms) if step_ms else None,
+                "step_time/budget_ms": history.selection.budget_step_ms,
+            },
+        )
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("events.out.*"))
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """What TensorFlow's writer of events cannot do in this block becomes a `UserError`."""
+        """Errors of TensorFlow's event writer in this block become a `UserError`."""
         try:
             yield
         except tf.errors.OpError as error:
-            raise UserError(f"{self._folder}: TensorBoard's events cannot be written: {error.message}") from error
+            raise UserError(f"{self._folder}: cannot write TensorBoard's events: {error.message}") from error
 
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
-        """Events of this block belong to `step`."""
+        """Events in this block belong to `step`."""
         with self._reporting(), self._writer.as_default(step=step):
             yield
 
     def _write_curves(self, split: str, step: int, train_seconds: float, results: dict[str, float]) -> None:
-        """The same curves twice: over steps, and over training seconds, rounded, in the place of steps."""
+        """Write the curves twice: over steps, and over training seconds, which are rounded and written as steps."""
         self._write(step, {f"{split}/{name}": value for name, value in results.items()})
         second = round(train_seconds)
         if split == "train" and second == self._last_second:
@@ -151,7 +165,7 @@ class EventsWriter:
         self._write(second, {f"over_training_seconds/{split}_{name}": value for name, value in results.items()})
 
     def _write(self, step: int, values: dict[str, float | None]) -> None:
-        """Write scalars by tag; those that are None are left out. `tf.summary.scalar` takes seven times as long."""
+        """Write scalars by tag, except those that are None. `tf.summary.scalar` would take seven times as long."""
         written = Summary()
         for tag, value in values.items():
             if value is not None:
@@ -171,12 +185,13 @@ class EventsWriter:
             tf.summary.experimental.write_raw_pb(custom_scalar.pb(layout).SerializeToString())
 
     def _draw_selections(self) -> None:
-        """The map of the paper's Fig. 21 among TensorBoard's images."""
-        self._drawn, self._drawn_step = len(self._history.intervals), self._history.step
-        masks = [interval.selection.mask for interval in self._history.intervals]
-        edges = [*(interval.selection.epoch for interval in self._history.intervals), len(self._history.epochs)]
+        """Add the map of the paper's Fig. 21 to TensorBoard's images."""
+        history = self.trainer.history
+        self._drawn, self._drawn_step = len(history.intervals), history.step
+        masks = [interval.selection.mask for interval in history.intervals]
+        edges = [*(interval.selection.epoch for interval in history.intervals), len(history.epochs)]
         image = tf.io.decode_png(draw_map(masks, edges), channels=3)
-        with self._at(self._history.step):
+        with self._at(history.step):
             tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")
 
 
@@ -184,8 +199,8 @@ def draw_map(masks: Sequence[np.ndarray], edges: Sequence[float]) -> bytes:
     """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, as PNG.
 
     Args:
-        masks: bool [N] of each selection.
-        edges: epoch at which each selection starts, and the one at which the last ends.
+        masks: for each selection, bool [N].
+        edges: the epoch at which each selection starts, and the epoch at which the last one ends.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -30,7 +30,7 @@ from elastic_trainer.files import save_figure, write_csv
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import stem_to_write
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.config import with_later_options, without_effect
+from elastic_trainer.runs.config import without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
 
@@ -176,8 +176,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     for folder in folders:
         run = read_run(folder)
         free = {*without_effect(run.config), "environment", "seed", "images"}
-        options = with_later_options(run.config).items()
-        setting = sorted((name, repr(value)) for name, value in options if name not in free)
+        setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
         alike = found.setdefault(repr(setting), [])
         for other in alike:
             if other.config["seed"] == run.config["seed"]:

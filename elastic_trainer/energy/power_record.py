@@ -13,9 +13,9 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import reading, write_csv, write_json, writing
 from elastic_trainer.runs.reader import METRICS, SUMMARY, read_epochs, read_summary
 
-LONGEST_GAP_SECONDS = 60  # between two readings; a longer gap is no measurement
-MOST_WATTS = 1_000_000  # far beyond any machine; much more would overflow
-_SUFFIX = ".energy"  # of the events file with the curve
+MAX_GAP_SECONDS = 60  # between two readings
+MAX_WATTS = 1_000_000  # far above any machine; much more would overflow
+_SUFFIX = ".energy"  # the events file with the curve ends with it
 
 
 def add_external_energy(folder: Path, record: Path) -> float:
@@ -24,16 +24,16 @@ def add_external_energy(folder: Path, record: Path) -> float:
     summary.json and metrics.csv are rewritten, and TensorBoard gets the curve.
 
     Args:
-        folder: of the run.
-        record: a CSV file with a line of names and two columns: time, as seconds since 1970 or as ISO 8601 (local time
-            if it names no zone), and watts.
+        folder: the run's folder.
+        record: a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time
+            if it has no time zone), and watts.
 
     Returns:
         Joules.
 
     Raises:
         UserError: the record or a file of the run cannot be read, or the record does not cover the run. Energy that is
-            known already then stays; after a record that does not cover it, `energy_missing` says why there is none.
+            already known then stays. Else, if the record does not cover the run, `energy_missing` says so.
     """
     times, watts = read_power(record)
     summary, rows = read_summary(folder), read_epochs(folder)
@@ -45,7 +45,7 @@ def add_external_energy(folder: Path, record: Path) -> float:
     except ValueError as error:
         if summary.get("energy_joules") is None:
             write_json(folder / SUMMARY, {**summary, "energy_missing": f"{record}: {error}"})
-        raise UserError(f"--power_csv {record}: {error}; give the record of this run") from error
+        raise UserError(f"--power_csv {record}: {error}; give the record made during this run") from error
     for row, value in zip(rows, joules, strict=True):
         row["energy_joules"] = str(value)
     _write_curve(folder, steps, joules)
@@ -56,7 +56,7 @@ def add_external_energy(folder: Path, record: Path) -> float:
 
 
 def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) -> None:
-    """TensorBoard's curve of energy, in an events file that replaces those of earlier records."""
+    """Write TensorBoard's curve of energy to an events file, which replaces those of earlier records."""
     import tensorflow as tf
 
     earlier = [*folder.glob(f"events.out.*{_SUFFIX}")]
@@ -71,28 +71,28 @@ def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) ->
 
 
 def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (s since 1970) and watts of an external meter's CSV file, see `add_external_energy`, in order of time.
+    """Times (s since 1970) and watts in an external meter's CSV file, see `add_external_energy`, in order of time.
 
     Raises:
-        UserError: there is no such file, or a line of it is not of that form.
+        UserError: the file cannot be read, or a line does not contain a time and watts.
     """
     readings = [_reading(record, number, line) for number, line in _lines(record)]
     if len(readings) < 2:
         raise UserError(
-            f"--power_csv {record}: holds no two readings; give a line of names, then time and watts a line"
+            f"--power_csv {record}: needs at least two readings; give a header line, then time and watts in each line"
         )
     times, watts = np.array(sorted(readings)).T
     return times, watts
 
 
 def check_growing(record: Path) -> None:
-    """Raise `UserError` if `record`, which a meter may be writing now, cannot be read or holds a wrong line."""
-    for number, line in _lines(record)[:-1]:  # half of the last one may be missing
+    """Raise `UserError` if `record`, which a meter may be writing now, cannot be read or has a wrong line."""
+    for number, line in _lines(record)[:-1]:  # the last one may be incomplete
         _reading(record, number, line)
 
 
 def _lines(record: Path) -> list[tuple[int, list[str]]]:
-    """The lines of a CSV file with their numbers, without the line of names and empty ones."""
+    """The lines of a CSV file with their numbers, without the header and empty lines."""
     try:
         with record.open(newline="", encoding="utf-8-sig") as file:
             return [(number, line) for number, line in enumerate(csv.reader(file), 1) if number > 1 and line]
@@ -101,15 +101,15 @@ def _lines(record: Path) -> list[tuple[int, list[str]]]:
 
 
 def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, float]:
-    """Seconds since 1970 and watts of a line. Raises `UserError` if it does not hold them."""
+    """Seconds since 1970 and watts in a line. Raises `UserError` if it does not contain them."""
     try:
         when, watts = _seconds_since_1970(line[0]), float(line[1])
     except (ValueError, IndexError):
         when = watts = np.nan
-    if not (np.isfinite(when) and 0 <= watts <= MOST_WATTS):
+    if not (np.isfinite(when) and 0 <= watts <= MAX_WATTS):
         raise UserError(
-            f"--power_csv {record}: line {number} is not a time (seconds since 1970, or as 2026-01-31T12:00:00) and "
-            f"watts from 0 to {MOST_WATTS:,}, separated by a comma"
+            f"--power_csv {record}: line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a "
+            f"comma, and watts from 0 to {MAX_WATTS:,}"
         )
     return when, watts
 
@@ -127,22 +127,22 @@ def integrate_power(
     """Joules spent in training time up to each of `train_seconds`.
 
     Args:
-        times, watts: [n] readings in order of time; between two of them power changes linearly.
-        spans: start and end of each period of training, in the same time.
-        train_seconds: ascending seconds of training; the last is taken as the end of the last span.
+        times, watts: [n] readings in order of time; between two readings power changes linearly.
+        spans: start and end of each period of training, in seconds since 1970 like `times`.
+        train_seconds: ascending seconds of training; the last one counts as the end of the last span.
 
     Raises:
-        ValueError: the readings do not cover all spans, or there are none.
+        ValueError: there are no spans, or the readings do not cover them.
     """
     if not len(spans):
-        raise ValueError("cannot be used, since the run did not record when it trained")
+        raise ValueError("cannot be used: the run did not record when it trained")
     starts, ends = np.array(spans, float).T
     if starts.min() < times[0] or ends.max() > times[-1]:
-        raise ValueError("does not cover all of the training")
+        raise ValueError("does not cover all of training")
     for start, end in zip(starts, ends, strict=True):
         around = times[max(np.searchsorted(times, start, "right") - 1, 0) : np.searchsorted(times, end) + 1]
-        if np.diff(around).max(initial=0) > LONGEST_GAP_SECONDS:
-            raise ValueError(f"has no reading for more than {LONGEST_GAP_SECONDS} s of the training")
+        if np.diff(around).max(initial=0) > MAX_GAP_SECONDS:
+            raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
     done = np.concatenate([[0], np.cumsum(ends - starts)])
     wanted = np.clip([*train_seconds[:-1], done[-1]], 0, done[-1])
     index = np.clip(np.searchsorted(done, wanted, "left") - 1, 0, len(starts) - 1)

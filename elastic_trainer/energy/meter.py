@@ -2,17 +2,19 @@
 
 Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor and the NVML counters of
 NVIDIA GPUs, added up. Only training time counts: `runs.clocks.Clocks` reads the meter when training starts and stops. A
-machine without a sensor needs the record of an external power meter (`runs.power_record`).
+machine without a sensor needs the record of an external power meter (`power_record`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +29,9 @@ class Sensor(NamedTuple):
     """A sensor of power, or a counter of energy.
 
     Attributes:
-        name: as it is reported.
+        name: shown in summary.json.
         read: returns watts, or joules if it counts energy. Raises `OSError` if it cannot be read.
-        range_joules: a counter of energy wraps around to 0 after this much (inf: never); None: it reads watts.
+        range_joules: the counter wraps around to 0 after this much energy (inf: never). None: it reads watts.
     """
 
     name: str
@@ -38,17 +40,17 @@ class Sensor(NamedTuple):
 
 
 class EnergyMeter:
-    """Joules since it was entered as a context, by sensors that a thread reads ten times a second.
+    """Adds up joules. In its context a thread reads the sensors ten times a second.
 
     Power must be integrated, and a counter must not wrap around twice between two readings; both need the thread.
 
     Args:
-        sensors: what to add up.
-        clock: seconds, for tests.
+        sensors: their energy is added.
+        clock: returns seconds; tests replace it.
 
     Attributes:
-        name: of the sensors.
-        failure: why there is no longer a result, or None.
+        name: the names of the sensors.
+        failure: why there is no result any more, or None.
     """
 
     def __init__(self, sensors: Sequence[Sensor], clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +70,7 @@ class EnergyMeter:
         self._thread.join()
 
     def joules(self) -> float | None:
-        """Up to this moment; None once a sensor could not be read."""
+        """Energy since the meter was made; None once a sensor could not be read."""
         with self._lock:
             self._sample()
             return None if self.failure else self._joules
@@ -82,7 +84,7 @@ class EnergyMeter:
         try:
             now, new = self._last = self._clock(), [sensor.read() for sensor in self._sensors]
         except OSError as error:
-            self.failure = f"{self.name}: could not be read while training: {error.strerror or error}"
+            self.failure = f"{self.name}: could not be read during training: {error.strerror or error}"
             return
         for sensor, earlier, value in zip(self._sensors, old, new, strict=True):
             if sensor.range_joules is None:
@@ -95,7 +97,7 @@ class Energy(Listener):
     """Measures the energy of training: the clocks of the history read a meter.
 
     Args:
-        meter: of energy, or why there is none.
+        meter: the meter, or a text that says why there is none.
     """
 
     def __init__(self, meter: EnergyMeter | str) -> None:
@@ -107,19 +109,21 @@ class Energy(Listener):
             self.trainer.history.clocks.meter = self._meter.joules
 
     def report(self, joules: float | None) -> dict[str, Any]:
-        """What summary.json says of energy besides the `joules` of the run: the meter, or why nothing is known."""
-        meter, missing = self._meter, None
-        if joules is None:
-            here = meter if isinstance(meter, str) else meter.failure
-            missing = here or "a part of the run was trained without an energy meter"
-        return {"energy_meter": None if isinstance(meter, str) else meter.name, "energy_missing": missing}
+        """Fields of summary.json besides the run's `joules`: the meter, and why the energy is not known, if it is not.
+
+        Args:
+            joules: energy of training; None if it is not known.
+        """
+        name, why = (None, self._meter) if isinstance(self._meter, str) else (self._meter.name, self._meter.failure)
+        why = why or "part of the run was trained without an energy meter"
+        return {"energy_meter": name, "energy_missing": why if joules is None else None}
 
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
-    """A meter of the sensors of this machine, or why there is none.
+    """The meter of this machine's sensors, or a text that says why there is none.
 
     Args:
-        root: the folder that holds sys.
+        root: the folder that contains sys.
     """
     try:
         board, gpus = _jetson(root), [*_nvml()]
@@ -129,9 +133,7 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
         if sensors:
             return EnergyMeter(sensors)
     except PermissionError as error:
-        return (
-            f"{error.filename} is readable by root alone; sudo chmod a+r {error.filename} opens it until the next start"
-        )
+        return f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
     except OSError as error:
         return f"{error.filename}: cannot be read: {error.strerror or error}"
     return "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
@@ -148,26 +150,27 @@ def _read_number(path: Path, unit: float) -> float:
     try:
         return float(path.read_text(encoding="utf-8")) * unit
     except ValueError as error:
-        raise OSError(None, "holds no number", str(path)) from error
+        raise OSError(None, "contains no number", str(path)) from error
+
+
+def _product(volts: Path, amperes: Path) -> float:
+    """Watts, from files in mV and mA."""
+    return _read_number(volts, 1e-3) * _read_number(amperes, 1e-3)
 
 
 def _jetson(root: Path) -> list[Sensor]:
-    """The rails of all INA3221: that of the entire board if there is one, else all that have a name."""
+    """The rails of all INA3221: the rail of the entire board if there is one, else all that have a name."""
     drivers = root / "sys" / "bus" / "i2c" / "drivers"
     rails: dict[str, Sensor] = {}
     for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):  # JetPack 4
         power = label.with_name(f"in_power{label.name.rpartition('_')[2]}_input")
         name = label.read_text(encoding="utf-8").strip()
-        rails[name] = Sensor(f"INA3221 {name}", lambda power=power: _read_number(power, 1e-3))  # type: ignore[misc]
+        rails[name] = Sensor(f"INA3221 {name}", partial(_read_number, power, 1e-3))
     for label in sorted(drivers.glob("ina3221/*/hwmon/hwmon*/in[1-3]_label")):  # JetPack 5 and later
         volts, amperes = (label.with_name(f"{kind}{label.name[2]}_input") for kind in ("in", "curr"))
         name = label.read_text(encoding="utf-8").strip()
-
-        def watts(volts: Path = volts, amperes: Path = amperes) -> float:
-            return _read_number(volts, 1e-3) * _read_number(amperes, 1e-3)
-
         if volts.exists() and amperes.exists():
-            rails[name] = Sensor(f"INA3221 {name}", watts)
+            rails[name] = Sensor(f"INA3221 {name}", partial(_product, volts, amperes))
     rails = {name: rail for name, rail in rails.items() if name not in ("", "NC")}
     whole = [rails[name] for name in WHOLE_BOARD if name in rails]
     return whole[:1] or [*rails.values()]
@@ -182,7 +185,7 @@ def _rapl(root: Path) -> list[Sensor]:
     return [
         Sensor(
             f"RAPL {named[zone]}",
-            lambda zone=zone: _read_number(zone / "energy_uj", 1e-6),  # type: ignore[misc]
+            partial(_read_number, zone / "energy_uj", 1e-6),
             _read_number(zone / "max_energy_range_uj", 1e-6),
         )
         for zone in chosen
@@ -198,16 +201,14 @@ def _nvml() -> Iterator[Sensor]:
         devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except Exception:  # not installed, or no driver: no such sensor
         return
-    for index, device in enumerate(devices):
 
-        def joules(device: Any = device) -> float:
-            try:
-                return pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3
-            except pynvml.NVMLError as error:
-                raise OSError(None, str(error), "NVML") from error
-
+    def joules(device: Any) -> float:
         try:
-            joules()
-        except OSError:
-            continue
-        yield Sensor(f"NVML GPU {index}", joules, math.inf)
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3
+        except pynvml.NVMLError as error:
+            raise OSError(None, str(error), "NVML") from error
+
+    for index, device in enumerate(devices):
+        with contextlib.suppress(OSError):  # a GPU before Volta
+            joules(device)
+            yield Sensor(f"NVML GPU {index}", partial(joules, device), math.inf)

@@ -10,7 +10,7 @@ from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer.errors import UserError
-from elastic_trainer.runs.power_record import add_external_energy, check_growing, integrate_power, read_power
+from elastic_trainer.energy.power_record import add_external_energy, check_growing, integrate_power, read_power
 
 
 def write_power(path, readings):

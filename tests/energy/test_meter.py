@@ -10,8 +10,8 @@ import pytest
 from small_runs import curve, train_and_read
 
 import train
-from elastic_trainer.runs import energy
-from elastic_trainer.runs.energy import EnergyMeter, Sensor
+from elastic_trainer.energy import meter as energy
+from elastic_trainer.energy.meter import EnergyMeter, Sensor
 
 
 def sensor_files(folder, **files):
