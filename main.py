@@ -168,7 +168,8 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
     best = folder / BEST_MODEL
     if not best.is_file():
         raise UserError(
-            f"--export {command.run.export}: {folder} has no best.keras; no epoch improved since --save_model was turned on"
+            f"--export {command.run.export}: {folder} contains no best.keras; no epoch ended after --export or "
+            "--save_model was given"
         )
     if SCHEMES[command.train_type].changes_network:
         model = load_model(best, "--export")
@@ -279,7 +280,7 @@ def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> 
 def _add_power(command: TrainCommand, folder: Path) -> None:
     if command.run.power_csv is not None:
         load_tensorflow()
-        from elastic_trainer.runs.power_record import add_external_energy
+        from elastic_trainer.energy.power_record import add_external_energy
 
         print(f"energy of training: {add_external_energy(folder, command.run.power_csv):.6g} J")
 

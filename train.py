@@ -27,7 +27,7 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.energy.meter import Energy, find_energy_meter
+from elastic_trainer.energy.meter import find_energy_meter
 from elastic_trainer.errors import Stopped
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.keeper import Keeper
@@ -75,15 +75,12 @@ def run_training(
     task: Task, data: ImageData, scheme: Scheme, settings: Settings, run: RunLog, stop: StopSignals | None = None
 ) -> dict[str, Any]:
     """Train under a scheme; arguments, results and errors as of `train`."""
-    meter = find_energy_meter()
-    with (
-        nullcontext(stop) if stop is not None else StopSignals() as signals,
-        nullcontext() if isinstance(meter, str) else meter,
-    ):
-        energy, keeper, bar = Energy(meter), Keeper(run), ProgressBar()
-        listeners = [energy, run.events, run, bar, signals, keeper]
+    with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
+        keeper, bar = Keeper(run), ProgressBar()
+        listeners = [run.events, run, bar, signals, keeper]
         trainer = Trainer(task, data, scheme, settings, listeners)
         keeper.restore(trainer)
+        trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
@@ -96,7 +93,7 @@ def run_training(
         finally:
             bar.close()
     assert results is not None, "it ran to its end"
-    return {**results, **energy.report(results["energy_joules"])}
+    return {**results, **meter.report(results["energy_joules"])}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from small_runs import rows_of, run
 import data
 import main
 import train
-from elastic_trainer.cli.commands import ShowCommand, parse_data
+from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.cli.flags import add_flags
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.cli.train_command import parse_training
@@ -101,7 +101,8 @@ def test_an_optimizer_from_outside_is_parsed_and_trains(tmp_path):
     OPTIMIZERS.add("tenfold", OptimizerEntry(make, slots=1))
     command = parse_training(["--optimizer", "tenfold", "--warmup", "0.1"])
     assert command.network.optimizer == command.training.optimizer == "tenfold"
-    assert command.warnings == ("--warmup: without effect here, only for --optimizer sgd",)
+    [warning] = command.warnings
+    assert "--warmup: " in warning and "--optimizer sgd" in warning
     assert float(make_optimizer("tenfold", 0.01, 0.0, 1).learning_rate) == pytest.approx(0.1)
     model = make_small_model()
     before = values(model.trainable_variables)
@@ -140,9 +141,9 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     command = parse_training(["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3"])
     assert (command.network.input_size, command.training.rho) == (SIZE, 0.7)
     assert command.network.model_name == PAPER["model_name"]
-    with pytest.raises(UserError, match="--skip_broken: goes with --dataset_name image_folder only"):
+    with pytest.raises(UserError, match=r"--skip_broken: .*--dataset_name image_folder"):
         parse_training(["--dataset_name", "shades", "--skip_broken"])
-    assert isinstance(parse_data(["show", "--dataset_name", "shades"]), ShowCommand)
+    assert parse_data(["show", "--dataset_name", "shades"]).dataset_name == "shades"
     assert count_classes("shades", None) == CLASSES
     images = data.load_settings(command.data, SIZE, 3)
     assert [*images.class_names] == ["shade 0", "shade 1", "shade 2"]
@@ -227,7 +228,7 @@ def test_a_field_of_a_settings_class_is_the_flag():
     assert built(More, vars(parser.parse_args([]))) == More(0.5, False)
     assert built(More, vars(parser.parse_args(["--amount", "0.25", "--is_on"]))) == More(0.25, True)
     assert "an amount of x (default: 0.5)" in parser.format_help()
-    with pytest.raises(UserError, match="--amount: must be above 0 and at most 1, not '2'"):
+    with pytest.raises(UserError, match=r"--amount: .* not '2'"):
         parser.parse_args(["--amount", "2"])
 
 
@@ -279,7 +280,7 @@ def test_each_flag_reaches_its_field_and_the_record_of_the_run(name):
 
 def test_a_default_for_what_is_no_flag_is_an_error():
     DATASETS.add("odd", DatasetEntry(lambda: None, lambda: 2, {"input_sise": 32}))
-    with pytest.raises(ValueError, match="a table of defaults has 'input_sise', which is none of model_name, "):
+    with pytest.raises(ValueError, match="'input_sise'"):
         defaults_of("odd")
-    with pytest.raises(ValueError, match="a table of defaults has 'clipping'"):
+    with pytest.raises(ValueError, match="'clipping'"):
         check_names({"clipping": 1}, MAIN_FLAGS)

@@ -55,7 +55,7 @@ def test_out_of_memory_is_one_line(kind, capsys):
     assert stopped.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     reason = {"numpy": r" \(Unable to allocate 32.0 PiB .*\)", "python": ""}.get(kind, r" \(.*65536,64,112,112\]\)")
-    assert len(lines) == 1 and re.search(f": error: memory ran out{reason}; a smaller --batch_size", lines[0]), lines
+    assert len(lines) == 1 and re.search(f": error: out of memory{reason}; reduce --batch_size", lines[0]), lines
 
 
 def test_path_too_long_for_the_system_is_one_line(capsys):
@@ -63,7 +63,7 @@ def test_path_too_long_for_the_system_is_one_line(capsys):
         utils.run_cli(lambda: print(Path("long" * 100).exists()))
     assert stopped.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert re.search(r": error: 'long.*long': File name too long; give a shorter one$", line) and len(line) < 120, line
+    assert re.search(r": error: 'long.*long': File name too long; give a shorter path$", line) and len(line) < 120, line
 
 
 def test_other_errors_keep_their_traceback():

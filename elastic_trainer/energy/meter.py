@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elastic_trainer.machine import text_of
-from elastic_trainer.runs.listener import Listener
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
@@ -46,16 +45,18 @@ class EnergyMeter:
 
     Args:
         sensors: their energy is added.
+        failure: why the machine has no sensors.
         clock: returns seconds; tests replace it.
 
     Attributes:
         name: the names of the sensors.
-        failure: why there is no result any more, or None.
+        failure: why the energy is not known, or None.
     """
 
-    def __init__(self, sensors: Sequence[Sensor], clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = " + ".join(sensor.name for sensor in sensors)
-        self.failure: str | None = None
+    def __init__(
+        self, sensors: Sequence[Sensor], failure: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.failure = " + ".join(sensor.name for sensor in sensors), failure
         self._sensors, self._clock = sensors, clock
         self._joules, self._last = 0.0, (clock(), [sensor.read() for sensor in sensors])
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -75,6 +76,15 @@ class EnergyMeter:
             self._sample()
             return None if self.failure else self._joules
 
+    def report(self, joules: float | None) -> dict[str, Any]:
+        """Fields of summary.json besides the run's `joules`: the meter, and why the energy is not known, if it is not.
+
+        Args:
+            joules: energy of training; None if it is not known.
+        """
+        why = self.failure or "part of the run was trained without an energy meter"
+        return {"energy_meter": self.name or None, "energy_missing": why if joules is None else None}
+
     def _keep_sampling(self) -> None:
         while not self._ended.wait(SAMPLING_SECONDS):
             self.joules()
@@ -93,34 +103,8 @@ class EnergyMeter:
                 self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
 
 
-class Energy(Listener):
-    """Measures the energy of training: the clocks of the history read a meter.
-
-    Args:
-        meter: the meter, or a text that says why there is none.
-    """
-
-    def __init__(self, meter: EnergyMeter | str) -> None:
-        super().__init__()
-        self._meter = meter
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if isinstance(self._meter, EnergyMeter):
-            self.trainer.history.clocks.meter = self._meter.joules
-
-    def report(self, joules: float | None) -> dict[str, Any]:
-        """Fields of summary.json besides the run's `joules`: the meter, and why the energy is not known, if it is not.
-
-        Args:
-            joules: energy of training; None if it is not known.
-        """
-        name, why = (None, self._meter) if isinstance(self._meter, str) else (self._meter.name, self._meter.failure)
-        why = why or "part of the run was trained without an energy meter"
-        return {"energy_meter": name, "energy_missing": why if joules is None else None}
-
-
-def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
-    """The meter of this machine's sensors, or a text that says why there is none.
+def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
+    """The meter of this machine's sensors; `failure` says why there are none.
 
     Args:
         root: the folder that contains sys.
@@ -128,15 +112,16 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter | str:
     try:
         board, gpus = _jetson(root), [*_nvml()]
         if not board and not gpus and _has_gpu():
-            return "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
+            why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
+            return EnergyMeter([], why)
         sensors = board or [*_rapl(root), *gpus]
-        if sensors:
-            return EnergyMeter(sensors)
+        why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
+        return EnergyMeter(sensors, None if sensors else why)
     except PermissionError as error:
-        return f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
+        why = f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
     except OSError as error:
-        return f"{error.filename}: cannot be read: {error.strerror or error}"
-    return "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
+        why = f"{error.filename}: cannot be read: {error.strerror or error}"
+    return EnergyMeter([], why)
 
 
 def _has_gpu() -> bool:

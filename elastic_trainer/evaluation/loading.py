@@ -1,4 +1,4 @@
-"""Checks that a model to evaluate fits the data set: its input size and its outputs (see `main.load_to_evaluate`)."""
+"""Checks that the input size and the outputs of a model suit the data set (see `main.load_to_evaluate`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> i
     Raises:
         UserError: the model takes no square RGB images, or not images of the requested size.
     """
-    try:
-        shape = model.input_shape
-    except AttributeError:  # a subclass of keras.Model without a defined input shape
+    shape = getattr(model, "input_shape", None)
+    if shape is None:  # a subclass of keras.Model without a defined input shape
         return requested
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (3, None):
         raise UserError(f"--evaluate {path}: takes {shape}, not RGB images [batch, height, width, 3]")
@@ -27,8 +26,7 @@ def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> i
         raise UserError(f"--evaluate {path}: takes images of {shape[1]}×{shape[2]}, but only square ones are supported")
     if requested is not None and sizes - {requested}:
         raise UserError(
-            f"--input_size {requested}: {path} takes images of {sizes.pop()} pixels; give that or leave out "
-            "--input_size"
+            f"--input_size {requested}: {path} takes images of {sizes.pop()} pixels; give that, or leave it out"
         )
     return next(iter(sizes), requested)
 
@@ -43,7 +41,7 @@ def with_checked_outputs(
         size: height and width of the images.
         path: of the model, for error messages.
         dataset_name, classes: the data set and its number of classes.
-        num_classes: the number of outputs that `--num_classes` asks for, or None.
+        num_classes: the value of `--num_classes`, or None.
 
     Raises:
         UserError: the model does not take such images, or its number of outputs does not fit the number of classes.

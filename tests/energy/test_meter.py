@@ -34,7 +34,7 @@ def meter_of(root):
     clock = Clock()
     with patch.object(energy, "EnergyMeter", partial(EnergyMeter, clock=clock)):
         meter = energy.find_energy_meter(root)
-    assert isinstance(meter, EnergyMeter), meter
+    assert meter.failure is None
     return meter, clock
 
 
@@ -127,10 +127,10 @@ def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
 
 
 def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
-    assert "no supported energy sensor" in str(energy.find_energy_meter(tmp_path))
+    assert "no supported energy sensor" in str(energy.find_energy_meter(tmp_path).failure)
     with monkeypatch.context() as patched:
         patched.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
-        assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path))
+        assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path).failure)
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     real = type(counter).read_text
 
@@ -140,7 +140,7 @@ def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeyp
         return real(path, **how)
 
     monkeypatch.setattr(type(counter), "read_text", refusing)
-    assert f"sudo chmod a+r {counter}" in str(energy.find_energy_meter(tmp_path))
+    assert f"sudo chmod a+r {counter}" in str(energy.find_energy_meter(tmp_path).failure)
 
 
 @pytest.mark.parametrize("failure", ["missing", "text"])
@@ -191,7 +191,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
 
 
 def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
     summary, rows = train_and_read(tmp_path, name="full_training")
     assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
     assert {row["energy_joules"] for row in rows} == {""}

@@ -9,8 +9,9 @@ from made_up_runs import made_up_run
 from small_runs import curve, train_and_read
 
 import train
-from elastic_trainer.errors import UserError
+from elastic_trainer.energy.meter import EnergyMeter
 from elastic_trainer.energy.power_record import add_external_energy, check_growing, integrate_power, read_power
+from elastic_trainer.errors import UserError
 
 
 def write_power(path, readings):
@@ -46,13 +47,13 @@ def test_power_record_with_gaps_is_refused(times, why):
 @pytest.fixture
 def run_without_sensor(tmp_path, monkeypatch):
     """The folder of a finished run without energy, and the start and end of its training in seconds since 1970."""
-    monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
     summary, _ = train_and_read(tmp_path / "run")
     return tmp_path / "run", summary["training_spans"][0][0], summary["training_spans"][-1][1]
 
 
 def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "find_energy_meter", lambda: "no sensor here")
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
     summary, _ = train_and_read(tmp_path / "run")
     start, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
     record = write_power(tmp_path / "power.csv", [(start - 1, 5.0), (start + (end - start) / 2, 5.0), (end + 1, 5.0)])
@@ -70,7 +71,7 @@ def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("table", "why"),
-    [(None, "cannot be read"), ("epoch,step\n", "holds no epoch"), ("epoch,step\n1,9\n", "could not convert")],
+    [(None, "cannot be read"), ("epoch,step\n", "contains no epoch"), ("epoch,step\n1,9\n", "could not convert")],
 )
 def test_damaged_table_of_the_run_is_named_and_the_summary_stays(table, why, tmp_path):
     folder = made_up_run(tmp_path / "run")
@@ -97,13 +98,13 @@ def test_second_record_replaces_the_first_one_and_its_curve(run_without_sensor):
 def test_record_that_does_not_cover_the_run_is_refused_and_known_energy_stays(run_without_sensor):
     folder, start, end = run_without_sensor
     short = write_power(folder / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
-    with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of the training; give"):
+    with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of training; give"):
         add_external_energy(folder, short)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["energy_joules"] is None and "short.csv: does not cover" in summary["energy_missing"]
 
     joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
-    with pytest.raises(UserError, match="does not cover all of the training"):
+    with pytest.raises(UserError, match="does not cover all of training"):
         add_external_energy(folder, short)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["energy_joules"], summary["energy_missing"]) == (joules, None)
@@ -115,7 +116,7 @@ def test_run_that_did_not_record_when_it_trained_is_refused(run_without_sensor):
     summary = json.loads((folder / "summary.json").read_text())
     del summary["training_spans"]
     (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(UserError, match="cannot be used, since the run did not record when it trained"):
+    with pytest.raises(UserError, match="the run did not record when it trained"):
         add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
 
 
@@ -130,14 +131,14 @@ def test_power_record_times_are_seconds_or_dates(tmp_path):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("time,watts\n1,2\nyesterday,3\n", "line 3 is not a time"),
-        ("time,watts\n1\n", "line 2 is not a time"),
-        ("time,watts\n1,2\n", "holds no two readings"),
-        ("time,watts\n1,2\n2,nan\n", r"line 3 is not a time .* and watts from 0 to 1,000,000"),
-        ("time,watts\n1,2\n2,inf\n", "line 3 is not a time"),
-        ("time,watts\n1,2\n2,-1\n", "line 3 is not a time"),
-        ("time,watts\n1,2\n2,1e300\n", "line 3 is not a time"),
-        ("time,watts\nnan,2\n2,1\n", "line 2 is not a time"),
+        ("time,watts\n1,2\nyesterday,3\n", "line 3 must contain a time"),
+        ("time,watts\n1\n", "line 2 must contain a time"),
+        ("time,watts\n1,2\n", "needs at least two readings"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,inf\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
+        ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
         (None, "cannot be read"),
     ],
 )
@@ -157,7 +158,7 @@ def test_record_that_a_meter_is_writing_is_accepted(tmp_path, text):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("when,watts\nyesterday,5\n2,3\n", "line 2 is not a time"), (None, "cannot be read: No such file")],
+    [("when,watts\nyesterday,5\n2,3\n", "line 2 must contain a time"), (None, "cannot be read: No such file")],
 )
 def test_record_of_another_form_is_refused_while_a_meter_is_writing(tmp_path, text, why):
     if text is not None:

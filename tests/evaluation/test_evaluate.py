@@ -70,9 +70,9 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
     [
         (["--evaluate", "no/such"], "--evaluate no/such: must be the folder of a run or a file that ends in .keras"),
         (["--evaluate", "no/such.keras"], "--evaluate no/such.keras: there is no such file"),
-        (["--evaluate", "{}"], "holds no best.keras; a run keeps it with --save_model or --export"),
-        (["--evaluate", "{}/my.keras", "--rho", "0.5"], "--rho: does not go with --evaluate"),
-        (["--evaluate", "{}/my.keras", "--augment", "flip"], "--augment: does not go with --evaluate"),
+        (["--evaluate", "{}"], "contains no best.keras; runs save it with --save_model"),
+        (["--evaluate", "{}/my.keras", "--rho", "0.5"], "--rho: cannot be combined with --evaluate"),
+        (["--evaluate", "{}/my.keras", "--augment", "flip"], "--augment: cannot be combined with --evaluate"),
         (["--evaluate", "{}/my.keras", "--model_name", "vit"], "--model_name vit: --evaluate takes the network from"),
         (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: Invalid JSON: EOF"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
@@ -181,4 +181,4 @@ def test_train_export_and_evaluate_from_the_command_line(photos, tmp_path):
     assert (run / "model.tflite").is_file()
     assert "Traceback" not in done.stderr and "deprecated" not in done.stderr
 
-    assert "--rho: does not go with --evaluate" in error_line("main.py", "--evaluate", run, "--rho", "0.5")
+    assert "--rho: cannot be combined with --evaluate" in error_line("main.py", "--evaluate", run, "--rho", "0.5")

@@ -66,7 +66,7 @@ class ByPython(keras.layers.Layer):
 def test_an_unsupported_operation_is_one_line():
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ByPython()(inputs))))
-    with pytest.raises(UserError, match="--export tflite: TensorFlow Lite cannot express this model") as caught:
+    with pytest.raises(UserError, match="--export tflite: TensorFlow Lite does not support this model") as caught:
         export.convert(model, False)
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 

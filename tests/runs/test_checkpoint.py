@@ -51,7 +51,7 @@ def test_only_damaged_checkpoints_raise_an_error_and_are_kept(tmp_path):
         run(tmp_path / "resumed", InterruptingData(9))
     for path in (tmp_path / "resumed" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"every checkpoint in it is damaged; start again with --overwrite"):
+    with pytest.raises(UserError, match=r"every checkpoint is damaged; .*--overwrite"):
         run(tmp_path / "resumed", make_small_data())
     assert len(list((tmp_path / "resumed" / "checkpoints").iterdir())) == 2
 
@@ -137,7 +137,7 @@ def test_damaged_checkpoint_does_not_count_as_one_of_the_two_kept(tmp_path):
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, State({}, {}))
     monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
-    with pytest.raises(UserError, match="was written by another version of this program"):
+    with pytest.raises(UserError, match=r"written by another version .*--overwrite"):
         Checkpoints(tmp_path).latest()
 
 

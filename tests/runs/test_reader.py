@@ -66,7 +66,7 @@ def test_damaged_file_of_a_run_is_one_line_that_names_the_file_and_the_field(dam
             read(folder)
         assert "\n" not in str(caught.value)
         assert re.match(f"{re.escape(str(path))}: {message}.*; repair the file, or train again", str(caught.value))
-        with pytest.raises(UserError, match=f"{folder}: does not hold a finished run"):
+        with pytest.raises(UserError, match=f"{folder}: contains no finished run"):
             read_run(folder)
 
 
@@ -83,14 +83,12 @@ def test_summary_with_an_odd_name_is_read_and_checked_like_any_other(name, tmp_p
         read_summary(folder)
 
 
-def test_fields_that_older_runs_lack_are_left_out(tmp_path):
+def test_fields_that_a_run_lacks_are_left_out(tmp_path):
     folder = made_up_run(tmp_path / "old")
     assert not {"images", "command"} & set(read_config(folder))
     assert not {"time_over_full", "training_spans"} & set(read_summary(folder))
-    with pytest.raises(UserError, match=r"--resume .*old: its config.json does not say how the run was started"):
-        parse_training(["--resume", str(folder)])
 
 
 def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--resume .*: is not the folder of a run: it has no config.json; give one"):
+    with pytest.raises(UserError, match=r"--resume .*: contains no run \(no config.json\)"):
         parse_training(["--resume", str(tmp_path)])

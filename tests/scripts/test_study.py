@@ -85,8 +85,7 @@ def test_a_variant_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_
     write_json(tmp_path / "mine" / CONFIG, started.config)
     assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_greedy"
     monkeypatch.setattr(SCHEMES, "_entries", {name: SCHEMES[name] for name in SCHEMES if name not in VARIANTS.values()})
-    line = r"--resume .*mine: was trained by the scheme elastic_training_greedy, which this command does not know"
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match="--train_type: 'elastic_training_greedy' is not one of"):
         parse_training(["--resume", str(tmp_path / "mine")])
 
 
