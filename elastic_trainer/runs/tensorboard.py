@@ -40,7 +40,6 @@ class EventsWriter(Listener):
         self._since_point: list[StepResult] = []
         self._last_point = time.monotonic()
         self._last_second = -1
-        self._drawn, self._drawn_step = 0, -1  # intervals on the latest selection image, and its step
 
     def resume(self, sizes: dict[str, int]) -> None:
         """Go on from a checkpoint.
@@ -64,8 +63,6 @@ class EventsWriter(Listener):
             self._write_layout()
         else:
             self._last_second = round(history.clocks.seconds("training"))
-            self._drawn_step = history.epochs[-1]["step"] if history.epochs else 0
-            self._drawn = sum(interval.step < self._drawn_step for interval in history.intervals)
 
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
         self._end_point()  # the steps so far belong to the earlier budget
@@ -82,14 +79,13 @@ class EventsWriter(Listener):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end_point()
-        history = self.trainer.history
-        row = history.epochs[-1]
+        row = self.trainer.history.epochs[-1]
         results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
         self._write_curves("test", row["step"], row["train_seconds"], results)
-        selection = {"seconds_so_far": row["selection_seconds"], "trained_tensors": row["trained_tensors"]}
-        values = {f"selection/{name}": value for name, value in selection.items()}
-        self._write(row["step"], {**values, **{f"meters/{name}": row[name] for name in METERS}})
-        if len(history.intervals) != self._drawn:
+        values = {"selection/seconds_so_far": row["selection_seconds"]}
+        values |= {"selection/trained_tensors": row["trained_tensors"]}
+        self._write(row["step"], values | {f"meters/{name}": row[name] for name in METERS})
+        if self._has_new_selection():
             self._draw_selections()
         self._flush()
 
@@ -103,8 +99,8 @@ class EventsWriter(Listener):
         return {path.name: path.stat().st_size for path in files}
 
     def finish(self) -> None:
-        """Draw the last map, if steps were trained since the one before, and write everything."""
-        if self._drawn_step != self.trainer.history.step:
+        """Draw the map of all epochs, if the last epoch did not, and write everything."""
+        if not self._has_new_selection():
             self._draw_selections()
         self._flush()
 
@@ -184,10 +180,15 @@ class EventsWriter(Listener):
         with self._at(0):
             tf.summary.experimental.write_raw_pb(custom_scalar.pb(layout).SerializeToString())
 
+    def _has_new_selection(self) -> bool:
+        """Whether a selection was made in the last epoch."""
+        history = self.trainer.history
+        start = history.epochs[-2]["step"] if len(history.epochs) > 1 else 0
+        return history.intervals[-1].step >= start
+
     def _draw_selections(self) -> None:
         """Add the map of the paper's Fig. 21 to TensorBoard's images."""
         history = self.trainer.history
-        self._drawn, self._drawn_step = len(history.intervals), history.step
         masks = [interval.selection.mask for interval in history.intervals]
         edges = [*(interval.selection.epoch for interval in history.intervals), len(history.epochs)]
         image = tf.io.decode_png(draw_map(masks, edges), channels=3)

@@ -209,5 +209,5 @@ def test_a_folder_without_a_finished_run_is_named(tmp_path, broken):
     if broken:
         made_up_run(tmp_path / "run")
         (tmp_path / "run" / broken).write_text("")
-    with pytest.raises(UserError, match="/run: does not hold a finished run"):
+    with pytest.raises(UserError, match="/run: contains no finished run"):
         plotting.group_runs([tmp_path / "run"])
