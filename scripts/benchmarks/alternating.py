@@ -1,4 +1,7 @@
-"""Steps of full training that alternate with a run's own steps, so whatever disturbs the machine disturbs both."""
+"""Steps of full training that alternate with a run's own steps, so whatever disturbs the machine disturbs both.
+
+And the times of all steps of a run, which its own records sum up.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
-from elastic_trainer.settings import PAPER, NetworkSettings
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.training.step import TrainStep
 
 
 class AlternatingDigits:
@@ -57,14 +60,15 @@ class AlternatingDigits:
             self.undisturbed.append(is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen))
 
 
-def full_training_step(network: NetworkSettings) -> TrainStep:
-    """A step of full training of a new, separate network."""
-    import models
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.optimizers import make_optimizer
-    from elastic_trainer.training.step import TrainStep
+class StepTimesLog(RunLog):
+    """A run's log that also keeps the time of each step in ms, None for a step that was not timed, and of features."""
 
-    model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
-    optimizer.build(model.trainable_variables)
-    return TrainStep(ImageClassification(model), optimizer, network.batch_size)
+    step_ms: tuple[float | None, ...] = ()
+    making_ms: tuple[float, ...] = ()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """See `RunLog`."""
+        result = self.trainer.history.results[-1]
+        self.step_ms += (result.step_ms,)
+        self.making_ms += (result.making_ms,)
+        super().on_train_batch_end(batch, logs)

@@ -11,6 +11,7 @@ user's does. A rho below what the head alone takes is left out. Prints one JSON 
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,16 +21,15 @@ from typing import TYPE_CHECKING, Any
 import common
 import numpy as np
 from benchmark_rho import draw_band, is_kept, standardize
+from common import Setting
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, is_undisturbed, load_tensorflow, stolen_seconds
-from elastic_trainer.options import stem_to_write
+from elastic_trainer.machine import is_undisturbed, stolen_seconds
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.figure import Figure
 
 RHOS = (0.3, 0.5, 0.7)
 LEFT_OUT = 3  # steps after each selection
@@ -127,62 +127,47 @@ def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str
     }
 
 
-def main() -> None:
-    parser = OneLineParser(prog="benchmark_fit.py", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="runs for each rho (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=40, help="steps between two selections (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=4, help="selections a run (default: %(default)s)")
-    parser.add_argument("--networks", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
-    parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    parser.add_argument("--output", type=stem_to_write, default=Path("figures/fit"), metavar="STEM")
-    args = parser.parse_args()
-    if args.quick:
-        args.rounds, args.steps, args.epochs = 1, 12, 2
-    load_tensorflow()
-    results: dict[str, dict[float, list[dict[str, Any]]]] = {}
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The runs of each network and feasible rho, one a round."""
+    networks: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:
-            results[name] = {rho: [] for rho in RHOS}
-            for _ in range(args.rounds):
-                for rho, runs in results[name].items():
-                    try:
-                        runs.append(one := run(name, rho, args.steps, args.epochs, Path(folder) / name))
-                    except UserError as error:
-                        print(f"{name}, {error}")
-                        continue
-                    print(f"{name}, rho {rho:g}: {one['measured']:.3f}, entire run {one['whole_run']:.3f}", flush=True)
-            results[name] = {rho: runs for rho, runs in results[name].items() if runs}
-    draw(results, args.output)
-    networks = {name: [{"asked": rho, "runs": runs} for rho, runs in of.items()] for name, of in results.items()}
-    record = {"networks": networks, "kept": kept(results), "rounds": args.rounds, "environment": environment()}
-    common.print_result(record, args.output)
+            results: dict[float, list[dict[str, Any]]] = {}
+            for rho in args.rounds * RHOS:
+                try:
+                    one = run(name, rho, args.steps, args.epochs, Path(folder) / name)
+                except UserError as error:
+                    print(f"{name}, {error}")
+                    continue
+                results.setdefault(rho, []).append(one)
+                print(f"{name}, rho {rho:g}: {one['measured']:.3f}, entire run {one['whole_run']:.3f}", flush=True)
+            networks[name] = [{"asked": rho, "runs": runs} for rho, runs in results.items()]
+    kept = {name: is_kept(medians(of)) for name, of in networks.items()}
+    return {"networks": networks, "kept": kept, "rounds": args.rounds}
 
 
-def medians(results: dict[float, list[dict[str, Any]]]) -> dict[float, float]:
+def medians(results: list[dict[str, Any]]) -> dict[float, float]:
     """Measured ratio by rho."""
-    return {rho: float(np.median([one["measured"] for one in runs])) for rho, runs in results.items()}
+    return {of["asked"]: float(np.median([one["measured"] for one in of["runs"]])) for of in results}
 
 
-def kept(results: dict[str, dict[float, list[dict[str, Any]]]]) -> dict[str, bool]:
-    """Of each network, see `benchmark_rho.is_kept`."""
-    return {name: is_kept(medians(of)) for name, of in results.items()}
-
-
-def draw(results: dict[str, dict[float, list[dict[str, Any]]]], stem: Path) -> None:
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Measured over requested rho, with the band in which rho counts as kept."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="ρ asked", ylabel="step of fit over one of plain fit", title="ElasticTraining in fit"
-    )
-    ends = np.array([min(RHOS) - 0.04, max(RHOS) + 0.04])
-    draw_band(axes, ends)
-    for (name, of), marker in zip(results.items(), "os", strict=False):
-        axes.plot([*of], [*medians(of).values()], marker, label=name)
+    title = "ElasticTraining in fit"
+    axes = figure.add_subplot(xlabel="ρ asked", ylabel="step of fit over one of plain fit", title=title)
+    draw_band(axes, RHOS)
+    for (name, of), marker in zip(record["networks"].items(), "os", strict=False):
+        axes.plot([*medians(of)], [*medians(of).values()], marker, label=name)
     axes.legend(fontsize="small", loc="upper left")
-    save_figure(figure, stem)
+
+
+SETTINGS = {
+    "rounds": Setting(2, 1, "runs for each rho"),
+    "steps": Setting(40, 12, "steps between two selections"),
+    "epochs": Setting(4, 2, "selections a run"),
+    "networks": Setting([*NETWORKS], [*NETWORKS], "to train", {"nargs": "+", "choices": [*NETWORKS], "type": str}),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("fit", __doc__, SETTINGS, measure, draw, (4.2, 4), takes_network=False))

@@ -8,18 +8,16 @@ made up (`made_up_networks`); N = 214 is the size of ResNet50.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import common
+import numpy as np
 from made_up_networks import (
     RESNET50_TENSORS,
     RHO,
@@ -29,12 +27,18 @@ from made_up_networks import (
     seconds_of,
 )
 from milp_optimum import milp_optimum
-from solver_figure import RESOLUTIONS, draw
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.machine import environment
 from selection_solver_DP import Solution, solve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RESOLUTIONS = (100, 1_000, 10_000, 100_000)
+# Colours that colour-blind readers can distinguish and that differ in greyscale; each also has its own marker.
+STYLES = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"), ("#777777", "v"))
 
 
 def peak_mb(function: Callable[[], Any]) -> float:
@@ -108,28 +112,23 @@ def measure_quality(tensors: int, instances: int, limit_seconds: float) -> dict[
     }
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that the figure and the JSON show."""
+    quick = args.quick
     sizes = (50, RESNET50_TENSORS, 1000, 5000) if quick else (50, 100, RESNET50_TENSORS, 500, 1000, 2000, 5000)
     compared = {50: 5, RESNET50_TENSORS: 3} if quick else {50: 20, RESNET50_TENSORS: 20, 1000: 5, 5000: 1}
     recursion_sizes = (50, RESNET50_TENSORS) if quick else (50, 100, RESNET50_TENSORS)
+    over_steps = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
     limit_seconds = 3.0 if quick else 60.0
-    runs, qualities, recursions, over_steps = [], [], [], []
-    total = len(sizes) * (len(RESOLUTIONS) + 1) + len(compared) + len(recursion_sizes) + 1
-    with tqdm(total=total, desc="benchmarking the solver", unit="part", file=sys.stderr) as bar:
-        for size in sizes:
-            for steps in (*RESOLUTIONS, None):
-                runs.append(measure_solver(made_up_problem(size), steps, quick))
-                bar.update()
-        for size, instances in compared.items():
-            qualities.append(measure_quality(size, instances, limit_seconds))
-            bar.update()
-        for size in recursion_sizes:
-            recursions.append(measure_recursion(size, 1_000, quick))
-            bar.update()
-        for steps in (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000):
-            over_steps.append(measure_solver(made_up_problem(RESNET50_TENSORS), steps, quick))
-        bar.update()
+
+    def shown(parts: Any, what: str) -> Any:
+        return tqdm([*parts], desc=what, file=sys.stderr)
+
+    cases = [(size, steps) for size in sizes for steps in (*RESOLUTIONS, None)]
+    runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in shown(cases, "the solver")]
+    qualities = [measure_quality(*one, limit_seconds) for one in shown(compared.items(), "the optimum")]
+    recursions = [measure_recursion(size, 1_000, quick) for size in shown(recursion_sizes, "the paper's recursion")]
+    resnet50 = made_up_problem(RESNET50_TENSORS)
     return {
         "rho": RHO,
         "quick": quick,
@@ -140,8 +139,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "runs": runs,
         "quality": qualities,
         "recursions": recursions,
-        "over_time_resolution": over_steps,
-        "environment": environment(),
+        "over_time_resolution": [measure_solver(resnet50, steps, quick) for steps in shown(over_steps, "T_q")],
     }
 
 
@@ -160,33 +158,90 @@ def targets(runs: list[dict[str, Any]], recursions: list[dict[str, Any]]) -> dic
     }
 
 
-@contextlib.contextmanager
-def standard_output_apart() -> Iterator[int]:
-    """Yield a descriptor of standard output while descriptor 1 leads to standard error.
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Six panels: against the recursion, over T_q, and over N."""
+    panels = figure.subplots(3, 2).ravel()
+    draw_against_recursion(record, panels[0], "subproblems", "subproblems solved", "a  Work, T_q = 1,000")
+    draw_against_recursion(record, panels[1], "ms", "time (ms)", "b  Time, T_q = 1,000")
+    draw_trade(record, panels[2])
+    draw_quality(record, panels[3])
+    draw_over_tensors(record, panels[4], "solve_ms", "time (ms)", "e  Solver's time")
+    draw_over_tensors(record, panels[5], "peak_memory_mb", "peak memory (MB)", "f  Solver's memory")
+    for axes in panels[2:]:
+        axes.set_xscale("log")
+    for axes in panels[[0, 1, 3, 4, 5]]:
+        axes.set_yscale("log")
+        axes.set_ylim(top=axes.get_ylim()[1] * 30)  # room for the legend
 
-    HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line.
-    """
-    sys.stdout.flush()
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield ours
-    finally:
-        os.close(ours)
+
+def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, label: str, title: str) -> None:
+    """Bars of the paper's recursion and of ours, a pair for each N."""
+    rows = record["recursions"]
+    places = np.arange(len(rows))
+    for shift, method, name, colour, hatch in (
+        (-0.2, "recursion", "recursion of the paper", "#bbbbbb", "//"),
+        (0.2, "solve", "ours", "#0072b2", ""),
+    ):
+        heights = [row[f"{method}_{quantity}"] for row in rows]
+        bars = axes.bar(places + shift, heights, 0.4, label=name, color=colour, hatch=hatch, edgecolor="black")
+        axes.bar_label(bars, fmt="{:,.3g}", fontsize=8)
+    axes.set_xticks(places, [f"N = {row['tensors']}" for row in rows])
+    axes.set_ylabel(label)
+    axes.set_title(title, loc="left")
+    axes.legend(loc="upper left", fontsize=9, ncols=2)
+
+
+def draw_trade(record: dict[str, Any], axes: Axes) -> None:
+    """Resulting time and the solver's time over T_q, at ResNet50's size."""
+    rows = record["over_time_resolution"]
+    steps = [row["time_resolution"] for row in rows]
+    (share,) = axes.plot(steps, [row["time_share_of_full_percent"] for row in rows], "ko-", markersize=5)
+    budget = axes.axhline(100 * record["rho"], color="black", linestyle=":", linewidth=1)
+    axes.set(ylim=(0, 100), xlabel="time steps T_q", ylabel="resulting time (% of full)")
+    other = axes.twinx()
+    (cost,) = other.plot(steps, [row["solve_ms"] for row in rows], "s--", color="#d55e00", markersize=5)
+    other.set(yscale="log", ylim=(0.1, 1000), ylabel="solver's time (ms)")
+    lines, names = (budget, share, cost), ("budget", "resulting time (left)", "solver's time (right)")
+    axes.legend(lines, names, loc="lower right", fontsize=9)
+    axes.set_title(f"c  Resolution, N = {RESNET50_TENSORS}", loc="left")
+
+
+def draw_quality(record: dict[str, Any], axes: Axes) -> None:
+    """Mean importance lost to rounding, over T_q. A large open marker is at the T_q that the solver chooses itself."""
+    for (colour, marker), quality in zip(STYLES, record["quality"], strict=False):
+        # Losses below 1e-5 % are rounding errors of floats.
+        lost = [max(100 - row["mean_share_of_optimum_percent"], 1e-5) for row in quality["shares"]]
+        size = quality["tensors"]
+        label = f"N = {size:,}" + (" (upper bound)" if size in record["milp_unproven_tensors"] else "")
+        axes.plot(RESOLUTIONS, lost[:-1], marker + "-", color=colour, markersize=5, label=label)
+        chosen = quality["automatic_time_resolution"]
+        axes.plot(chosen, lost[-1], marker, markersize=11, markerfacecolor="none", color=colour)
+    axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", label="T_q automatic")
+    axes.set(xlabel="time steps T_q", ylabel="importance lost (% of optimum)")
+    axes.set_title("d  Against the exact optimum", loc="left")
+    axes.legend(loc="upper right", fontsize=9)
+
+
+def draw_over_tensors(record: dict[str, Any], axes: Axes, key: str, label: str, title: str) -> None:
+    """A quantity of `solve` over N, a line for each T_q and one for the automatic choice."""
+    for (colour, marker), steps in zip(STYLES, (*RESOLUTIONS, None), strict=True):
+        rows = [
+            run
+            for run in record["runs"]
+            if (run["automatic"] if steps is None else run["time_resolution"] == steps and not run["automatic"])
+        ]
+        sizes, values = [row["tensors"] for row in rows], [row[key] for row in rows]
+        name, line = (f"T_q = {steps:,}", "-") if steps else ("T_q automatic", "--")
+        axes.plot(sizes, values, marker + line, color=colour, markersize=5, label=name)
+    axes.set(xlabel="tensors N", ylabel=label)
+    axes.set_title(title, loc="left")
+    axes.legend(loc="upper left", fontsize=8, ncols=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, 3 s for each MILP; under 30 s")
-    parser.add_argument(
-        "--output", type=Path, default=common.ROOT / "figures" / "benchmark_solver", help="figure without its ending"
-    )
-    args = parser.parse_args()
-    with standard_output_apart() as output:
-        record = measure(args.quick)
-        draw(record, args.output)
-        print(f"figure: {args.output}.pdf and .png", file=sys.stderr)
-        os.write(output, (json.dumps(record) + "\n").encode())
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
+    common.run_benchmark("solver", __doc__, {}, measure, draw, (9, 10), takes_network=False)
 
 
 if __name__ == "__main__":

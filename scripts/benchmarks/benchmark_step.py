@@ -18,6 +18,7 @@ processes. The script draws the medians and prints one JSON object as its last l
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable
@@ -27,25 +28,17 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from step_variants import (
-    VARIANTS,
-    SelectionSteps,
-    elastic_masks,
-    keras_step,
-    made_up_images,
-    peak_memory_mb,
-    upper_masks,
-)
+from common import Setting
+from step_variants import elastic_masks, keras_step, made_up_images, peak_memory_mb, upper_masks, variants_of
 from torch_worker import TorchWorker, check_network, prepare_environment
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.figure import Figure
 
     from elastic_trainer.settings import NetworkSettings
 
@@ -55,6 +48,7 @@ HALF = "rho 0.5"
 MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
 QUICK_MEMORY = MEMORY[:1]
 COLOURS = {"unfolded": "#999999", "folded": "#0072b2", "prefix": "#e69f00", "cached": "#009e73"}
+STYLES = ("-", "--", "-.", ":")  # of the lines of others' full steps
 Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
 
@@ -85,14 +79,13 @@ def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.
     runs: Runs = {}
     optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
     for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
-        steps = SelectionSteps(model, optimizer, mask, data)
-        made = {variant: make(steps) for variant, make in VARIANTS.items()}
-        runs |= {(name, variant): run for variant, run in made.items() if run is not None}
+        variants = variants_of(model, optimizer, mask, data)
+        runs |= {(name, variant): run for variant, run in variants.items()}
     runs["full", "keras"] = keras_step(model, network, data)
     return runs
 
 
-def measure(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
+def measure_runs(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
     """Median step in ms by selection and variant, PyTorch's as selection "torch"; and the number of rounds."""
     from elastic_trainer.timing.measuring import measure_steps
 
@@ -106,23 +99,22 @@ def measure(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dic
     return step_ms, len(times)
 
 
-def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, float], stem: Path) -> None:
-    """Bars of the median steps by selection and variant, and a line for each of the `others`' full steps."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Bars of the median steps by selection and variant, and a line for each full step of others."""
     axes = figure.add_subplot(ylabel="ms a step", title=title)
+    step_ms = record["step_ms"]
     for index, (variant, colour) in enumerate(COLOURS.items()):
         bars = [(place, times[variant]) for place, times in enumerate(step_ms.values()) if variant in times]
         if bars:
             places, heights = np.array(bars).T
             axes.bar(places + 0.2 * (index - 1.5), heights, 0.2, label=variant, color=colour)
-    for (name, milliseconds), style in zip(others.items(), ("-", "--", "-.", ":"), strict=False):
-        axes.axhline(milliseconds, color="0.2", linewidth=0.8, linestyle=style, label=name)
+    torch_ms = {f"PyTorch {variant}": ms for variant, ms in (record["torch"] or {"step_ms": {}})["step_ms"].items()}
+    for (name, ms), style in zip({"Keras": step_ms["full"]["keras"], **torch_ms}.items(), STYLES, strict=False):
+        if ms is not None:
+            axes.axhline(ms, color="0.2", linewidth=0.8, linestyle=style, label=f"full step, {name}")
     labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
     axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
     figure.legend(loc="outside lower center", fontsize="small", ncols=4)
-    save_figure(figure, stem)
 
 
 def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
@@ -150,18 +142,13 @@ def peak_memory(
     return measured
 
 
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_step.py",
-        __doc__,
-        seconds={"type": float, "default": 120, "help": "time for measuring steps (default: %(default)s)"},
-        torch={"action": "store_true", "help": "also measure PyTorch, which is installed into .venv-torch"},
-    )
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Medians of all steps, their ratios, and the peak memory of a few."""
+    network = args.network
     worker: TorchWorker | contextlib.nullcontext[None] = contextlib.nullcontext()
     if args.torch:
         check_network(network)
         worker = TorchWorker(network, prepare_environment(), compiled=not args.quick)
-    load_tensorflow()
 
     import models
     from elastic_trainer.timing.measuring import MEASURING_SECONDS
@@ -169,28 +156,28 @@ def main() -> None:
     with worker as torch_worker:
         model = models.build(network)
         masks, smallest = selections(model, network, 3 if args.quick else MEASURING_SECONDS, args.quick)
-        runs = step_runs(model, network, masks)
-        step_ms, rounds = measure(runs, torch_worker, 3 if args.quick else args.seconds)
-    torch_ms = step_ms.pop("torch", {})
-    title, stem, network_record = common.measured_network(network, "step", args.output)
-    torch_lines = {f"full step, PyTorch {variant}": each for variant, each in torch_ms.items()}
-    draw(title, step_ms, {"full step, Keras": step_ms["full"]["keras"], **torch_lines}, stem)
-    record: dict[str, Any] = {
-        **network_record,
+        step_ms, rounds = measure_runs(step_runs(model, network, masks), torch_worker, args.seconds)
+    torch, torch_ms = None, step_ms.pop("torch", {})
+    if torch_worker:
+        missing = torch_worker.record["missing"]
+        torch = {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(missing)}}
+    return {
         "optimizer": network.optimizer,
         "rounds": rounds,
         "smallest_rho": smallest,
         "step_ms": step_ms,
         **summary(step_ms, torch_ms),
-        "torch": {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(torch_worker.record["missing"])}}
-        if torch_worker
-        else None,
+        "torch": torch,
         "peak_memory_mb": peak_memory(network, masks, step_ms, args.quick),
         "trained_tensors": {name: int(mask.sum()) for name, mask in masks.items()},
-        "environment": environment(),
     }
-    common.print_result(record, stem)
+
+
+SETTINGS = {
+    "seconds": Setting(120.0, 3.0, "time for measuring steps"),
+    "torch": Setting(False, False, "also measure PyTorch, which is installed into .venv-torch"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("step", __doc__, SETTINGS, measure, draw, (9, 4)))

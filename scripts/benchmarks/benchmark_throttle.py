@@ -12,28 +12,29 @@ time over epochs and prints one JSON object as its last line.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from alternating import AlternatingDigits, full_training_step
+from alternating import AlternatingDigits
+from common import Setting
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
-from elastic_trainer.settings import NetworkSettings, Settings
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.figure import Figure
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.selection.select import Selection
@@ -95,48 +96,42 @@ def run(
     return summary
 
 
-def draw(runs: dict[str, dict[str, Any]], stem: Path) -> None:
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Median step of each epoch, a line for each run."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="epoch", ylabel="median step (ms)", title="competing processes from half-way on")
+    title += ", competing processes from half-way on"
+    axes = figure.add_subplot(xlabel="epoch", ylabel="median step (ms)", title=title)
     styles = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"))
-    for (name, summary), (colour, marker) in zip(runs.items(), styles, strict=True):
+    for (name, one), (colour, marker) in zip(record["runs"].items(), styles, strict=True):
         # A run that its deadline ends at the first step of an epoch has measured no step in that epoch.
-        measured = [row for row in summary["metrics"] if row["median_step_ms"]]
-        epochs = [int(row["epoch"]) for row in measured]
-        step_ms = [float(row["median_step_ms"]) for row in measured]
-        label = f"{name}: {summary['elapsed_seconds']:.0f} s"
+        epochs, step_ms = zip(*((epoch, ms) for epoch, ms in enumerate(one["epoch_ms"], 1) if ms), strict=True)
+        label = f"{name}: {one['elapsed_seconds']:.0f} s"
         axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    save_figure(figure, stem)
 
 
-class Measured(NamedTuple):
-    """The four runs of one network.
+def run_record(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the JSON holds of one run; "epoch_ms" are the median steps of its epochs."""
 
-    Attributes:
-        table: its timing table.
-        runs: their summaries, by name.
-        deadline: in seconds.
-        elastic_ms, full_ms: [epochs] median steps of the run with rho, disturbed, and of full training beside it.
-    """
+    def column(rows: str, name: str) -> list[float | None]:
+        return [round(float(row[name]), 3) if row[name] else None for row in summary[rows]]
 
-    table: TimingTable
-    runs: dict[str, dict[str, Any]]
-    deadline: float
-    elastic_ms: np.ndarray
-    full_ms: np.ndarray
+    names = ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
+    return {
+        **{key: summary[key] for key in ("elapsed_seconds", "steps", "planned_steps")},
+        **{name: column("selections", name) for name in names},
+        "epoch_ms": column("metrics", "median_step_ms"),
+    }
 
 
-def measure(network: NetworkSettings, settings: Settings, busy_processes: int) -> Measured:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network and train the four runs."""
     import data
     import models
     import profiler
 
+    network, epochs = args.network, args.num_epochs
+    settings = Settings(optimizer=network.optimizer, num_epochs=epochs, interval=max(epochs // 8, 1), rho=args.rho)
     model = models.build(network)
     dataset = data.load("digits", network.input_size, network.batch_size, network.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -145,60 +140,33 @@ def measure(network: NetworkSettings, settings: Settings, busy_processes: int) -
     deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
     with_deadline = replace(settings, deadline=deadline)
     runs["deadline, undisturbed"] = run(model, dataset, with_deadline, table, 0)
-    runs["deadline, disturbed"] = run(model, dataset, with_deadline, table, busy_processes)
-    alternating = AlternatingDigits(network, dataset.steps_per_epoch, full_training_step(network))
-    runs["rho, disturbed"] = run(model, alternating, settings, table, busy_processes)  # type: ignore[arg-type]
+    runs["deadline, disturbed"] = run(model, dataset, with_deadline, table, args.busy)
+    alternating = AlternatingDigits(network, dataset.steps_per_epoch, common.full_training_step(network))
+    runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)  # type: ignore[arg-type]
     elastic_ms = np.array([float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]])
-    full_ms = np.median(np.reshape(alternating.full_ms, (settings.num_epochs, -1)), axis=1)
-    return Measured(table, runs, deadline, elastic_ms, full_ms)
-
-
-def run_record(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON holds of one run."""
-    columns = ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
+    full_ms = np.median(np.reshape(alternating.full_ms, (epochs, -1)), axis=1)
+    undisturbed, disturbed = slice(epochs // 2), slice(epochs // 2, None)
     return {
-        **{key: summary[key] for key in ("elapsed_seconds", "steps", "planned_steps")},
-        **{
-            column: [round(float(row[column]), 3) if row[column] else None for row in summary["selections"]]
-            for column in columns
-        },
-    }
-
-
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_throttle.py",
-        __doc__,
-        rho={"type": float, "default": 0.6, "help": "default: %(default)s"},
-        num_epochs={"type": int, "default": 16, "help": "default: %(default)s"},
-        busy={"type": int, "default": 2, "help": "competing processes (default: %(default)s)"},
-    )
-    load_tensorflow()
-    epochs = 4 if args.quick else args.num_epochs
-    settings = Settings(optimizer=network.optimizer, num_epochs=epochs, interval=max(epochs // 8, 1), rho=args.rho)
-    measured = measure(network, settings, args.busy)
-    halves = slice(epochs // 2), slice(epochs // 2, None)
-    ratios = [float(np.median(measured.elastic_ms[half] / measured.full_ms[half])) for half in halves]
-    full_ms = [float(np.median(measured.full_ms[half])) for half in halves]
-    stem = args.output or Path("figures") / "throttle"
-    draw(measured.runs, stem)
-    record = {
-        **{key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")},
         "rho": args.rho,
         "busy_processes": args.busy,
-        "deadline_seconds": measured.deadline,
-        "rho_in_the_undisturbed_half": ratios[0],
-        "rho_in_the_disturbed_half": ratios[1],
+        "deadline_seconds": deadline,
+        "rho_in_the_undisturbed_half": float(np.median(elastic_ms[undisturbed] / full_ms[undisturbed])),
+        "rho_in_the_disturbed_half": float(np.median(elastic_ms[disturbed] / full_ms[disturbed])),
         "full_step_ms": {
-            "profiled": measured.table.full_step_ms,
-            "undisturbed": full_ms[0],
-            "disturbed": full_ms[1],
+            "profiled": table.full_step_ms,
+            "undisturbed": float(np.median(full_ms[undisturbed])),
+            "disturbed": float(np.median(full_ms[disturbed])),
         },
-        "runs": {name: run_record(summary) for name, summary in measured.runs.items()},
-        "environment": environment(),
+        "runs": {name: run_record(summary) for name, summary in runs.items()},
     }
-    common.print_result(record, stem)
+
+
+SETTINGS = {
+    "rho": Setting(0.6, 0.6, "of the runs without a deadline"),
+    "num_epochs": Setting(16, 4, "of each run"),
+    "busy": Setting(2, 2, "competing processes"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("throttle", __doc__, SETTINGS, measure, draw, (6.5, 4)))

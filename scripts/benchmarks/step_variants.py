@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,85 +27,55 @@ if TYPE_CHECKING:
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
     from elastic_trainer.timing.table import TimingTable
-    from elastic_trainer.training.prefix import SplitStep
-    from elastic_trainer.training.step import TrainStep
 
+VARIANTS = ("unfolded", "folded", "prefix", "cached")
 STATUS = Path("/proc/self/status")
 
 
-class SelectionSteps:
-    """The steps of one selection, one method for each variant; a method returns a call that runs the step.
+def variants_of(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    mask: np.ndarray,
+    data: ImageData,
+    wanted: Sequence[str] = VARIANTS,
+) -> dict[str, Callable[[], Any]]:
+    """Calls that run the step of one selection, by variant; a variant that would be the same as another is left out.
+
+    unfolded    batch norm runs as a layer
+    folded      as main.py runs it without cached features
+    prefix      the frozen prefix as inference, then the rest
+    cached      the rest, from features that are cached in memory
 
     Args:
         model: the network.
         optimizer: built for all of its trainable variables.
         mask: bool [N] over `model.trainable_variables`.
         data: images for exactly one batch.
+        wanted: of `VARIANTS`.
     """
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.training.feature_cache import FeatureCache
+    from elastic_trainer.training.prefix import Cut, SplitStep
+    from elastic_trainer.training.step import TrainStep
 
-    def __init__(
-        self, model: keras.Model, optimizer: keras.optimizers.Optimizer, mask: np.ndarray, data: ImageData
-    ) -> None:
-        self._model, self._optimizer, self._mask, self._data = model, optimizer, mask, data
-        [self._batch] = data.train(0)
-
-    @cached_property
-    def step(self) -> TrainStep:
-        """As main.py runs it without cached features."""
-        return self._step()
-
-    @cached_property
-    def split(self) -> SplitStep | None:
-        """The step cut in two, or None if no weights are frozen before the first trained ones."""
-        from elastic_trainer.training.prefix import Cut, SplitStep
-
-        cut = Cut(self.step)
-        return SplitStep(self.step, cut) if cut.tensors else None
-
-    def unfolded(self) -> Callable[[], Any] | None:
-        """Batch norm runs as a layer. None if it does so in the step anyway."""
-        return partial(self._step(fold=False), *self._images) if self.step.folded_pairs else None
-
-    def folded(self) -> Callable[[], Any]:
-        """As main.py runs it without cached features."""
-        return partial(self.step, *self._images)
-
-    def prefix(self) -> Callable[[], Any] | None:
-        """The frozen prefix as inference, then the rest. None without a prefix."""
-        split, (images, labels) = self.split, self._images
-        return (lambda: split(split.prefix(images), labels)) if split else None
-
-    def cached(self) -> Callable[[], Any] | None:
-        """The rest, from features that are cached in memory. None if there are none to cache."""
-        from elastic_trainer.training.feature_cache import FeatureCache
-
-        split, (_, labels) = self.split, self._images
-        with contextlib.suppress(ValueError):  # the features of an image depend on other images of its batch
-            if split:
-                cache = FeatureCache(split, self._data, Path(tempfile.gettempdir()))
-                cache.prepare(self._batch, self._data.order(0))
-                keys = cache.keys(self._batch.order)
-                return lambda: split(cache.read(keys), labels)
-        return None
-
-    @property
-    def _images(self) -> tuple[Any, Any]:
-        return self._batch.inputs, self._batch.targets
-
-    def _step(self, fold: bool = True) -> TrainStep:
-        from elastic_trainer.task import ImageClassification
-        from elastic_trainer.training.step import TrainStep
-
-        task = ImageClassification(self._model)
-        return TrainStep(task, self._optimizer, self._data.batch_size, self._mask, fold=fold)
-
-
-VARIANTS: dict[str, Callable[[SelectionSteps], Callable[[], Any] | None]] = {
-    "unfolded": SelectionSteps.unfolded,
-    "folded": SelectionSteps.folded,
-    "prefix": SelectionSteps.prefix,
-    "cached": SelectionSteps.cached,
-}
+    [batch] = data.train(0)
+    images, labels = batch.inputs, batch.targets
+    make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
+    step = make()
+    cut = Cut(step)
+    runs: dict[str, Callable[[], Any]] = {"folded": partial(step, images, labels)}
+    if step.folded_pairs and "unfolded" in wanted:
+        runs = {"unfolded": partial(make(fold=False), images, labels), **runs}
+    if cut.tensors and {"prefix", "cached"} & {*wanted}:
+        split = SplitStep(step, cut)
+        runs["prefix"] = lambda: split(split.prefix(images), labels)
+        if "cached" in wanted:
+            with contextlib.suppress(ValueError):  # the features of an image depend on other images of its batch
+                cache = FeatureCache(split, data, Path(tempfile.gettempdir()))
+                cache.prepare(batch, data.order(0))
+                keys = cache.keys(batch.order)
+                runs["cached"] = lambda: split(cache.read(keys), labels)
+    return runs
 
 
 def made_up_images(network: NetworkSettings) -> ImageData:
@@ -183,7 +153,7 @@ def peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> 
     Args:
         network: its settings.
         mask: bool [N] over `model.trainable_variables`.
-        variant: one of VARIANTS that this selection has, or "keras".
+        variant: one of `variants_of` this selection, or "keras".
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_own_peak_memory_mb, network, mask, variant).result()
@@ -198,12 +168,10 @@ def _own_peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str
     model = models.build(network)
     data = made_up_images(network)
     before_mb = _status_mb("VmRSS")
-    run: Callable[[], Any] | None
     if variant == "keras":
         run = keras_step(model, network, data)
     else:
-        run = VARIANTS[variant](SelectionSteps(model, idle_optimizer(model, network.optimizer), mask, data))
-    assert run is not None, "the selection has this variant"
+        run = variants_of(model, idle_optimizer(model, network.optimizer), mask, data, [variant])[variant]
     for _ in range(3):
         run()
     # Not from `resource`: its peak includes that of the process which started this one.
