@@ -15,16 +15,16 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from benchmark_rho import draw_band, is_kept, standardize
+from benchmark_rho import draw_ratios, is_kept, rho_record, run_rounds, standardize
 from common import Setting
 
 import utils
-from elastic_trainer.errors import UserError
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ NETWORKS: dict[str, Callable[[], tuple[keras.Model, Any, Any]]] = {
 }
 
 
-def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str, Any]:
+def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str, Any]:
     """One elastic fit: medians in ms of its steps and of plain ones, and the ratios by medians and by sums."""
     import keras
     import tensorflow as tf
@@ -120,8 +120,8 @@ def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str
         "plain_step_ms": float(np.median(pairs[:, 1])),
         "measured": float(np.median(pairs[:, 0]) / np.median(pairs[:, 1])),
         "whole_run": float(pairs[:, 0].sum() / pairs[:, 1].sum()),
-        "by_callback": elastic.rho_measured,
-        "predicted": [interval.selection.predicted_share for interval in elastic.history.intervals],
+        "by_slowdown": elastic.rho_measured,
+        "predicted_by_selection": [interval.selection.predicted_share for interval in elastic.history.intervals],
         "correction": [interval.selection.correction for interval in elastic.history.intervals],
         "pairs": len(pairs),
     }
@@ -132,33 +132,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     networks: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:
-            results: dict[float, list[dict[str, Any]]] = {}
-            for rho in args.rounds * RHOS:
-                try:
-                    one = run(name, rho, args.steps, args.epochs, Path(folder) / name)
-                except UserError as error:
-                    print(f"{name}, {error}")
-                    continue
-                results.setdefault(rho, []).append(one)
-                print(f"{name}, rho {rho:g}: {one['measured']:.3f}, entire run {one['whole_run']:.3f}", flush=True)
-            networks[name] = [{"asked": rho, "runs": runs} for rho, runs in results.items()]
-    kept = {name: is_kept(medians(of)) for name, of in networks.items()}
+            run_one = partial(run, name, args.steps, args.epochs, Path(folder) / name)
+            runs = run_rounds(args.rounds, RHOS, run_one, f"{name}, ")
+            networks[name] = [rho_record(rho, of_rho) for rho, of_rho in runs.items()]
+    kept = {name: is_kept(records) for name, records in networks.items()}
     return {"networks": networks, "kept": kept, "rounds": args.rounds}
-
-
-def medians(results: list[dict[str, Any]]) -> dict[float, float]:
-    """Measured ratio by rho."""
-    return {of["asked"]: float(np.median([one["measured"] for one in of["runs"]])) for of in results}
 
 
 def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Measured over requested rho, with the band in which rho counts as kept."""
     title = "ElasticTraining in fit"
     axes = figure.add_subplot(xlabel="ρ asked", ylabel="step of fit over one of plain fit", title=title)
-    draw_band(axes, RHOS)
-    for (name, of), marker in zip(record["networks"].items(), "os", strict=False):
-        axes.plot([*medians(of)], [*medians(of).values()], marker, label=name)
-    axes.legend(fontsize="small", loc="upper left")
+    for (name, records), marker in zip(record["networks"].items(), "os", strict=False):
+        draw_ratios(axes, records, name, marker)
 
 
 SETTINGS = {

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from alternating import AlternatingDigits, StepTimesLog
 from common import Setting
 
 import utils
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.reader import SELECTIONS, read_rows
 from elastic_trainer.selection.time_budget import LATEST_STEPS
@@ -131,23 +132,48 @@ def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, tabl
 def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Measured over requested rho, with the band in which rho counts as kept."""
     axes = figure.add_subplot(xlabel="ρ asked", ylabel="ρ measured (time over full training's)", title=title)
-    asked = [one["asked"] for one in record["rho"]]
-    draw_band(axes, asked)
-    axes.plot(asked, [one["measured"] for one in record["rho"]], "o", color="#0072b2", label="median step")
-    axes.plot(asked, [one["whole_run"] for one in record["rho"]], "x", color="#d55e00", label="entire run")
+    draw_ratios(axes, record["rho"])
+
+
+def draw_ratios(axes: Axes, records: Sequence[dict[str, Any]], name: str = "", marker: str = "o") -> None:
+    """What was measured of each rho, see `rho_record`, and the band of `is_kept`.
+
+    Args:
+        axes: to draw on.
+        records: of one network, see `rho_record`.
+        name: of the network, if there are several.
+        marker: of its medians.
+    """
+    asked = [one["asked"] for one in records]
+    if not axes.lines:
+        ends = np.array([min(asked) - 0.04, max(asked) + 0.04])
+        axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
+        axes.plot(ends, ends, color="0.4", linewidth=0.8)
+    axes.plot(asked, [one["measured"] for one in records], marker, color="#0072b2", label=f"{name} median step".strip())
+    axes.plot(asked, [one["whole_run"] for one in records], "x", color="#d55e00", label=f"{name} entire run".strip())
     axes.legend(fontsize="small", loc="upper left")
 
 
-def draw_band(axes: Axes, asked: Sequence[float]) -> None:
-    """The line on which what is measured is what was asked, and the band of `is_kept`."""
-    ends = np.array([min(asked) - 0.04, max(asked) + 0.04])
-    axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
-    axes.plot(ends, ends, color="0.4", linewidth=0.8)
+def is_kept(records: Sequence[dict[str, Any]], key: str = "measured") -> bool:
+    """Whether each measured ratio is at most 0.02 above its rho and at most 0.03 below it; see `rho_record`."""
+    return all(-0.03 <= one[key] - one["asked"] <= 0.02 for one in records)
 
 
-def is_kept(ratios: dict[float, float]) -> bool:
-    """Whether each measured ratio is at most 0.02 above its rho and at most 0.03 below it."""
-    return all(-0.03 <= ratio - rho <= 0.02 for rho, ratio in ratios.items())
+def run_rounds(
+    rounds: int, rhos: Sequence[float], run_one: Callable[[float], dict[str, Any]], name: str = ""
+) -> dict[float, list[dict[str, Any]]]:
+    """The runs of each rho, one a round, and a line on each. A rho that is below the smallest one is left out."""
+    runs: dict[float, list[dict[str, Any]]] = {}
+    for rho in rounds * [*rhos]:
+        try:
+            one = run_one(rho)
+        except UserError as error:
+            print(f"{name}{error}")
+            continue
+        runs.setdefault(rho, []).append(one)
+        measured = f"median step {one['measured']:.3f} of full training's, entire run {one['whole_run']:.3f}"
+        print(f"{name}rho {rho:g}: {measured}", flush=True)
+    return runs
 
 
 def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
@@ -173,15 +199,13 @@ def measure(
     if network.weights == "none" and not is_custom_model(network.model_name):
         batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([batch.inputs for batch in batches]))
-    runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in feasible_rhos(model, table)}
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
-    for _ in range(rounds):
-        for rho, of_rho in runs.items():
-            model.set_weights(weights)
-            of_rho.append(one := run(model, dataset, replace(settings, rho=rho), table))
-            measured = f"median step {one['measured']:.3f} of full training's, entire run {one['whole_run']:.3f}"
-            print(f"rho {rho:g}: {measured}", flush=True)
-    return table, runs
+
+    def run_one(rho: float) -> dict[str, Any]:
+        model.set_weights(weights)
+        return run(model, dataset, replace(settings, rho=rho), table)
+
+    return table, run_rounds(rounds, feasible_rhos(model, table), run_one)
 
 
 def rho_record(rho: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -212,8 +236,8 @@ def measured_record(args: argparse.Namespace) -> dict[str, Any]:
         "steps_between_selections": args.steps,
         "importance_batches": args.importance_batches,
         "rho": records,
-        "kept": is_kept({one["asked"]: one["measured"] for one in records}),
-        "whole_run_kept": is_kept({one["asked"]: one["whole_run"] for one in records}),
+        "kept": is_kept(records),
+        "whole_run_kept": is_kept(records, "whole_run"),
         "profiled_full_step_ms": table.full_step_ms,
     }
 

@@ -2,7 +2,7 @@
 """The solver's time, memory and share of the optimum, over tensors (N) and steps (T_q), and the paper's recursion.
 
 Draws a figure like the paper's Fig 13, with more panels, and prints one JSON object as its last line. The networks are
-made up (`made_up_networks`); N = 214 is the size of ResNet50.
+made up (`solver_problems`); N = 214 is the size of ResNet50.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from made_up_networks import (
+from solver_problems import (
     RESNET50_TENSORS,
     RHO,
     SelectionProblem,
     made_up_problem,
     measure_recursion,
+    milp_optimum,
     seconds_of,
 )
-from milp_optimum import milp_optimum
 from tqdm import tqdm
 
 import utils
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESOLUTIONS = (100, 1_000, 10_000, 100_000)
+FURTHER = (10, 30, 300, 3_000, 30_000)  # at ResNet50's size
 # Colours that colour-blind readers can distinguish and that differ in greyscale; each also has its own marker.
 STYLES = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"), ("#777777", "v"))
 
@@ -118,43 +119,29 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     sizes = (50, RESNET50_TENSORS, 1000, 5000) if quick else (50, 100, RESNET50_TENSORS, 500, 1000, 2000, 5000)
     compared = {50: 5, RESNET50_TENSORS: 3} if quick else {50: 20, RESNET50_TENSORS: 20, 1000: 5, 5000: 1}
     recursion_sizes = (50, RESNET50_TENSORS) if quick else (50, 100, RESNET50_TENSORS)
-    over_steps = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
     limit_seconds = 3.0 if quick else 60.0
 
-    def shown(parts: Any, what: str) -> Any:
+    def shown(parts: Iterable[Any], what: str) -> Any:
         return tqdm([*parts], desc=what, file=sys.stderr)
 
     cases = [(size, steps) for size in sizes for steps in (*RESOLUTIONS, None)]
+    cases += [(RESNET50_TENSORS, steps) for steps in FURTHER]
     runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in shown(cases, "the solver")]
-    qualities = [measure_quality(*one, limit_seconds) for one in shown(compared.items(), "the optimum")]
+    qualities = [
+        measure_quality(size, instances, limit_seconds) for size, instances in shown(compared.items(), "the optimum")
+    ]
     recursions = [measure_recursion(size, 1_000, quick) for size in shown(recursion_sizes, "the paper's recursion")]
-    resnet50 = made_up_problem(RESNET50_TENSORS)
     return {
         "rho": RHO,
         "quick": quick,
-        "recursion": "plain Python loops, scripts/benchmarks/paper_recursion.py",
+        "recursion": "plain Python loops, scripts/benchmarks/solver_problems.py",
         "milp_time_limit_seconds": limit_seconds,
         "milp_unproven_tensors": [row["tensors"] for row in qualities if row["proven"] < row["instances"]],
-        **targets(runs, recursions),
-        "runs": runs,
-        "quality": qualities,
-        "recursions": recursions,
-        "over_time_resolution": [measure_solver(resnet50, steps, quick) for steps in shown(over_steps, "T_q")],
-    }
-
-
-def targets(runs: list[dict[str, Any]], recursions: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results that the project has targets for, by name."""
-    at = {(run["tensors"], None if run["automatic"] else run["time_resolution"]): run for run in runs}
-    against = next(record for record in recursions if record["tensors"] == RESNET50_TENSORS)
-    return {
-        "n214_tq1e3_ms": at[RESNET50_TENSORS, 1_000]["solve_ms"],
-        "n214_automatic_ms": at[RESNET50_TENSORS, None]["solve_ms"],
-        "n5000_tq1e4_ms": at[5000, 10_000]["solve_ms"],
-        "n5000_tq1e4_peak_memory_mb": at[5000, 10_000]["peak_memory_mb"],
-        "n214_tq1e3_times_faster_than_recursion": against["times_faster"],
         "recursions_agree": all(record["agree"] for record in recursions),
         "all_within_budget": all(run["within_budget"] for run in runs),
+        "runs": sorted(runs, key=lambda run: (run["tensors"], run["automatic"], run["time_resolution"])),
+        "quality": qualities,
+        "recursions": recursions,
     }
 
 
@@ -193,7 +180,7 @@ def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, la
 
 def draw_trade(record: dict[str, Any], axes: Axes) -> None:
     """Resulting time and the solver's time over T_q, at ResNet50's size."""
-    rows = record["over_time_resolution"]
+    rows = [run for run in record["runs"] if run["tensors"] == RESNET50_TENSORS and not run["automatic"]]
     steps = [row["time_resolution"] for row in rows]
     (share,) = axes.plot(steps, [row["time_share_of_full_percent"] for row in rows], "ko-", markersize=5)
     budget = axes.axhline(100 * record["rho"], color="black", linestyle=":", linewidth=1)

@@ -14,7 +14,7 @@ import argparse
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -149,10 +149,10 @@ class Group(NamedTuple):
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
 
-    def spread(self, of: Callable[[FinishedRun], float | None]) -> float:
-        """Standard deviation of `of` over the runs; 0 for a single run."""
-        values = self.values(of)
-        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+def deviation(values: np.ndarray) -> float:
+    """Standard deviation of a sample; 0 for a single value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
 def look_of(train_type: str) -> Look:
@@ -163,7 +163,9 @@ def look_of(train_type: str) -> Look:
     return Look(label, *_OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)])
 
 
-Plot = Callable[..., None]  # (groups, stem, scale=…), and with reference=… if the paper's values can be marked
+# (groups, stem, scale=…), and with reference=… if the paper's values can be marked; plot_bars.draw has the names of
+# quantities after the groups.
+Plot = Callable[..., None]
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:
@@ -296,6 +298,24 @@ def legend_once(axes: Axes) -> None:
     axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
 
 
+def twin(axes: Axes, label: str) -> Axes:
+    """A second vertical axis at the right."""
+    right = axes.twinx()
+    right.set_ylabel(label)
+    right.grid(visible=False)
+    return right
+
+
+def mark_paper_values(lines: Callable[..., object], values: Mapping[float, float]) -> bool:
+    """A line at the paper's value across each bar that has one, by the bar's place; returns whether any has.
+
+    `lines`: `Axes.hlines`, or `Axes.vlines` for horizontal bars.
+    """
+    for place, value in values.items():
+        lines(value, place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5, label="the paper's")
+    return bool(values)
+
+
 def colours(groups: Sequence[Group]) -> list[str]:
     """A colour for each group; several budgets of elastic training get shades."""
     schemes = [(group.train_type, group.first.summary["rho"]) for group in groups]
@@ -308,13 +328,32 @@ def colours(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
-    """The command line of a script that draws one of several figures, named first, from the folders of runs."""
+def parse_runs(
+    description: str | None, output: str | None = None, kinds: Collection[str] = (), **more: dict[str, Any]
+) -> argparse.Namespace:
+    """The command line of a script that draws finished runs.
+
+    Args:
+        description: for the help.
+        output: the figure's name unless another is given; None: the kind's.
+        kinds: of figures, if the first word is to name one.
+        more: further flags, with what `add_argument` takes.
+    """
     parser = OneLineParser(
         prog=Path(sys.argv[0]).name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=[*kinds])
+    if kinds:
+        parser.add_argument("kind", choices=[*kinds])
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=stem_to_write, help="figure without its ending")
+    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
+    for name, settings in more.items():
+        parser.add_argument(f"--{name}", **settings)
     args = parser.parse_args()
-    kinds[args.kind](group_runs(args.runs), args.output or Path("figures") / args.kind)
+    args.output = args.output or Path("figures") / (output or args.kind)
+    return args
+
+
+def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
+    """The command line of a script that draws one of several figures, named first, from the folders of runs."""
+    args = parse_runs(description, kinds=kinds)
+    kinds[args.kind](group_runs(args.runs), args.output)

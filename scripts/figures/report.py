@@ -15,9 +15,9 @@ import base64
 import contextlib
 import csv
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import paper_figures
@@ -32,6 +32,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.options import file_to_write
 from elastic_trainer.runs.reader import SUMMARY
+from elastic_trainer.settings import MAIN_FLAGS
 
 CURVE = "curve"  # a column of docs/results/ too wide for a page
 VARIANTS = {"ego": "elastic runs alone", "subproblems": "a, subproblems"}
@@ -44,16 +45,13 @@ tr:nth-child(even) { background: #f4f4f4 }
 .confirmed { color: #00734f } .not { color: #b03a00 } .untested { color: #666 }
 """
 
-
+# What the runs show of a claim: (whether it is true of them, in words), or None if no run tests it.
 Check = Callable[[list[Group]], tuple[bool, str] | None]
-VERDICT_STYLES = {"not tested": "untested", "confirmed": "confirmed", "not confirmed": "not"}
 
 
-class Claim(NamedTuple):
-    """A claim of the paper, and its check: (whether it is true of the runs, in words), or None if no run tests it."""
-
-    text: str
-    check: Check
+def _of(key: str) -> Callable[[FinishedRun], float | None]:
+    """The value of `key` in summary.json; None if unknown."""
+    return lambda run: run.summary.get(key)
 
 
 def _is_complete(group: Group) -> bool:
@@ -61,36 +59,28 @@ def _is_complete(group: Group) -> bool:
     return not group.first.config["max_steps"]
 
 
-def _pairs(groups: Sequence[Group]) -> Iterator[tuple[Group, Group]]:
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Each group of elastic runs with the full training of the same network, data and length."""
     complete = [group for group in groups if _is_complete(group)]
-    for group in complete:
-        for full in complete:
-            kinds = [group.train_type, full.train_type]
-            epochs = [one.first.summary["epochs"] for one in (group, full)]
-            if kinds == ["elastic_training", "full_training"] and group.place == full.place and epochs[0] == epochs[1]:
-                yield group, full
-
-
-def _ratio(key: str) -> Callable[[Group, Group], float]:
-    """Full training's value of `key` in summary.json over that of elastic training; NaN if unknown."""
-
-    def of(run: FinishedRun) -> float | None:
-        value = run.summary.get(key)
-        return None if value is None else float(value)
-
-    return lambda elastic, full: full.mean(of) / elastic.mean(of)
+    return [
+        (elastic, full)
+        for elastic in complete
+        for full in complete
+        if (elastic.train_type, full.train_type) == ("elastic_training", "full_training")
+        and elastic.place == full.place
+        and elastic.first.summary["epochs"] == full.first.summary["epochs"]
+    ]
 
 
 def _largest(key: str, least: float, words: str) -> Check:
-    """Whether the largest `_ratio` of all pairs is at least `least`."""
+    """Whether full training's value of `key` over elastic training's is at least `least` in some pair."""
 
     def check(groups: list[Group]) -> tuple[bool, str] | None:
-        found = [(_ratio(key)(*pair), pair[0]) for pair in _pairs(groups)]
-        found = [(ratio, group) for ratio, group in found if np.isfinite(ratio)]
+        found = [(full.mean(_of(key)) / elastic.mean(_of(key)), elastic) for elastic, full in _pairs(groups)]
+        found = [one for one in found if np.isfinite(one[0])]
         if not found:
             return None
-        ratio, group = max(found, key=lambda one: one[0])
+        ratio, group = max(found, key=itemgetter(0))
         return ratio >= least, f"{ratio:.2f}× {words}, {group.label} of {plotting.network_label(group.first)}"
 
     return check
@@ -98,37 +88,24 @@ def _largest(key: str, least: float, words: str) -> Check:
 
 def _overhead(groups: list[Group]) -> tuple[bool, str] | None:
     """Whether selecting takes less than 1 % of training, in the median of the groups."""
-    shares = [
-        group.mean(lambda run: run.summary["selection_percent"])
-        for group in groups
-        if group.train_type == "elastic_training" and _is_complete(group)
-    ]
-    return (float(np.median(shares)) < 1, f"median {np.median(shares):.2g} % of training") if shares else None
+    elastic = [group for group in groups if group.train_type == "elastic_training" and _is_complete(group)]
+    median = np.median([group.mean(_of("selection_percent")) for group in elastic]) if elastic else None
+    return None if median is None else (bool(median < 1), f"median {median:.2g} % of training")
 
 
-def _final_accuracy(group: Group) -> float:
-    return group.mean(lambda run: run.summary["final_accuracy"])
+def _accuracy(groups: list[Group]) -> tuple[bool, str] | None:
+    """Whether elastic training at ρ = 0.5 loses at most 1 per cent of accuracy against full training."""
+    final = _of("final_accuracy")
+    losses = [(full.mean(final) - elastic.mean(final), elastic) for elastic, full in _pairs(groups)]
+    losses = [(loss, elastic) for loss, elastic in losses if elastic.first.summary["rho"] == 0.5]
+    if not losses:
+        return None
+    worst, group = max(losses, key=itemgetter(0))
+    words = f"at ρ = 0.5 at most {100 * worst:.1f} points lost ({plotting.network_label(group.first)})"
+    return 100 * worst <= 1, words
 
 
-def _accuracy(points: float) -> Check:
-    """Whether elastic training at ρ = 0.5 loses at most `points` per cent of accuracy against full training."""
-
-    def check(groups: list[Group]) -> tuple[bool, str] | None:
-        losses = [
-            (_final_accuracy(full) - _final_accuracy(elastic), elastic)
-            for elastic, full in _pairs(groups)
-            if elastic.first.summary["rho"] == 0.5
-        ]
-        if not losses:
-            return None
-        worst, group = max(losses, key=lambda one: one[0])
-        words = f"at ρ = 0.5 at most {100 * worst:.1f} points lost ({plotting.network_label(group.first)})"
-        return 100 * worst <= points, words
-
-    return check
-
-
-def _as_the_paper(quantity: int, words: str) -> Check:
+def _as_the_paper(quantity: int, most: float, words: str) -> Check:
     """Final accuracy (quantity 0) and hours (1) of runs with the paper's setting against the paper's (Fig 17)."""
 
     def check(groups: list[Group]) -> tuple[bool, str] | None:
@@ -136,38 +113,39 @@ def _as_the_paper(quantity: int, words: str) -> Check:
         for group in groups:
             paper_values = paper_figures.REFERENCE["17ac"].get(group.paper_key)
             if paper_values is not None:
-                percent = 100 * _final_accuracy(group)
-                hours = group.mean(lambda run: run.summary["train_seconds"]) / 3600
-                worse = paper_values[0] - percent if quantity == 0 else 100 * (hours / paper_values[1] - 1)
-                found.append((worse, group.label))
+                hours = group.mean(_of("train_seconds")) / 3600
+                points = paper_values[0] - 100 * group.mean(_of("final_accuracy"))
+                found.append((points if quantity == 0 else 100 * (hours / paper_values[1] - 1), group.label))
         if not found:
             return None
         worse, label = max(found)
-        return worse <= (5, 10)[quantity], f"at most {worse:.1f} {words} ({label})"
+        return worse <= most, f"at most {worse:.1f} {words} ({label})"
 
     return check
 
 
-CLAIMS = (
-    Claim("up to 3.5 times faster than full training", _largest("train_seconds", 3.5, "faster")),
-    Claim("60 % fewer FLOPs (2.5 times fewer)", _largest("train_flops", 2.5, "fewer FLOPs")),
-    Claim("2 to 3 times less energy", _largest("energy_joules", 2.0, "less energy")),
-    Claim("selecting costs less than 1 % of training", _overhead),
-    Claim("no noticeable loss of accuracy (here: 1 point)", _accuracy(1)),
-    Claim("the artifact's tolerance: at most 5 points less accurate than the paper", _as_the_paper(0, "points less")),
-    Claim("the artifact's tolerance: at most 10 % longer than the paper (TX2)", _as_the_paper(1, "% longer")),
-)
+CLAIMS: dict[str, Check] = {
+    "up to 3.5 times faster than full training": _largest("train_seconds", 3.5, "faster"),
+    "60 % fewer FLOPs (2.5 times fewer)": _largest("train_flops", 2.5, "fewer FLOPs"),
+    "2 to 3 times less energy": _largest("energy_joules", 2.0, "less energy"),
+    "selecting costs less than 1 % of training": _overhead,
+    "no noticeable loss of accuracy (here: 1 point)": _accuracy,
+    "the artifact's tolerance: at most 5 points less accurate than the paper": _as_the_paper(0, 5, "points less"),
+    "the artifact's tolerance: at most 10 % longer than the paper (TX2)": _as_the_paper(1, 10, "% longer"),
+}
 
 
 def claims(groups: list[Group]) -> str:
     """The claims as a table, with what the runs show."""
     rows = []
-    for claim in CLAIMS:
-        result = claim.check(groups)
-        verdict = "not tested" if result is None else "confirmed" if result[0] else "not confirmed"
-        seen = "no run shows it" if result is None else result[1]
-        style = VERDICT_STYLES[verdict]
-        cells = f'<td>{html.escape(claim.text)}</td><td class="{style}">{verdict}</td><td>{html.escape(seen)}</td>'
+    for claim, check in CLAIMS.items():
+        is_true, seen = check(groups) or (None, "no run shows it")
+        verdict, style = {
+            None: ("not tested", "untested"),
+            True: ("confirmed", "confirmed"),
+            False: ("not confirmed", "not"),
+        }[is_true]
+        cells = f'<td>{html.escape(claim)}</td><td class="{style}">{verdict}</td><td>{html.escape(seen)}</td>'
         rows.append(f"<tr>{cells}</tr>")
     return _table(_row(["the paper", "", "here"], "th"), rows)
 
@@ -226,45 +204,28 @@ def _short(cell: str) -> str:
         return cell
 
 
-def _machine(environment: dict[str, Any]) -> str:
+def _machine(run: FinishedRun) -> str:
+    environment = run.config["environment"]
     packages = ", ".join(f"{package} {version}" for package, version in environment["packages"].items())
     machine = f"{environment['processor']}, {environment['usable_cores']} cores, {environment['system']}"
     return f"{machine}; Python {environment['python']}, {packages}"
 
 
-SHOWN_SETTINGS = (
-    "model_name",
-    "dataset_name",
-    "train_type",
-    "rho",
-    "input_size",
-    "batch_size",
-    "weights",
-    "num_epochs",
-    "max_steps",
-    "optimizer",
-    "learning_rate",
-    "warmup",
-    "gradient_clipping",
-    "feature_cache",
-    "interval",
-    "importance_batches",
-    "trained_layers",
-    "seed",
-)
-
-
 def settings(groups: Sequence[Group]) -> str:
-    """The machines and versions of all runs, and each run with the settings that decide its result."""
+    """The machines and versions of all runs, what they have in common, and each run with what differs."""
     runs = [run for group in groups for run in group.runs]
+    decisive = [name for name, flag in MAIN_FLAGS.items() if not flag.is_free]
+    values = {name: [run.config.get(name) for run in runs] for name in decisive}
+    differs = [name for name, of_runs in values.items() if len({*map(str, of_runs)}) > 1]
+    common = ", ".join(f"{name} {of_runs[0]}" for name, of_runs in values.items() if name not in differs and of_runs)
     rows = []
     for run in runs:
         results = (f"{run.summary['final_accuracy']:.1%}", f"{run.summary['train_seconds'] / 60:.1f}")
-        rows.append(_row([*(run.config.get(key) for key in SHOWN_SETTINGS), *results]))
-    machines = dict.fromkeys(_machine(run.config["environment"]) for run in runs)
-    machine_list = "".join(f"<li>{html.escape(machine)}</li>" for machine in machines)
-    table = _table(_row([*SHOWN_SETTINGS, "accuracy", "minutes"], "th"), rows)
-    return f"<ul>{machine_list}</ul><details><summary>all {len(runs)} runs</summary>{table}</details>"
+        rows.append(_row([run.folder.name, *(run.config.get(name) for name in differs), *results]))
+    machines = "".join(f"<li>{html.escape(machine)}</li>" for machine in dict.fromkeys(map(_machine, runs)))
+    table = _table(_row(["run", *differs, "accuracy", "minutes"], "th"), rows)
+    shown = f"<summary>all {len(runs)} runs</summary><p>{html.escape(common)}</p>{table}"
+    return f"<ul>{machines}</ul><details>{shown}</details>"
 
 
 def study(results: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import paper_figures
 import plotting  # first: it sets the import path
 from paper_figures import EGO, FIGURES
-from runner import Run, carry_out, make_run
+from runner import Run, carry_out, count_classes, make_run
 
 import utils
 from elastic_trainer.cli.commands import profiler_flags
@@ -46,7 +46,7 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     runs = []
     for flags in paper_figures.runs_of(args.name, args.seeds, is_quick, args.dataset_name, args.model_name):
         name = paper_figures.run_name(flags)
-        run = make_run({**flags, **given, "logdir": args.logdir, "run_name": name}, _count_classes, args.more)
+        run = make_run({**flags, **given, "logdir": args.logdir, "run_name": name}, args.more, classes=_classes)
         if paper_figures.is_elastic(flags):
             profile = profiler_flags(run.command.network, run.command.data, args.logdir)
             profile += ["--seconds", str(paper_figures.QUICK_SECONDS)] if is_quick else []
@@ -55,13 +55,9 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def _count_classes(images: DataSettings) -> int:
+def _classes(images: DataSettings) -> int:
     """Number of classes; the paper's data sets need not be there."""
-    if images.dataset_name in paper_figures.CLASSES:
-        return paper_figures.CLASSES[images.dataset_name]
-    from elastic_trainer.datasets.sources import count_classes
-
-    return count_classes(images.dataset_name, images.data_dir)
+    return paper_figures.CLASSES.get(images.dataset_name) or count_classes(images)
 
 
 def image_counts(images: DataSettings) -> tuple[int, int]:

@@ -77,24 +77,31 @@ class Run(NamedTuple):
         return True
 
 
+def count_classes(images: DataSettings) -> int:
+    """Number of classes. Raises `UserError` if the data set is not there."""
+    from elastic_trainer.datasets import sources
+
+    return sources.count_classes(images.dataset_name, images.data_dir)
+
+
 def make_run(
     flags: Mapping[str, Any],
-    count_classes: Callable[[DataSettings], int],
     more: Sequence[str] = (),
     script: str = "main.py",
+    classes: Callable[[DataSettings], int] = count_classes,
 ) -> Run:
     """A run without a timing table of its own.
 
     Args:
         flags: of main.py, value by name.
-        count_classes: of the images, if the flags do not give their number.
         more: further words of the command line.
         script: that takes the flags of main.py.
+        classes: their number, if the flags do not give it.
     """
     words = [*as_words(flags), *more]
     command = parse_training(words)
     if command.network.num_classes is None:
-        command = command.with_classes(count_classes(command.data))
+        command = command.with_classes(classes(command.data))
     return Run(command, [script, *words, "--resume"])
 
 

@@ -112,8 +112,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
     for kind in dict.fromkeys(map(kind_of, wanted)):
         shared = shared_flags(args, kind)
         images = find(shared["dataset_name"], shared.get("data_dir"))
-        classes = len(images.class_names)
-        basis = make_run(shared, lambda _, classes=classes: classes)
+        basis = make_run(shared)
         make_table(basis._replace(profile=as_words(shared)), core)
         model, table = plotting.network_and_table(basis.command)
         masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
@@ -125,7 +124,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
                 if run.after:
                     flags["weights"] = args.logdir / run.data / run.after
                 script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
-                found[run.name] = make_run(flags, lambda _, classes=classes: classes, script=script)
+                found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]
 
 

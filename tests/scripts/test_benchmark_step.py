@@ -14,7 +14,7 @@ import torch_worker
 from command_line import ROOT
 from conftest import BATCH, SIZE, make_small_model, make_table
 from small_networks import as_if_trained, values
-from step_variants import VARIANTS, SelectionSteps, keras_step, upper_masks
+from step_variants import keras_step, upper_masks, variants_of
 from torch_worker import TorchWorker, check_network, prepare_environment
 
 import models
@@ -36,9 +36,7 @@ def small_model():
 
 def made(model, mask):
     """The steps of a selection by variant, as far as it has them."""
-    steps = SelectionSteps(model, idle_optimizer(model, "sgd"), mask, step_variants.made_up_images(NETWORK))
-    runs = {variant: make(steps) for variant, make in VARIANTS.items()}
-    return {variant: run for variant, run in runs.items() if run is not None}
+    return variants_of(model, idle_optimizer(model, "sgd"), mask, step_variants.made_up_images(NETWORK))
 
 
 def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
@@ -126,7 +124,7 @@ def test_step_time_is_what_the_worker_measures_and_its_end_is_one_line(tmp_path)
     script.write_text(WORKER)
     with TorchWorker(NETWORK, Path(sys.executable), script=script) as worker:
         assert worker.variants == ["eager"] and worker.record["missing"] == {"compiled": "no compiler"}
-        assert benchmark_step.measure({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
+        assert benchmark_step.measure_runs({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
         with pytest.raises(UserError, match=r"^--torch: the process that runs PyTorch ended: the reason$"):
             worker.step("broken")
 
@@ -157,7 +155,7 @@ def test_a_network_that_pytorch_has_not_is_refused(network, message):
 )
 def test_pytorch_networks_have_the_weights_of_keras_networks(name, alpha):
     code = (
-        "import json, sys, torch_networks as t; name, alpha = sys.argv[1:];"
+        "import json, sys, torch_steps as t; name, alpha = sys.argv[1:];"
         "print(json.dumps([[*w.shape] for w in t.build(name, 32, 7, float(alpha)).parameters()]))"
     )
     words = [torch_worker.ENVIRONMENT / "bin" / "python", "-c", code, name, str(alpha)]
