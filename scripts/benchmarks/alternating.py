@@ -1,7 +1,4 @@
-"""Steps of full training that alternate with a run's own steps, so whatever disturbs the machine disturbs both.
-
-And the times of all steps of a run, which its own records sum up.
-"""
+"""Steps of full training that alternate with a run's own steps, so whatever disturbs the machine disturbs both."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
-from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -58,17 +54,3 @@ class AlternatingDigits:
             self.full_ms.append(float(measure_ms([partial(self._full, batch.inputs, batch.targets)], 1)[0, 0]))
             yield batch
             self.undisturbed.append(is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen))
-
-
-class StepTimesLog(RunLog):
-    """A run's log that also keeps the time of each step in ms, None for a step that was not timed, and of features."""
-
-    step_ms: tuple[float | None, ...] = ()
-    making_ms: tuple[float, ...] = ()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """See `RunLog`."""
-        result = self.trainer.history.results[-1]
-        self.step_ms += (result.step_ms,)
-        self.making_ms += (result.making_ms,)
-        super().on_train_batch_end(batch, logs)

@@ -173,4 +173,6 @@ SETTINGS = {"rounds": Setting(3, 1, "runs of each program and way")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("examples", __doc__, SETTINGS, measure_all, takes_network=False))
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_examples", __doc__, SETTINGS, measure_all, takes_network=False)
+    )

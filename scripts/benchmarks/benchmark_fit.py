@@ -156,4 +156,6 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("fit", __doc__, SETTINGS, measure, draw, (4.2, 4), takes_network=False))
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_fit", __doc__, SETTINGS, measure, draw, (4.2, 4), takes_network=False)
+    )

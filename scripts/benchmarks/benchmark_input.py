@@ -175,4 +175,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("input", __doc__, SETTINGS, measure, draw, (7, 2.6)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_input", __doc__, SETTINGS, measure, draw, (7, 2.6)))

@@ -87,4 +87,6 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("mixed_precision", __doc__, SETTINGS, measure, draw, (4.5, 3.5)))
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_mixed_precision", __doc__, SETTINGS, measure, draw, (4.5, 3.5))
+    )

@@ -170,4 +170,4 @@ SETTINGS = {"rounds": Setting(40, 5, "measured steps of each network")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("prunetrain", __doc__, SETTINGS, measure, draw, (4.6, 3.6)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_prunetrain", __doc__, SETTINGS, measure, draw, (4.6, 3.6)))

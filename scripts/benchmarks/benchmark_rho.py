@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from alternating import AlternatingDigits, StepTimesLog
+from alternating import AlternatingDigits
 from common import Setting
 
 import utils
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.runs.reader import SELECTIONS, read_rows
 from elastic_trainer.selection.time_budget import LATEST_STEPS
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -92,16 +91,10 @@ def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, tabl
     has a positive importance. "by_slowdown" is the run's own estimate of its rho. "slowdown_by_full_steps" is the
     slowdown by full training's own steps, disturbed ones included: the latest ones before each selection but the first.
     """
-    import train
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.selection.schemes import make_budget
+    from short_runs import StepTimesLog, elastic_run
 
     dataset.full_ms, dataset.undisturbed = [], []
-    names = tensor_names(model)
-    with tempfile.TemporaryDirectory() as folder, (log := StepTimesLog(Path(folder), {}, names)):
-        budget = make_budget(model, dataset, settings, table, features_possible=True)  # type: ignore[arg-type]
-        summary = train.elastic_training(model, dataset, settings, log, budget)  # type: ignore[arg-type]
-        selections = read_rows(Path(folder) / SELECTIONS)[:: len(names)]
+    summary, log, _, selections = elastic_run(model, dataset, settings, table, StepTimesLog, features_possible=True)
     each_elastic, each_full, making = (
         np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
         for ms in (log.step_ms, dataset.full_ms, log.making_ms)
@@ -251,4 +244,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("rho", __doc__, SETTINGS, measured_record, draw, (4.2, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_rho", __doc__, SETTINGS, measured_record, draw, (4.2, 4)))

@@ -228,7 +228,7 @@ def draw_over_tensors(record: dict[str, Any], axes: Axes, key: str, label: str, 
 def main() -> None:
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
-    common.run_benchmark("solver", __doc__, {}, measure, draw, (9, 10), takes_network=False)
+    common.run_benchmark("benchmark_solver", __doc__, {}, measure, draw, (9, 10), takes_network=False)
 
 
 if __name__ == "__main__":

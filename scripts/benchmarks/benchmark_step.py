@@ -180,4 +180,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("step", __doc__, SETTINGS, measure, draw, (9, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_step", __doc__, SETTINGS, measure, draw, (9, 4)))

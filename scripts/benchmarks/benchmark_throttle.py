@@ -13,8 +13,6 @@ time over epochs and prints one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -26,74 +24,35 @@ from alternating import AlternatingDigits
 from common import Setting
 
 import utils
-from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows
-from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
     import keras
     from matplotlib.figure import Figure
 
-    from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.selection.select import Selection
-    from elastic_trainer.selection.time_budget import Progress, TimeBudget
-    from elastic_trainer.task import Task
-    from elastic_trainer.training.state import TrainState
-
-BUSY = [sys.executable, "-c", "while True: pass"]
+    from elastic_trainer.timing.table import TimingTable
 
 
-class DisturbedScheme(ElasticScheme):
-    """Elastic training that starts busy processes at the first selection in the second half of the run.
+def run(model: keras.Model, data: Any, settings: Settings, table: TimingTable, busy_processes: int) -> dict[str, Any]:
+    """What the JSON holds of one elastic run, disturbed from its middle on; "epoch_ms" are its epochs' median steps."""
+    from short_runs import DisturbingLog, elastic_run
 
-    Use as a context manager, which ends these processes.
+    def make_log(*arguments: Any) -> DisturbingLog:
+        log = DisturbingLog(*arguments)
+        log.busy_processes = busy_processes
+        return log
 
-    Args:
-        task, data, settings, budget: as for `ElasticScheme`.
-        busy_processes: how many.
-    """
+    summary, _, metrics, selections = elastic_run(model, data, settings, table, make_log)
 
-    def __init__(
-        self, task: Task, data: ImageData, settings: Settings, budget: TimeBudget, busy_processes: int
-    ) -> None:
-        super().__init__(task, data, settings, budget)
-        self._busy_processes = busy_processes
-        self._children: list[subprocess.Popen[bytes]] = []
+    def column(rows: list[dict[str, str]], name: str) -> list[float | None]:
+        return [round(float(row[name]), 3) if row[name] else None for row in rows]
 
-    def select(self, progress: Progress, state: TrainState) -> Selection:
-        """See `Scheme.select`."""
-        if not self._children and progress.epoch >= progress.epochs / 2:
-            self._children += [subprocess.Popen(BUSY) for _ in range(self._busy_processes)]
-        return super().select(progress, state)
-
-    def __enter__(self) -> DisturbedScheme:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for child in self._children:
-            child.kill()
-            child.wait()
-
-
-def run(
-    model: keras.Model, dataset: ImageData, settings: Settings, table: TimingTable, busy_processes: int
-) -> dict[str, Any]:
-    """One elastic run, disturbed from its middle on: its summary, with the rows of metrics.csv and selections.csv."""
-    import train
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.task import ImageClassification
-
-    task, budget = ImageClassification(model), make_budget(model, dataset, settings, table)
-    scheme = DisturbedScheme(task, dataset, settings, budget, busy_processes)
-    names = tensor_names(model)
-    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), {}, names) as log:
-        with scheme:
-            summary = train.run_training(task, dataset, scheme, settings, log)
-        summary["metrics"] = read_rows(Path(folder) / METRICS)
-        summary["selections"] = read_rows(Path(folder) / SELECTIONS)[:: len(names)]
-    return summary
+    names = ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
+    return {
+        **{key: summary[key] for key in ("elapsed_seconds", "steps", "planned_steps")},
+        **{name: column(selections, name) for name in names},
+        "epoch_ms": column(metrics, "median_step_ms"),
+    }
 
 
 def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
@@ -108,20 +67,6 @@ def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
         axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-
-
-def run_record(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON holds of one run; "epoch_ms" are the median steps of its epochs."""
-
-    def column(rows: str, name: str) -> list[float | None]:
-        return [round(float(row[name]), 3) if row[name] else None for row in summary[rows]]
-
-    names = ("rho", "slowdown", "correction", "predicted_step_ms", "measured_step_ms")
-    return {
-        **{key: summary[key] for key in ("elapsed_seconds", "steps", "planned_steps")},
-        **{name: column("selections", name) for name in names},
-        "epoch_ms": column("metrics", "median_step_ms"),
-    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -142,8 +87,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs["deadline, undisturbed"] = run(model, dataset, with_deadline, table, 0)
     runs["deadline, disturbed"] = run(model, dataset, with_deadline, table, args.busy)
     alternating = AlternatingDigits(network, dataset.steps_per_epoch, common.full_training_step(network))
-    runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)  # type: ignore[arg-type]
-    elastic_ms = np.array([float(row["median_step_ms"]) for row in runs["rho, disturbed"]["metrics"]])
+    runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)
+    elastic_ms = np.array(runs["rho, disturbed"]["epoch_ms"])
     full_ms = np.median(np.reshape(alternating.full_ms, (epochs, -1)), axis=1)
     undisturbed, disturbed = slice(epochs // 2), slice(epochs // 2, None)
     return {
@@ -157,7 +102,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "undisturbed": float(np.median(full_ms[undisturbed])),
             "disturbed": float(np.median(full_ms[disturbed])),
         },
-        "runs": {name: run_record(summary) for name, summary in runs.items()},
+        "runs": runs,
     }
 
 
@@ -169,4 +114,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("throttle", __doc__, SETTINGS, measure, draw, (6.5, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_throttle", __doc__, SETTINGS, measure, draw, (6.5, 4)))

@@ -184,4 +184,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("time_model", __doc__, SETTINGS, measure, draw, (4.5, 4.2)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_time_model", __doc__, SETTINGS, measure, draw, (4.5, 4.2)))

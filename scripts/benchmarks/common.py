@@ -61,7 +61,7 @@ def run_benchmark(
     """A benchmark from its command line to its last line of output, which is its record as one JSON object.
 
     Args:
-        name: of the script, without `benchmark_` and `.py`; the figure's name starts with it.
+        name: of the script; the figure's name starts with what follows benchmark_.
         description: for the help.
         settings: its own flags by name.
         measure: from the flags to what is recorded. If the benchmark takes a network, `network` is one of the flags.
@@ -69,15 +69,16 @@ def run_benchmark(
         size: of the figure in inches.
         takes_network: whether it has the flags of a network.
     """
-    args = _parse(f"benchmark_{name}.py", description, settings, draw is not None, takes_network)
+    args = _parse(f"{name}.py", description, settings, draw is not None, takes_network)
     load_tensorflow()
-    record, title, stem = dict[str, Any](), "", Path("figures") / name
+    kind = name.removeprefix("benchmark_")
+    record, title, stem = dict[str, Any](), "", Path("figures") / kind
     if takes_network:
         network = args.network
         record = {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
         label = model_label(network.model_name, network.alpha)
         title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
-        stem = stem.with_name(f"{name}_{label}_{network.input_size}_{network.batch_size}")
+        stem = stem.with_name(f"{kind}_{label}_{network.input_size}_{network.batch_size}")
     record |= {**measure(args), "environment": environment()}
     if draw is not None:
         from matplotlib.figure import Figure

@@ -9,9 +9,8 @@ alone make one curve: the mean, with a band of one standard deviation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotting
@@ -28,13 +27,13 @@ def table(groups: Sequence[Group]) -> str:
     rows = [["scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured"]]
     for group in groups:
         full = [one for one in groups if one.train_type == "full_training" and one.place == group.place]
-        times, step_ms = (
-            (group.mean(of), full[0].mean(of) if full else np.nan)
-            for of in (lambda run: run.summary["train_seconds"], lambda run: run.summary["median_step_ms"])
+        seconds_over_full, step_over_full = (
+            _ratio(group.mean(name), full[0].mean(name) if full else np.nan)
+            for name in ("train_seconds", "median_step_ms")
         )
-        accuracy, rho = group.mean(lambda run: run.summary["final_accuracy"]), group.first.summary["rho"]
-        cells = [f"{times[0]:.1f}", _ratio(*times), f"{rho:.2f}" if rho else "-", _ratio(*step_ms)]
-        rows.append([group.look.label, f"{accuracy:.1%}", *cells])
+        rho, accuracy = group.first.summary["rho"], f"{group.mean('final_accuracy'):.1%}"
+        cells = [group.look.label, accuracy, f"{group.mean('train_seconds'):.1f}", seconds_over_full]
+        rows.append([*cells, f"{rho:.2f}" if rho else "-", step_over_full])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
     return "\n".join(
@@ -61,12 +60,7 @@ def seconds(run: FinishedRun) -> np.ndarray:
     return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
 
 
-def draw(
-    groups: Sequence[Group],
-    stem: Path,
-    reference: Mapping[Any, Sequence[float]] | None = None,
-    scale: str = "full",
-) -> None:
+def draw(groups: Sequence[Group], stem: Path, reference: plotting.Reference = None, scale: str = "full") -> None:
     """Accuracy over loss, a column for each data set.
 
     `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours. Open markers show them.

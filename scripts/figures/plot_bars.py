@@ -10,13 +10,13 @@ is marked as unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import plotting
-from plotting import FinishedRun, Group
+from plotting import Group
 
 import utils
 from elastic_trainer.errors import figure_text
@@ -26,30 +26,21 @@ if TYPE_CHECKING:
 
 
 class Quantity(NamedTuple):
-    """What a panel shows: its label, and the value of a run, None if unknown."""
+    """What a panel shows: its label, and factor times what value of summary.json."""
 
     label: str
-    of: Callable[[FinishedRun], float | None]
-
-
-def _scaled(name: str, factor: float) -> Callable[[FinishedRun], float | None]:
-    def of(run: FinishedRun) -> float | None:
-        value = run.summary.get(name)
-        return None if value is None else factor * value
-
-    return of
+    name: str
+    factor: float
 
 
 QUANTITIES = {
-    "accuracy": Quantity("test accuracy (%)", _scaled("final_accuracy", 100)),
-    "hours": Quantity("training time (h)", _scaled("train_seconds", 1 / 3600)),
-    "minutes": Quantity("training time (min)", _scaled("train_seconds", 1 / 60)),
-    "flops": Quantity("training (TFLOPs)", _scaled("train_flops", 1e-12)),
-    "memory": Quantity("peak memory (GB)", _scaled("peak_memory_mb", 1e-3)),
-    "energy": Quantity("energy of training (J)", _scaled("energy_joules", 1)),
+    "accuracy": Quantity("test accuracy (%)", "final_accuracy", 100),
+    "hours": Quantity("training time (h)", "train_seconds", 1 / 3600),
+    "minutes": Quantity("training time (min)", "train_seconds", 1 / 60),
+    "flops": Quantity("training (TFLOPs)", "train_flops", 1e-12),
+    "memory": Quantity("peak memory (GB)", "peak_memory_mb", 1e-3),
+    "energy": Quantity("energy of training (J)", "energy_joules", 1),
 }
-
-
 Bar = tuple[Group, int, str]  # a group, the place of its bar in every panel, and its colour
 
 
@@ -66,11 +57,7 @@ def _clusters(groups: Sequence[Group]) -> dict[tuple[str, str], list[Bar]]:
 
 
 def draw(
-    groups: Sequence[Group],
-    names: Sequence[str],
-    stem: Path,
-    reference: Mapping[Any, Sequence[float]] | None = None,
-    scale: str = "full",
+    groups: Sequence[Group], names: Sequence[str], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
     """Bars of each quantity.
 
@@ -91,7 +78,7 @@ def draw(
     handles: dict[str, Any] = {}  # of the legend
     for number, (axes, name) in enumerate(zip(panels, names, strict=True)):
         quantity = QUANTITIES[name]
-        if name == "hours" and np.nanmax([group.mean(quantity.of) for group in groups]) < 0.2:
+        if name == "hours" and np.nanmax([group.mean("train_seconds") for group in groups]) < 720:
             quantity = QUANTITIES["minutes"]
         rows += _draw_panel(axes, quantity, bars)
         if reference and quantity is QUANTITIES[name]:
@@ -110,10 +97,10 @@ def _draw_panel(axes: Axes, quantity: Quantity, bars: Sequence[Bar]) -> list[tup
     """Draw the bars of a quantity; returns a row of the CSV for each."""
     rows: list[tuple[Any, ...]] = []
     for group, place, colour in bars:
-        values = group.values(quantity.of)
-        mean, spread = group.mean(quantity.of), plotting.deviation(values)
-        rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
+        values = quantity.factor * group.values(quantity.name)
         is_known = len(values) > 0
+        mean, spread = float(values.mean()) if is_known else np.nan, plotting.deviation(values)
+        rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
         height = mean if is_known else 0
         look: dict[str, Any] = {"color": colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
         axes.bar(place, height, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, label=group.label, **look)

@@ -45,7 +45,7 @@ def draw_layers(groups: Sequence[Group], stem: Path, scale: str = "full") -> Non
         (left, ("final_accuracy", 100), {"color": BLUE, "fmt": "o-"}, "accuracy"),
         (right, ("median_step_ms", 1), {"color": RED, "fmt": "s--"}, "step"),
     ):
-        values = [factor * group.values(lambda run, key=key: run.summary[key]) for group in found]
+        values = [factor * group.values(key) for group in found]
         means, spreads = [one.mean() for one in values], [plotting.deviation(one) for one in values]
         lines.append(axes.errorbar(counts, means, spreads if any(spreads) else None, label=label, **look))
         axes.set_ylim(bottom=0)
@@ -93,7 +93,7 @@ def _by_images(groups: Sequence[Group], epoch_seconds: float) -> list[tuple[floa
         images = group.first.config["importance_batches"] * group.first.config["batch_size"]
         runs = [run for run in group.runs if run.config["seed"] in most]
         alike = [similarity(first_importance(run), most[run.config["seed"]]) for run in runs]
-        share = 100 * group.mean(lambda run: run.summary["selection_seconds"]) / epoch_seconds
+        share = 100 * group.mean("selection_seconds") / epoch_seconds
         rows.append((images, float(np.mean(alike)), share))
     return rows
 
@@ -179,12 +179,7 @@ def _solved_again(group: Group) -> tuple[float, list[tuple[Any, ...]]]:
     return rho, rows
 
 
-def draw_solver(
-    groups: Sequence[Group],
-    stem: Path,
-    reference: Mapping[Any, Sequence[Sequence[float]]] | None = None,
-    scale: str = "full",
-) -> None:
+def draw_solver(groups: Sequence[Group], stem: Path, reference: plotting.Reference = None, scale: str = "full") -> None:
     """Fig 13b: the selections of a run solved again with other T_q; `reference`: network -> the paper's two curves."""
     rho, rows = _solved_again(groups[0])
     figure = plotting.new_figure(plotting.PAGE, 2.4, plotting.caption(groups), scale)
@@ -205,10 +200,7 @@ def draw_solver(
 
 
 def draw_profiling(
-    steps: Mapping[Path, int],
-    stem: Path,
-    reference: Mapping[Any, Sequence[float]] | None = None,
-    scale: str = "full",
+    steps: Mapping[Path, int], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
     """Table 1: seconds of profiling over those of an epoch of full training.
 
@@ -286,10 +278,7 @@ def _speedups(
 
 
 def draw_time_to_accuracy(
-    groups: Sequence[Group],
-    stem: Path,
-    reference: Mapping[Any, Sequence[Sequence[float]]] | None = None,
-    scale: str = "full",
+    groups: Sequence[Group], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
     """Table 2: the best baseline's time over elastic training's, at three accuracies that elastic training reached.
 

@@ -139,12 +139,12 @@ class Group(NamedTuple):
         layers = f" {config['trained_layers']}" if config["train_type"] == "last_layers_training" else ""
         return self.look.label + (f" ρ={100 * rho:g}%" if rho else "") + layers
 
-    def values(self, of: Callable[[FinishedRun], float | None]) -> np.ndarray:
-        """`of` each run that has the value."""
-        found = [of(run) for run in self.runs]
+    def values(self, of: str | Callable[[FinishedRun], float | None]) -> np.ndarray:
+        """`of` each run that has the value; a name is one of summary.json."""
+        found = [run.summary.get(of) if isinstance(of, str) else of(run) for run in self.runs]
         return np.array([value for value in found if value is not None], float)
 
-    def mean(self, of: Callable[[FinishedRun], float | None]) -> float:
+    def mean(self, of: str | Callable[[FinishedRun], float | None]) -> float:
         """The mean of `of` over the runs; NaN if none has the value."""
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
@@ -166,6 +166,7 @@ def look_of(train_type: str) -> Look:
 # (groups, stem, scale=…), and with reference=… if the paper's values can be marked; plot_bars.draw has the names of
 # quantities after the groups.
 Plot = Callable[..., None]
+Reference = Mapping[Any, Any] | None  # values of the paper, if they are to be marked
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:

@@ -49,11 +49,6 @@ tr:nth-child(even) { background: #f4f4f4 }
 Check = Callable[[list[Group]], tuple[bool, str] | None]
 
 
-def _of(key: str) -> Callable[[FinishedRun], float | None]:
-    """The value of `key` in summary.json; None if unknown."""
-    return lambda run: run.summary.get(key)
-
-
 def _is_complete(group: Group) -> bool:
     """Whether the runs were not limited to a few steps."""
     return not group.first.config["max_steps"]
@@ -76,7 +71,7 @@ def _largest(key: str, least: float, words: str) -> Check:
     """Whether full training's value of `key` over elastic training's is at least `least` in some pair."""
 
     def check(groups: list[Group]) -> tuple[bool, str] | None:
-        found = [(full.mean(_of(key)) / elastic.mean(_of(key)), elastic) for elastic, full in _pairs(groups)]
+        found = [(full.mean(key) / elastic.mean(key), elastic) for elastic, full in _pairs(groups)]
         found = [one for one in found if np.isfinite(one[0])]
         if not found:
             return None
@@ -89,14 +84,14 @@ def _largest(key: str, least: float, words: str) -> Check:
 def _overhead(groups: list[Group]) -> tuple[bool, str] | None:
     """Whether selecting takes less than 1 % of training, in the median of the groups."""
     elastic = [group for group in groups if group.train_type == "elastic_training" and _is_complete(group)]
-    median = np.median([group.mean(_of("selection_percent")) for group in elastic]) if elastic else None
+    median = np.median([group.mean("selection_percent") for group in elastic]) if elastic else None
     return None if median is None else (bool(median < 1), f"median {median:.2g} % of training")
 
 
 def _accuracy(groups: list[Group]) -> tuple[bool, str] | None:
     """Whether elastic training at ρ = 0.5 loses at most 1 per cent of accuracy against full training."""
-    final = _of("final_accuracy")
-    losses = [(full.mean(final) - elastic.mean(final), elastic) for elastic, full in _pairs(groups)]
+    key = "final_accuracy"
+    losses = [(full.mean(key) - elastic.mean(key), elastic) for elastic, full in _pairs(groups)]
     losses = [(loss, elastic) for loss, elastic in losses if elastic.first.summary["rho"] == 0.5]
     if not losses:
         return None
@@ -113,8 +108,8 @@ def _as_the_paper(quantity: int, most: float, words: str) -> Check:
         for group in groups:
             paper_values = paper_figures.REFERENCE["17ac"].get(group.paper_key)
             if paper_values is not None:
-                hours = group.mean(_of("train_seconds")) / 3600
-                points = paper_values[0] - 100 * group.mean(_of("final_accuracy"))
+                hours = group.mean("train_seconds") / 3600
+                points = paper_values[0] - 100 * group.mean("final_accuracy")
                 found.append((points if quantity == 0 else 100 * (hours / paper_values[1] - 1), group.label))
         if not found:
             return None

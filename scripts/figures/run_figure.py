@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import paper_figures
 import plotting  # first: it sets the import path
@@ -125,11 +124,7 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
 
 
 def draw(
-    plot: Sequence[str],
-    runs: Sequence[Run],
-    stem: Path,
-    reference: Mapping[Any, Any] | None = None,
-    scale: str = "full",
+    plot: Sequence[str], runs: Sequence[Run], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
     """Draw a figure from its finished runs.
 

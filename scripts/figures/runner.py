@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,10 +189,15 @@ class _Commands:
             log: the output goes to a file of this name with .log at its end, unless `core` is None.
         """
         self._check()
-        pinned = [] if core is None else ["taskset", "-c", str(core)]
-        command = [*pinned, sys.executable, str(ROOT / words[0]), *words[1:]]
-        output = _output(None if core is None else log)
-        with output as (where, settings), subprocess.Popen(command, **settings) as process:
+        command, where, settings = [sys.executable, str(ROOT / words[0]), *words[1:]], "", dict[str, Any]()
+        with contextlib.ExitStack() as stack:
+            if core is not None:
+                path = log.with_name(f"{log.name}.log")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(path.open("a"))
+                command, where = ["taskset", "-c", str(core), *command], f", see {path}"
+                settings = {"stdout": file, "stderr": file, "env": {**os.environ, **ONE_THREAD}}
+            process = stack.enter_context(subprocess.Popen(command, **settings))
             self._running.append(process)
             status = process.wait()
             self._running.remove(process)
@@ -203,15 +208,3 @@ class _Commands:
     def _check(self) -> None:
         if self._stopped_by:
             raise Stopped(self._stopped_by, "stopped; start it again to continue")
-
-
-@contextlib.contextmanager
-def _output(log: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where to look for the output of a command with this log, and what `Popen` takes for it; None: it is shown."""
-    if log is None:
-        yield "", {}
-        return
-    path = log.with_name(f"{log.name}.log")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        yield f", see {path}", {"stdout": file, "stderr": file, "env": {**os.environ, **ONE_THREAD}}
