@@ -79,7 +79,8 @@ def run_benchmark(
         label = model_label(network.model_name, network.alpha)
         title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
         stem = stem.with_name(f"{kind}_{label}_{network.input_size}_{network.batch_size}")
-    record |= {**measure(args), "environment": environment()}
+    note = {"note": args.note} if args.note else {}
+    record = {**note, **record, **measure(args), "environment": environment()}
     if draw is not None:
         from matplotlib.figure import Figure
 
@@ -101,6 +102,7 @@ def _parse(
     )
     if takes_network:
         add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
+    parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     if has_figure:
         parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")

@@ -40,14 +40,14 @@ def draw_layers(groups: Sequence[Group], stem: Path, scale: str = "full") -> Non
     figure = plotting.new_figure(plotting.COLUMN, 2.6, plotting.caption(found), scale)
     left = figure.add_subplot(xlabel="trained layers, from the output", ylabel="test accuracy (%)")
     right = plotting.twin(left, "median step (ms)")
-    lines, columns = [], []
-    for axes, (key, factor), look, label in (
-        (left, ("final_accuracy", 100), {"color": BLUE, "fmt": "o-"}, "accuracy"),
-        (right, ("median_step_ms", 1), {"color": RED, "fmt": "s--"}, "step"),
+    lines, columns = list[Any](), []
+    for axes, key, factor, colour, dashes in (
+        (left, "final_accuracy", 100, BLUE, "o-"),
+        (right, "median_step_ms", 1, RED, "s--"),
     ):
         values = [factor * group.values(key) for group in found]
         means, spreads = [one.mean() for one in values], [plotting.deviation(one) for one in values]
-        lines.append(axes.errorbar(counts, means, spreads if any(spreads) else None, label=label, **look))
+        lines.append(axes.errorbar(counts, means, spreads if any(spreads) else None, color=colour, fmt=dashes))
         axes.set_ylim(bottom=0)
         columns += [means, spreads]
     figure.legend(lines, ["accuracy", "step"], loc="outside lower center", ncols=2, frameon=False)

@@ -307,7 +307,7 @@ def twin(axes: Axes, label: str) -> Axes:
     return right
 
 
-def mark_paper_values(lines: Callable[..., object], values: Mapping[float, float]) -> bool:
+def mark_paper_values(lines: Callable[..., object], values: Mapping[int, float]) -> bool:
     """A line at the paper's value across each bar that has one, by the bar's place; returns whether any has.
 
     `lines`: `Axes.hlines`, or `Axes.vlines` for horizontal bars.

@@ -15,6 +15,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import paper_figures
@@ -59,6 +60,7 @@ def _classes(images: DataSettings) -> int:
     return paper_figures.CLASSES.get(images.dataset_name) or count_classes(images)
 
 
+@cache
 def image_counts(images: DataSettings) -> tuple[int, int]:
     """Number of training and of test images; the paper's data sets need not be there."""
     if images.dataset_name in paper_figures.IMAGES:
@@ -69,20 +71,10 @@ def image_counts(images: DataSettings) -> tuple[int, int]:
     return source.train.count, source.test.count
 
 
-def _counts(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
-    """`image_counts` by data set; each is read only once, since it may be a folder of photos."""
-    images = {run.command.data.dataset_name: run.command.data for run in runs}
-    return {name: image_counts(one) for name, one in images.items()}
-
-
-def estimated_hours(run: Run, images: tuple[int, int]) -> float | None:
+def estimated_hours(run: Run) -> float | None:
     """Hours of training and testing by the timing table; None without one.
 
     For PruneTrain this is an upper bound, since its network gets faster.
-
-    Args:
-        run: of a network.
-        images: number of training and of test images.
     """
     if not run.has_table:
         return None
@@ -94,9 +86,9 @@ def estimated_hours(run: Run, images: tuple[int, int]) -> float | None:
     step_ms = min(table.predict_ms(mask), table.full_step_ms)
     if SCHEMES[command.train_type].is_elastic:
         step_ms = training.rho * table.full_step_ms
-    batch_size = command.network.batch_size
-    schedule = Schedule.of(training, images[0] // batch_size)
-    test_batches = schedule.epochs * math.ceil(images[1] / batch_size)
+    batch_size, (train_images, test_images) = command.network.batch_size, image_counts(command.data)
+    schedule = Schedule.of(training, train_images // batch_size)
+    test_batches = schedule.epochs * math.ceil(test_images / batch_size)
     return (schedule.total_steps * step_ms + test_batches * table.forward_ms) / 3.6e6
 
 
@@ -104,10 +96,9 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
     """List the runs, their state, and how long they would take here; `hours`: see `PaperFigure`."""
     load_tensorflow()
     total, unknown = 0.0, 0
-    counts = _counts(runs)
     for run in runs:
         state = "complete" if run.is_complete else "started" if run.folder.is_dir() else "to do"
-        estimate = None if run.profile_only else estimated_hours(run, counts[run.command.data.dataset_name])
+        estimate = None if run.profile_only else estimated_hours(run)
         if state != "complete":
             total, unknown = total + (estimate or 0), unknown + (estimate is None)
         text = "?" if estimate is None else f"{estimate:.2f}" if estimate >= 0.01 else f"{estimate:.4f}"
@@ -126,15 +117,7 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
 def draw(
     plot: Sequence[str], runs: Sequence[Run], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
-    """Draw a figure from its finished runs.
-
-    Args:
-        plot: see `PaperFigure`.
-        runs: of it, finished.
-        stem: of the files.
-        reference: values of the paper, if they are to be marked.
-        scale: one of `SCALES`.
-    """
+    """Draw a figure from its finished runs; `plot`: see `PaperFigure`, `scale`: one of `SCALES`."""
     import plot_accuracy_time
     import plot_bars
     import plot_costs
@@ -142,10 +125,7 @@ def draw(
 
     kind, *what = plot
     if kind == "profiling":
-        counts = _counts(runs)
-        steps = {
-            run.table_folder: counts[run.command.data.dataset_name][0] // run.command.network.batch_size for run in runs
-        }
+        steps = {run.table_folder: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
         plot_costs.draw_profiling(steps, stem, reference, scale)
         return
     groups = plotting.group_runs([run.folder for run in runs])

@@ -5,7 +5,7 @@ tensorflow-addons 0.23.0 is archived and needs TensorFlow 2.15 or older, on Pyth
 an environment of its own. Writes tests/data/sgdw_trajectory.json.
 
     python3.11 -m venv .venv-tfa && .venv-tfa/bin/pip install tensorflow==2.15.1 tensorflow-addons==0.23.0
-    .venv-tfa/bin/python scripts/tools/record_sgdw.py
+    .venv-tfa/bin/python tests/data/record_sgdw.py
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_addons as tfa
 
-ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "tests" / "data" / "sgdw_trajectory.json"
+OUTPUT = Path(__file__).with_name("sgdw_trajectory.json")
 STEPS = 40
 # The paper's setting, and one with a decay that is a large part of each step.
 CASES = ({"learning_rate": 1e-4, "weight_decay": 5e-4}, {"learning_rate": 0.05, "weight_decay": 0.5})
@@ -46,12 +45,12 @@ def record() -> None:
         cases.append({**case, "momentum": 0.9, "weights": weights})
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     versions = {"tensorflow": tf.__version__, "tensorflow-addons": tfa.__version__}
-    content = {"made_by": "scripts/tools/record_sgdw.py", "versions": versions, "steps": STEPS}
+    content = {"made_by": "tests/data/record_sgdw.py", "versions": versions, "steps": STEPS}
     content |= {"start": start.tolist(), "gradients": gradients.tolist(), "cases": cases}
     temporary = OUTPUT.with_suffix(".tmp")
     temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     temporary.replace(OUTPUT)
-    print(OUTPUT.relative_to(ROOT))
+    print(OUTPUT)
 
 
 if __name__ == "__main__":

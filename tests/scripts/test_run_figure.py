@@ -93,7 +93,7 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
     network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
     runs = run_figure.make_runs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
     images = run_figure.image_counts(runs[0].command.data)
-    assert images == (898, 899) and {run_figure.estimated_hours(run, images) for run in runs} == {None}
+    assert images == (898, 899) and {run_figure.estimated_hours(run) for run in runs} == {None}
     settings = runs[0].command.network
     keras.utils.clear_session()
     model = models.build(settings)
@@ -106,7 +106,7 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
         rho = run.command.training.rho
         step_ms = table.full_step_ms * rho if SCHEMES[run.command.train_type].is_elastic else table.predict_ms(mask)
         hours = (steps * step_ms + validation_ms) / 3.6e6
-        assert run_figure.estimated_hours(run, images) == pytest.approx(hours), run.folder.name
+        assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------
