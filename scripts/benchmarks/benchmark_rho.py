@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from alternating import AlternatingDigits
 from common import Setting
 
 import utils
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     import keras
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from short_runs import AlternatingDigits
 
     from elastic_trainer.settings import NetworkSettings
 
@@ -182,6 +182,8 @@ def measure(
     network: NetworkSettings, rounds: int, steps: int, settings: Settings
 ) -> tuple[TimingTable, dict[float, list[dict[str, Any]]]]:
     """The timing table, and for each feasible rho its runs, one a round; `steps` are those between two selections."""
+    from short_runs import AlternatingDigits
+
     import models
     import profiler
 

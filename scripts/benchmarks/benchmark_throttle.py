@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from alternating import AlternatingDigits
 from common import Setting
 
 import utils
@@ -71,6 +70,8 @@ def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network and train the four runs."""
+    from short_runs import AlternatingDigits
+
     import data
     import models
     import profiler

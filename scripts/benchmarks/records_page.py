@@ -36,7 +36,9 @@ Record = dict[str, Any]
 
 
 def _time_model(record: Record) -> str:
-    return f"at one speed: error {record['median_error_percent']:.1f} %, 95th percentile {record['p95_error_percent']:.1f} %"
+    return (
+        f"error at one speed {record['median_error_percent']:.1f} %, 95th centile {record['p95_error_percent']:.1f} %"
+    )
 
 
 def _rho(record: Record) -> str:

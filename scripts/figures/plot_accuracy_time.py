@@ -1,10 +1,7 @@
-#!/usr/bin/env python
-"""Compare finished runs (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
+"""Finished runs compared (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
 
 The figure has a column for each data set. Time is training and testing, as in the paper. Runs that differ in their seed
 alone make one curve: the mean, with a band of one standard deviation.
-
-    python scripts/figures/plot_accuracy_time.py logs/a logs/b
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import numpy as np
 import plotting
 from plotting import FinishedRun, Group
 
-import utils
 from elastic_trainer.errors import UserError, figure_text
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
@@ -103,15 +99,3 @@ def draw(groups: Sequence[Group], stem: Path, reference: plotting.Reference = No
     ]
     columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
     plotting.save(figure, stem, columns, rows)
-
-
-def main() -> None:
-    args = plotting.parse_runs(__doc__, "accuracy_time")
-    groups = plotting.group_runs(args.runs)
-    check_alike(groups)
-    print(table(groups))
-    draw(groups, args.output)
-
-
-if __name__ == "__main__":
-    utils.run_cli(main)

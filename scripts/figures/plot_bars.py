@@ -1,11 +1,8 @@
-#!/usr/bin/env python
 """One number for each scheme as bars, from finished runs (the paper's Figs 17, 19, 20, 22 and 23).
 
 The figure has a panel for each quantity and a cluster of bars for each network and data set. Error bars are one
 standard deviation over the seeds. A bar whose value the runs do not know, such as energy on a machine without a meter,
 is marked as unknown.
-
-    python scripts/figures/plot_bars.py logs/a logs/b --quantity accuracy hours
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import numpy as np
 import plotting
 from plotting import Group
 
-import utils
 from elastic_trainer.errors import figure_text
 
 if TYPE_CHECKING:
@@ -114,13 +110,3 @@ def _draw_panel(axes: Axes, quantity: Quantity, bars: Sequence[Bar]) -> list[tup
         axes.set_ylim(0, 1)
         axes.set_yticks([])
     return rows
-
-
-def main() -> None:
-    quantities = {"nargs": "+", "choices": [*QUANTITIES], "default": ["accuracy", "hours"]}
-    args = plotting.parse_runs(__doc__, "bars", quantity=quantities)
-    draw(plotting.group_runs(args.runs), args.quantity, args.output)
-
-
-if __name__ == "__main__":
-    utils.run_cli(main)

@@ -1,14 +1,4 @@
-#!/usr/bin/env python
-"""What elastic training costs, and what that depends on, from finished runs and their timing tables.
-
-layers            accuracy and step time over how many of the last layers train (the paper's Fig 2)
-importance        similarity of importance and overhead, over interval and batch size (Fig 7)
-solver            resulting time and the solver's overhead over T_q (Fig 13b), subproblems (Fig 13a)
-profiling         seconds of profiling over those of an epoch (Table 1)
-time_to_accuracy  speedup over the best baseline at equal accuracy (Table 2)
-
-    python scripts/figures/plot_costs.py importance logs/a logs/b
-"""
+"""What elastic training costs, and what that depends on, drawn from finished runs and their timing tables."""
 
 from __future__ import annotations
 
@@ -23,7 +13,6 @@ from plot_accuracy_time import seconds
 from plotting import FinishedRun, Group
 from solver_problems import RESNET50_TENSORS, measure_recursion
 
-import utils
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.registry import SCHEMES
@@ -31,6 +20,47 @@ from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table import read_profile
 
 BLUE, RED = "#0072b2", "#d55e00"
+
+
+def draw_flops(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
+    """Fig 18: FLOPs of each epoch, a line for each scheme and budget."""
+    figure = plotting.new_figure(plotting.COLUMN, 2.8, plotting.caption(groups), scale)
+    axes = figure.add_subplot(xlabel="epoch", ylabel="training (TFLOPs an epoch)")
+    rows: list[tuple[Any, ...]] = []
+    for group, colour in zip(groups, plotting.colours(groups), strict=True):
+        each = np.array([np.diff([0.0, *run.column("train_flops")]) / 1e12 for run in group.runs])
+        epochs = np.arange(1, each.shape[1] + 1)
+        plotting.plot_band(axes, epochs, each, colour, group.look, group.label)
+        for run, values in zip(group.runs, each, strict=True):
+            rows += [
+                (group.label, run.config["seed"], epoch, value) for epoch, value in zip(epochs, values, strict=True)
+            ]
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
+    plotting.legend_below(figure, axes)
+    plotting.save(figure, stem, ["scheme", "seed", "epoch", "tflops"], rows)
+
+
+def draw_maps(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
+    """Fig 21: which tensors train in which epoch. A map for each network, data set and budget, of its first seed."""
+    shown = plotting.caption([Group([group.first]) for group in groups])
+    figure = plotting.new_figure(max(plotting.COLUMN, 1.75 * len(groups)), 3.2, shown, scale)
+    rows: list[tuple[Any, ...]] = []
+    for index, group in enumerate(groups):
+        run = group.first
+        epochs, chosen, _ = run.selections()
+        edges = np.array([*epochs, run.summary["epochs"]])
+        network, dataset = map(figure_text, group.place)
+        title = f"{network}\n{dataset}, ρ={100 * (run.summary['rho'] or 1):g}%"
+        axes = figure.add_subplot(1, len(groups), index + 1, xlabel="epoch", title=title)
+        axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
+        axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)
+        axes.grid(visible=False)
+        if not index:
+            axes.set_ylabel("tensor (0 is next to the input; blue: trained)")
+        for epoch, mask in zip(epochs, chosen, strict=True):
+            rows += [(run.config["run_name"], epoch, tensor, int(one)) for tensor, one in enumerate(mask)]
+    plotting.save(figure, stem, ["run", "epoch", "tensor", "trained"], rows)
 
 
 def draw_layers(groups: Sequence[Group], stem: Path, scale: str = "full") -> None:
@@ -304,15 +334,3 @@ def draw_time_to_accuracy(
     if plotting.mark_paper_values(axes.hlines, {place: mark for place, (_, mark) in enumerate(found) if mark}):
         plotting.legend_once(axes)
     plotting.save(figure, stem, [*Speedup._fields], rows)
-
-
-KINDS: dict[str, plotting.Plot] = {
-    "layers": draw_layers,
-    "importance": draw_importance,
-    "solver": draw_solver,
-    "time_to_accuracy": draw_time_to_accuracy,
-}
-
-
-if __name__ == "__main__":
-    utils.run_cli(lambda: plotting.draw_by_name(__doc__, KINDS))

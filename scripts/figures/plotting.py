@@ -10,11 +10,10 @@ It is imported first.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
-from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.files import save_figure, write_csv
 from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import stem_to_write
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import with_later_options, without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
@@ -163,9 +160,6 @@ def look_of(train_type: str) -> Look:
     return Look(label, *_OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)])
 
 
-# (groups, stem, scale=…), and with reference=… if the paper's values can be marked; plot_bars.draw has the names of
-# quantities after the groups.
-Plot = Callable[..., None]
 Reference = Mapping[Any, Any] | None  # values of the paper, if they are to be marked
 
 
@@ -327,34 +321,3 @@ def colours(groups: Sequence[Group]) -> list[str]:
         SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else look_of(scheme).colour
         for scheme, rho in schemes
     ]
-
-
-def parse_runs(
-    description: str | None, output: str | None = None, kinds: Collection[str] = (), **more: dict[str, Any]
-) -> argparse.Namespace:
-    """The command line of a script that draws finished runs.
-
-    Args:
-        description: for the help.
-        output: the figure's name unless another is given; None: the kind's.
-        kinds: of figures, if the first word is to name one.
-        more: further flags, with what `add_argument` takes.
-    """
-    parser = OneLineParser(
-        prog=Path(sys.argv[0]).name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if kinds:
-        parser.add_argument("kind", choices=[*kinds])
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
-    for name, settings in more.items():
-        parser.add_argument(f"--{name}", **settings)
-    args = parser.parse_args()
-    args.output = args.output or Path("figures") / (output or args.kind)
-    return args
-
-
-def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
-    """The command line of a script that draws one of several figures, named first, from the folders of runs."""
-    args = parse_runs(description, kinds=kinds)
-    kinds[args.kind](group_runs(args.runs), args.output)

@@ -115,33 +115,22 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
 
 
 def draw(
-    plot: Sequence[str], runs: Sequence[Run], stem: Path, reference: plotting.Reference = None, scale: str = "full"
+    what: Sequence[str], runs: Sequence[Run], stem: Path, reference: plotting.Reference = None, scale: str = "full"
 ) -> None:
-    """Draw a figure from its finished runs; `plot`: see `PaperFigure`, `scale`: one of `SCALES`."""
-    import plot_accuracy_time
-    import plot_bars
+    """Draw a figure from its finished runs; `what`: `PaperFigure.plot`, `scale`: one of `SCALES`."""
+    import plot
     import plot_costs
-    import plot_epochs
 
-    kind, *what = plot
+    kind, *quantities = what
     if kind == "profiling":
         steps = {run.table_folder: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
         plot_costs.draw_profiling(steps, stem, reference, scale)
         return
-    groups = plotting.group_runs([run.folder for run in runs])
-    kinds: dict[str, plotting.Plot] = {
-        "curves": plot_accuracy_time.draw,
-        "bars": plot_bars.draw,
-        **plot_epochs.KINDS,
-        **plot_costs.KINDS,
-    }
-    if kind == "curves":
-        print(plot_accuracy_time.table(groups))
     subproblems = stem.with_name(f"{stem.name}_subproblems")
     if kind == "solver" and not subproblems.with_name(f"{subproblems.name}.csv").is_file():
         plot_costs.draw_subproblems(subproblems, scale)
-    marks = {} if reference is None else {"reference": reference}  # only plots with values of the paper take it
-    kinds[kind](groups, *([what] if what else []), stem, scale=scale, **marks)
+    groups = plotting.group_runs([run.folder for run in runs])
+    plot.draw(kind, groups, stem, quantities, reference, scale)
 
 
 def figure_parser() -> OneLineParser:

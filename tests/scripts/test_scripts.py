@@ -44,7 +44,7 @@ def test_benchmark_prints_its_results_as_json_last_and_draws_a_figure(script, ke
 
 
 def test_plotting_a_folder_without_a_run_is_refused(tmp_path):
-    assert "does not hold a finished run" in error_line("scripts/figures/plot_accuracy_time.py", tmp_path)
+    assert "does not hold a finished run" in error_line("scripts/figures/plot.py", "curves", tmp_path)
 
 
 def test_index_of_the_records_is_what_its_script_writes():
