@@ -16,8 +16,8 @@ import contextlib
 import csv
 import html
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import paper_figures
@@ -45,102 +45,92 @@ tr:nth-child(even) { background: #f4f4f4 }
 .confirmed { color: #00734f } .not { color: #b03a00 } .untested { color: #666 }
 """
 
-# What the runs show of a claim: (whether it is true of them, in words), or None if no run tests it.
-Check = Callable[[list[Group]], tuple[bool, str] | None]
+Values = list[tuple[float, str]]  # what runs show of a claim, each with the runs that show it
 
 
-def _is_complete(group: Group) -> bool:
-    """Whether the runs were not limited to a few steps."""
-    return not group.first.config["max_steps"]
+class Claim(NamedTuple):
+    """A claim of the paper: the largest of `values` is at least `limit`, or if `is_bound` at most that."""
+
+    text: str
+    values: Callable[[list[Group]], Values]
+    limit: float
+    words: str  # about the value
+    is_bound: bool = True
 
 
-def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """Each group of elastic runs with the full training of the same network, data and length."""
-    complete = [group for group in groups if _is_complete(group)]
+def _complete(groups: Sequence[Group], train_type: str) -> list[Group]:
+    """The runs of a scheme that were not limited to a few steps."""
+    return [group for group in groups if group.train_type == train_type and not group.first.config["max_steps"]]
+
+
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group, str]]:
+    """Each group of elastic runs with the full training of the same network, data and length, and its name."""
     return [
-        (elastic, full)
-        for elastic in complete
-        for full in complete
-        if (elastic.train_type, full.train_type) == ("elastic_training", "full_training")
-        and elastic.place == full.place
-        and elastic.first.summary["epochs"] == full.first.summary["epochs"]
+        (elastic, full, f"{elastic.label} of {plotting.network_label(elastic.first)}")
+        for elastic in _complete(groups, "elastic_training")
+        for full in _complete(groups, "full_training")
+        if elastic.place == full.place and elastic.first.summary["epochs"] == full.first.summary["epochs"]
     ]
 
 
-def _largest(key: str, least: float, words: str) -> Check:
-    """Whether full training's value of `key` over elastic training's is at least `least` in some pair."""
-
-    def check(groups: list[Group]) -> tuple[bool, str] | None:
-        found = [(full.mean(key) / elastic.mean(key), elastic) for elastic, full in _pairs(groups)]
-        found = [one for one in found if np.isfinite(one[0])]
-        if not found:
-            return None
-        ratio, group = max(found, key=itemgetter(0))
-        return ratio >= least, f"{ratio:.2f}× {words}, {group.label} of {plotting.network_label(group.first)}"
-
-    return check
+def _gains(key: str) -> Callable[[list[Group]], Values]:
+    """Full training's value of `key` in summary.json over elastic training's."""
+    return lambda groups: [(full.mean(key) / elastic.mean(key), name) for elastic, full, name in _pairs(groups)]
 
 
-def _overhead(groups: list[Group]) -> tuple[bool, str] | None:
-    """Whether selecting takes less than 1 % of training, in the median of the groups."""
-    elastic = [group for group in groups if group.train_type == "elastic_training" and _is_complete(group)]
-    median = np.median([group.mean("selection_percent") for group in elastic]) if elastic else None
-    return None if median is None else (bool(median < 1), f"median {median:.2g} % of training")
+def _overheads(groups: list[Group]) -> Values:
+    """The median share of selecting in % of training."""
+    shares = [group.mean("selection_percent") for group in _complete(groups, "elastic_training")]
+    return [(float(np.median(shares)), "median")] if shares else []
 
 
-def _accuracy(groups: list[Group]) -> tuple[bool, str] | None:
-    """Whether elastic training at ρ = 0.5 loses at most 1 per cent of accuracy against full training."""
-    key = "final_accuracy"
-    losses = [(full.mean(key) - elastic.mean(key), elastic) for elastic, full in _pairs(groups)]
-    losses = [(loss, elastic) for loss, elastic in losses if elastic.first.summary["rho"] == 0.5]
-    if not losses:
-        return None
-    worst, group = max(losses, key=itemgetter(0))
-    words = f"at ρ = 0.5 at most {100 * worst:.1f} points lost ({plotting.network_label(group.first)})"
-    return 100 * worst <= 1, words
+def _losses(groups: list[Group]) -> Values:
+    """By how many points elastic training at ρ = 0.5 is less accurate than full training."""
+    pairs = [(*pair, name) for *pair, name in _pairs(groups) if pair[0].first.summary["rho"] == 0.5]
+    return [(100 * (full.mean("final_accuracy") - one.mean("final_accuracy")), name) for one, full, name in pairs]
 
 
-def _as_the_paper(quantity: int, most: float, words: str) -> Check:
-    """Final accuracy (quantity 0) and hours (1) of runs with the paper's setting against the paper's (Fig 17)."""
-
-    def check(groups: list[Group]) -> tuple[bool, str] | None:
-        found = []
-        for group in groups:
-            paper_values = paper_figures.REFERENCE["17ac"].get(group.paper_key)
-            if paper_values is not None:
-                hours = group.mean("train_seconds") / 3600
-                points = paper_values[0] - 100 * group.mean("final_accuracy")
-                found.append((points if quantity == 0 else 100 * (hours / paper_values[1] - 1), group.label))
-        if not found:
-            return None
-        worse, label = max(found)
-        return worse <= most, f"at most {worse:.1f} {words} ({label})"
-
-    return check
+def _in_the_papers_setting(groups: Sequence[Group]) -> list[tuple[Group, tuple[float, float]]]:
+    """The runs that have a value of the paper (Fig 17): final accuracy in % and hours."""
+    known = [(group, paper_figures.REFERENCE["17ac"].get(group.paper_key)) for group in groups]
+    return [(group, values) for group, values in known if values is not None]
 
 
-CLAIMS: dict[str, Check] = {
-    "up to 3.5 times faster than full training": _largest("train_seconds", 3.5, "faster"),
-    "60 % fewer FLOPs (2.5 times fewer)": _largest("train_flops", 2.5, "fewer FLOPs"),
-    "2 to 3 times less energy": _largest("energy_joules", 2.0, "less energy"),
-    "selecting costs less than 1 % of training": _overhead,
-    "no noticeable loss of accuracy (here: 1 point)": _accuracy,
-    "the artifact's tolerance: at most 5 points less accurate than the paper": _as_the_paper(0, 5, "points less"),
-    "the artifact's tolerance: at most 10 % longer than the paper (TX2)": _as_the_paper(1, 10, "% longer"),
-}
+def _less_accurate(groups: list[Group]) -> Values:
+    """By how many points runs are less accurate than the paper's."""
+    found = _in_the_papers_setting(groups)
+    return [(percent - 100 * group.mean("final_accuracy"), group.label) for group, (percent, _) in found]
+
+
+def _longer(groups: list[Group]) -> Values:
+    """By how many % runs take longer than the paper's."""
+    found = _in_the_papers_setting(groups)
+    return [(100 * (group.mean("train_seconds") / 3600 / hours - 1), group.label) for group, (_, hours) in found]
+
+
+CLAIMS = (
+    Claim("up to 3.5 times faster than full training", _gains("train_seconds"), 3.5, "× faster", False),
+    Claim("60 % fewer FLOPs (2.5 times fewer)", _gains("train_flops"), 2.5, "× fewer FLOPs", False),
+    Claim("2 to 3 times less energy", _gains("energy_joules"), 2.0, "× less energy", False),
+    Claim("selecting costs less than 1 % of training", _overheads, 1, " % of training"),
+    Claim("no noticeable loss of accuracy at ρ = 0.5 (here: 1 point)", _losses, 1, " points lost"),
+    Claim("the artifact's tolerance: at most 5 points less accurate than the paper", _less_accurate, 5, " points less"),
+    Claim("the artifact's tolerance: at most 10 % longer than the paper (TX2)", _longer, 10, " % longer"),
+)
 
 
 def claims(groups: list[Group]) -> str:
     """The claims as a table, with what the runs show."""
     rows = []
-    for claim, check in CLAIMS.items():
-        is_true, seen = check(groups) or (None, "no run shows it")
-        verdict, style = {
-            None: ("not tested", "untested"),
-            True: ("confirmed", "confirmed"),
-            False: ("not confirmed", "not"),
-        }[is_true]
-        cells = f'<td>{html.escape(claim)}</td><td class="{style}">{verdict}</td><td>{html.escape(seen)}</td>'
+    for claim in CLAIMS:
+        found = [(value, name) for value, name in claim.values(groups) if np.isfinite(value)]
+        verdict, style, seen = "not tested", "untested", "no run shows it"
+        if found:
+            value, name = max(found)
+            seen = f"{'at most ' if claim.is_bound else ''}{value:.3g}{claim.words}, {name}"
+            is_true = value <= claim.limit if claim.is_bound else value >= claim.limit
+            verdict, style = ("confirmed", "confirmed") if is_true else ("not confirmed", "not")
+        cells = f'<td>{html.escape(claim.text)}</td><td class="{style}">{verdict}</td><td>{html.escape(seen)}</td>'
         rows.append(f"<tr>{cells}</tr>")
     return _table(_row(["the paper", "", "here"], "th"), rows)
 
