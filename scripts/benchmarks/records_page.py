@@ -10,7 +10,6 @@ distinguishes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,72 +31,31 @@ series, whose records are in the history of this repository, are in its log.
 """
 
 
-Record = dict[str, Any]
-
-
-def _time_model(record: Record) -> str:
-    return (
-        f"error at one speed {record['median_error_percent']:.1f} %, 95th centile {record['p95_error_percent']:.1f} %"
-    )
-
-
-def _rho(record: Record) -> str:
-    return ", ".join(f"{one['asked']:g}: {one['measured']:.3f}" for one in record["rho"])
-
-
-def _fit(record: Record) -> str:
-    return "; ".join(f"{name} {_rho({'rho': of})}" for name, of in record["networks"].items())
-
-
-def _examples(record: Record) -> str:
-    return ", ".join(f"{name}: {one['ratio']:.2f}" for name, one in record["examples"].items())
-
-
-def _input(record: Record) -> str:
-    return ", ".join(f"{name}: {speed:.0f} images/s" for name, speed in record["images_per_second"].items())
-
-
-def _mixed_precision(record: Record) -> str:
-    return f"full step {record['speedup']['full_step']:.2f} times faster in {record['policy']}"
-
-
-def _prunetrain(record: Record) -> str:
-    row = record["pruned"][-1]
-    return f"{row['removed_share']:.0%} of the channels removed: step {row['step_ratio']:.2f} of the full network's"
-
-
-def _step(record: Record) -> str:
-    full = record["step_ms"]["full"]
-    return f"full step {full['folded']:.0f} ms, Keras' {full['keras']:.0f} ms"
-
-
-def _throttle(record: Record) -> str:
-    halves = record["rho_in_the_undisturbed_half"], record["rho_in_the_disturbed_half"]
-    return f"{record['rho']:g}: {halves[0]:.2f} undisturbed, {halves[1]:.2f} disturbed"
-
-
-def _solver(record: Record) -> str:
-    own = {run["tensors"]: run["solve_ms"] for run in record["runs"] if run["automatic"]}
-    return f"automatic T_q: {own[214]:.0f} ms for 214 tensors, {own[5000]:.0f} ms for 5,000"
-
-
-def _torture_resume(record: Record) -> str:
-    return f"{record['kills']} kills, all equal: {all(record['held'].values())}"
-
-
-RESULTS: dict[str, Callable[[Record], str]] = {  # by the start of a record's name
-    "examples": _examples,
-    "fit": _fit,
-    "input": _input,
-    "mixed_precision": _mixed_precision,
-    "prunetrain": _prunetrain,
-    "rho": _rho,
-    "solver": _solver,
-    "step": _step,
-    "throttle": _throttle,
-    "time_model": _time_model,
-    "torture_resume": _torture_resume,
+RESULTS = {  # what the index shows of a record, by the start of its name
+    "examples": ("rounds",),
+    "fit": ("kept",),
+    "input": ("images_per_second", "waiting_percent"),
+    "mixed_precision": ("speedup",),
+    "prunetrain": ("pruned",),
+    "rho": ("rho",),
+    "solver": ("recursions_agree", "all_within_budget"),
+    "step": ("full_over_keras", "full_over_best_torch"),
+    "throttle": ("rho", "rho_in_the_undisturbed_half", "rho_in_the_disturbed_half"),
+    "time_model": ("median_error_percent", "p95_error_percent"),
+    "torture_resume": ("kills", "held"),
 }
+
+
+def shown(value: Any) -> str:
+    """A value of a record in a cell: numbers to three digits; of each rho, or share of channels, the ratio of steps."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        pairs = [
+            (one.get("asked", one.get("asked_share")), one.get("measured", one.get("step_ratio"))) for one in value
+        ]
+        return ", ".join(f"{asked:g}: {ratio:.3f}" for asked, ratio in pairs)
+    return str(value) if isinstance(value, bool) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def page() -> str:
@@ -105,7 +63,8 @@ def page() -> str:
     rows = []
     for path in sorted(RECORDS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        result = next(of for name, of in RESULTS.items() if path.stem.startswith(name))(record)
+        keys = next(keys for name, keys in RESULTS.items() if path.stem.startswith(name))
+        result = "; ".join(f"{key} {shown(record[key])}" for key in keys).replace("_", " ")
         network = model_label(record["model_name"], record["alpha"]) if "model_name" in record else ""
         pixels = f" {record['input_size']}×{record['input_size']}, batch {record['batch_size']}" if network else ""
         environment = record["environment"]

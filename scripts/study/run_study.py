@@ -253,7 +253,9 @@ def main() -> None:
         for run in make_runs(args, wanted, cores[0]):
             print(run.folder.name, shlex.join(run.words))
         return
-    missing = [run for run in wanted if _identity(_settings_of(run)) not in written(args)]
+    rows = written(args)
+    missing = [run for run in wanted if _identity(_settings_of(run)) not in rows]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs have a row")
     carry_out(make_runs(args, missing, cores[0]), cores, lambda: write(args, runs))
     write(args, runs)
     if args.part in FURTHER_TABLES:
