@@ -86,8 +86,8 @@ def _overheads(groups: list[Group]) -> Values:
 
 def _losses(groups: list[Group]) -> Values:
     """By how many points elastic training at ρ = 0.5 is less accurate than full training."""
-    pairs = [(*pair, name) for *pair, name in _pairs(groups) if pair[0].first.summary["rho"] == 0.5]
-    return [(100 * (full.mean("final_accuracy") - one.mean("final_accuracy")), name) for one, full, name in pairs]
+    key, pairs = "final_accuracy", [pair for pair in _pairs(groups) if pair[0].first.summary["rho"] == 0.5]
+    return [(100 * (full.mean(key) - elastic.mean(key)), name) for elastic, full, name in pairs]
 
 
 def _in_the_papers_setting(groups: Sequence[Group]) -> list[tuple[Group, tuple[float, float]]]:
