@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     import keras
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from short_runs import AlternatingDigits
+    from short_runs import ShortRunLog
 
+    from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
 
 EPOCHS = 3  # from one selection to the next, so that features are used again
@@ -66,13 +67,13 @@ def standardize(model: keras.Model, images: Any) -> None:
     freeze_batch_norm(model)
 
 
-def step_pairs(elastic_ms: np.ndarray, dataset: AlternatingDigits) -> tuple[np.ndarray, np.ndarray, int]:
+def step_pairs(elastic_ms: np.ndarray, log: ShortRunLog) -> tuple[np.ndarray, np.ndarray, int]:
     """Times [pairs] in ms of the run's steps and of full training's, and the number of undisturbed pairs.
 
     Steps that were not timed, NaN in `elastic_ms` [steps], are left out, and disturbed pairs unless fewer than
     `MIN_UNDISTURBED` others remain.
     """
-    steps = zip(elastic_ms, dataset.full_ms, dataset.undisturbed, strict=True)
+    steps = zip(elastic_ms, log.full_ms, log.undisturbed, strict=True)
     pairs = [(elastic, full, undisturbed) for elastic, full, undisturbed in steps if not np.isnan(elastic)]
     undisturbed_pairs = [pair for pair in pairs if pair[-1]]
     if len(undisturbed_pairs) >= MIN_UNDISTURBED:
@@ -81,26 +82,40 @@ def step_pairs(elastic_ms: np.ndarray, dataset: AlternatingDigits) -> tuple[np.n
     return timed_ms, full_ms, len(undisturbed_pairs)
 
 
-def run(model: keras.Model, dataset: AlternatingDigits, settings: Settings, table: TimingTable) -> dict[str, Any]:
+def few_digits(network: NetworkSettings, steps: int) -> ImageData:
+    """Digits, cut to `steps` steps an epoch and one batch for the test."""
+    import data
+    from elastic_trainer.datasets.image_data import ImageData
+
+    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
+    train, test = (
+        split._replace(images=split.images[:count], labels=split.labels[:count])
+        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
+    )
+    return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
+
+
+def run(
+    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, full: Callable[[], object]
+) -> dict[str, Any]:
     """One elastic run in a temporary folder: medians in ms, over how many pairs of steps, and rho by each.
 
-    A step includes its share of what making the features of its selection took.
+    A step includes its share of what making the features of its selection took. `full` runs a step of full training.
 
     "measured" is the ratio of the medians, "whole_run" that of the sums, "measured_by_selection" that of the medians of
     each selection, disturbed steps included. "predicted_by_selection" is below the requested rho if no further tensor
     has a positive importance. "by_slowdown" is the run's own estimate of its rho. "slowdown_by_full_steps" is the
     slowdown by full training's own steps, disturbed ones included: the latest ones before each selection but the first.
     """
-    from short_runs import StepTimesLog, elastic_run
+    from short_runs import elastic_run
 
-    dataset.full_ms, dataset.undisturbed = [], []
-    summary, log, _, selections = elastic_run(model, dataset, settings, table, StepTimesLog, features_possible=True)
+    summary, log, _, selections = elastic_run(model, data, settings, table, full, features_possible=True)
     each_elastic, each_full, making = (
         np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
-        for ms in (log.step_ms, dataset.full_ms, log.making_ms)
+        for ms in (log.step_ms, log.full_ms, log.making_ms)
     )
     each_elastic = each_elastic + making.mean(axis=1, keepdims=True)
-    elastic_ms, full_ms, undisturbed = step_pairs(each_elastic.ravel(), dataset)
+    elastic_ms, full_ms, undisturbed = step_pairs(each_elastic.ravel(), log)
     allowed, predicted_ms, budget_ms, slowdown, correction = (
         np.array([float(row[name]) for row in selections])
         for name in ("rho", "predicted_step_ms", "budget_step_ms", "slowdown", "correction")
@@ -182,7 +197,7 @@ def measure(
     network: NetworkSettings, rounds: int, steps: int, settings: Settings
 ) -> tuple[TimingTable, dict[float, list[dict[str, Any]]]]:
     """The timing table, and for each feasible rho its runs, one a round; `steps` are those between two selections."""
-    from short_runs import AlternatingDigits
+    from short_runs import full_training
 
     import models
     import profiler
@@ -190,15 +205,16 @@ def measure(
     model = models.build(network)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder))
-    dataset = AlternatingDigits(network, steps // EPOCHS, common.full_training_step(network))
+    data = few_digits(network, steps // EPOCHS)
+    full = full_training(network, data)
     if network.weights == "none" and not is_custom_model(network.model_name):
-        batches = dataset.importance_batches(0, 32 // network.batch_size or 1)
+        batches = data.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([batch.inputs for batch in batches]))
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
 
     def run_one(rho: float) -> dict[str, Any]:
         model.set_weights(weights)
-        return run(model, dataset, replace(settings, rho=rho), table)
+        return run(model, data, replace(settings, rho=rho), table, full)
 
     return table, run_rounds(rounds, feasible_rhos(model, table), run_one)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,22 +27,13 @@ import utils
 from elastic_trainer.settings import Settings
 
 if TYPE_CHECKING:
-    import keras
     from matplotlib.figure import Figure
 
-    from elastic_trainer.timing.table import TimingTable
 
-
-def run(model: keras.Model, data: Any, settings: Settings, table: TimingTable, busy_processes: int) -> dict[str, Any]:
-    """What the JSON holds of one elastic run, disturbed from its middle on; "epoch_ms" are its epochs' median steps."""
-    from short_runs import DisturbingLog, elastic_run
-
-    def make_log(*arguments: Any) -> DisturbingLog:
-        log = DisturbingLog(*arguments)
-        log.busy_processes = busy_processes
-        return log
-
-    summary, _, metrics, selections = elastic_run(model, data, settings, table, make_log)
+def run_record(
+    summary: dict[str, Any], metrics: list[dict[str, str]], selections: list[dict[str, str]]
+) -> dict[str, Any]:
+    """What the JSON holds of one elastic run; "epoch_ms" are its epochs' median steps."""
 
     def column(rows: list[dict[str, str]], name: str) -> list[float | None]:
         return [round(float(row[name]), 3) if row[name] else None for row in rows]
@@ -70,7 +62,7 @@ def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network and train the four runs."""
-    from short_runs import AlternatingDigits
+    from short_runs import elastic_run, full_training
 
     import data
     import models
@@ -82,15 +74,23 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     dataset = data.load("digits", network.input_size, network.batch_size, network.seed)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder))
-    runs = {"rho, undisturbed": run(model, dataset, settings, table, 0)}
+    runs: dict[str, Any] = {}
+
+    def run(
+        name: str, settings: Settings, busy_processes: int, full: Callable[[], object] | None = None
+    ) -> list[float]:
+        """Train; returns the times of the steps of full training beside it."""
+        summary, log, *rows = elastic_run(model, dataset, settings, table, full, busy_processes)
+        runs[name] = run_record(summary, *rows)
+        return log.full_ms
+
+    run("rho, undisturbed", settings, 0)
     deadline = round(1.15 * runs["rho, undisturbed"]["elapsed_seconds"], 1)
-    with_deadline = replace(settings, deadline=deadline)
-    runs["deadline, undisturbed"] = run(model, dataset, with_deadline, table, 0)
-    runs["deadline, disturbed"] = run(model, dataset, with_deadline, table, args.busy)
-    alternating = AlternatingDigits(network, dataset.steps_per_epoch, common.full_training_step(network))
-    runs["rho, disturbed"] = run(model, alternating, settings, table, args.busy)
+    run("deadline, undisturbed", replace(settings, deadline=deadline), 0)
+    run("deadline, disturbed", replace(settings, deadline=deadline), args.busy)
+    all_full_ms = run("rho, disturbed", settings, args.busy, full_training(network, dataset))
     elastic_ms = np.array(runs["rho, disturbed"]["epoch_ms"])
-    full_ms = np.median(np.reshape(alternating.full_ms, (epochs, -1)), axis=1)
+    full_ms = np.median(np.reshape(all_full_ms, (epochs, -1)), axis=1)
     undisturbed, disturbed = slice(epochs // 2), slice(epochs // 2, None)
     return {
         "rho": args.rho,
