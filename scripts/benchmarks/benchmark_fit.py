@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from benchmark_rho import draw_ratios, is_kept, rho_record, run_rounds, standardize
+from benchmark_rho import draw_ratios, is_kept, rho_record, run_rounds, standardize, step_ratios
 from common import Setting
 
 import utils
@@ -78,7 +78,7 @@ NETWORKS: dict[str, Callable[[], tuple[keras.Model, Any, Any]]] = {
 
 
 def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str, Any]:
-    """One elastic fit: medians in ms of its steps and of plain ones, and the ratios by medians and by sums."""
+    """One elastic fit: `step_ratios` to plain steps of `fit`."""
     import keras
     import tensorflow as tf
 
@@ -105,25 +105,20 @@ def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str
                 logs = train(iterator)
                 float(logs["loss"])
                 end = time.perf_counter()
-                times.append((end - middle, middle - start, is_undisturbed(end - start, stolen_seconds() - stolen)))
+                is_quiet = is_undisturbed(end - start, stolen_seconds() - stolen)
+                times.append((1e3 * (end - middle), 1e3 * (middle - start), is_quiet))
                 return logs
 
             self.model.train_function = both
 
     elastic = ElasticTraining(rho=rho, interval=1, table=table, verbose=0)
     model.fit(data, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=[elastic, Alternating()])
-    all_steps = np.array(times).reshape(epochs, steps, 3)[:, LEFT_OUT:]
-    quiet = all_steps[all_steps[..., 2] == 1]
-    pairs = 1e3 * (quiet if len(quiet) > steps else all_steps.reshape(-1, 3))
+    counted = np.array(times).reshape(epochs, steps, 3)[:, LEFT_OUT:].reshape(-1, 3)
     return {
-        "elastic_step_ms": float(np.median(pairs[:, 0])),
-        "plain_step_ms": float(np.median(pairs[:, 1])),
-        "measured": float(np.median(pairs[:, 0]) / np.median(pairs[:, 1])),
-        "whole_run": float(pairs[:, 0].sum() / pairs[:, 1].sum()),
+        **step_ratios(counted),
         "by_slowdown": elastic.rho_measured,
         "predicted_by_selection": [interval.selection.predicted_share for interval in elastic.history.intervals],
         "correction": [interval.selection.correction for interval in elastic.history.intervals],
-        "pairs": len(pairs),
     }
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import keras
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from short_runs import ShortRunLog
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
@@ -67,19 +66,24 @@ def standardize(model: keras.Model, images: Any) -> None:
     freeze_batch_norm(model)
 
 
-def step_pairs(elastic_ms: np.ndarray, log: ShortRunLog) -> tuple[np.ndarray, np.ndarray, int]:
-    """Times [pairs] in ms of the run's steps and of full training's, and the number of undisturbed pairs.
+def step_ratios(times: np.ndarray) -> dict[str, Any]:
+    """Medians in ms, over how many pairs of steps, and the ratios by medians and by sums.
 
-    Steps that were not timed, NaN in `elastic_ms` [steps], are left out, and disturbed pairs unless fewer than
-    `MIN_UNDISTURBED` others remain.
+    Args:
+        times: [steps, 3]: of the run's step and of full training's in ms, and whether both were undisturbed. Steps that
+            were not timed, NaN, are left out, and disturbed pairs unless fewer than `MIN_UNDISTURBED` others remain.
     """
-    steps = zip(elastic_ms, log.full_ms, log.undisturbed, strict=True)
-    pairs = [(elastic, full, undisturbed) for elastic, full, undisturbed in steps if not np.isnan(elastic)]
-    undisturbed_pairs = [pair for pair in pairs if pair[-1]]
-    if len(undisturbed_pairs) >= MIN_UNDISTURBED:
-        pairs = undisturbed_pairs
-    timed_ms, full_ms, _ = np.array(pairs).T
-    return timed_ms, full_ms, len(undisturbed_pairs)
+    pairs = times[~np.isnan(times[:, 0])]
+    quiet = pairs[pairs[:, 2] == 1]
+    elastic_ms, full_ms, _ = (quiet if len(quiet) >= MIN_UNDISTURBED else pairs).T
+    return {
+        "measured": float(np.median(elastic_ms) / np.median(full_ms)),
+        "whole_run": float(elastic_ms.sum() / full_ms.sum()),
+        "elastic_step_ms": float(np.median(elastic_ms)),
+        "full_step_ms": float(np.median(full_ms)),
+        "pairs": len(elastic_ms),
+        "quiet_pairs": len(quiet),
+    }
 
 
 def few_digits(network: NetworkSettings, steps: int) -> ImageData:
@@ -98,14 +102,14 @@ def few_digits(network: NetworkSettings, steps: int) -> ImageData:
 def run(
     model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, full: Callable[[], object]
 ) -> dict[str, Any]:
-    """One elastic run in a temporary folder: medians in ms, over how many pairs of steps, and rho by each.
+    """One elastic run in a temporary folder: `step_ratios`, and rho by other measures.
 
     A step includes its share of what making the features of its selection took. `full` runs a step of full training.
 
-    "measured" is the ratio of the medians, "whole_run" that of the sums, "measured_by_selection" that of the medians of
-    each selection, disturbed steps included. "predicted_by_selection" is below the requested rho if no further tensor
-    has a positive importance. "by_slowdown" is the run's own estimate of its rho. "slowdown_by_full_steps" is the
-    slowdown by full training's own steps, disturbed ones included: the latest ones before each selection but the first.
+    "measured_by_selection" is the ratio of the medians of each selection, disturbed steps included.
+    "predicted_by_selection" is below the requested rho if no further tensor has a positive importance. "by_slowdown" is
+    the run's own estimate of its rho. "slowdown_by_full_steps" is the slowdown by full training's own steps, disturbed
+    ones included: the latest ones before each selection but the first.
     """
     from short_runs import elastic_run
 
@@ -115,19 +119,13 @@ def run(
         for ms in (log.step_ms, log.full_ms, log.making_ms)
     )
     each_elastic = each_elastic + making.mean(axis=1, keepdims=True)
-    elastic_ms, full_ms, undisturbed = step_pairs(each_elastic.ravel(), log)
     allowed, predicted_ms, budget_ms, slowdown, correction = (
         np.array([float(row[name]) for row in selections])
         for name in ("rho", "predicted_step_ms", "budget_step_ms", "slowdown", "correction")
     )
     return {
-        "measured": float(np.median(elastic_ms) / np.median(full_ms)),
-        "whole_run": float(elastic_ms.sum() / full_ms.sum()),
+        **step_ratios(np.array([each_elastic.ravel(), log.full_ms, log.undisturbed]).T),
         "by_slowdown": summary["rho_measured"],
-        "elastic_step_ms": float(np.median(elastic_ms)),
-        "full_step_ms": float(np.median(full_ms)),
-        "pairs": len(elastic_ms),
-        "quiet_pairs": undisturbed,
         "allowed_by_selection": allowed.tolist(),
         "predicted_by_selection": (predicted_ms / budget_ms * allowed).tolist(),
         "measured_by_selection": (np.nanmedian(each_elastic, axis=1) / np.median(each_full, axis=1)).tolist(),

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """The solver's time, memory and share of the optimum, over tensors (N) and steps (T_q), and the paper's recursion.
 
-Draws a figure like the paper's Fig 13, with more panels, and prints one JSON object as its last line. The networks are
-made up (`solver_problems`); N = 214 is the size of ResNet50.
+Draws the importance lost to rounding, time and memory, and prints one JSON object as its last line, also with what the
+paper's recursion takes (run_figure13.sh draws that). The networks are made up (`solver_problems`); N = 214 is the size
+of ResNet50.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import common
-import numpy as np
 from solver_problems import (
     RESNET50_TENSORS,
     RHO,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESOLUTIONS = (100, 1_000, 10_000, 100_000)
-FURTHER = (10, 30, 300, 3_000, 30_000)  # at ResNet50's size
 # Colours that colour-blind readers can distinguish and that differ in greyscale; each also has its own marker.
 STYLES = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"), ("#777777", "v"))
 
@@ -125,7 +124,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return tqdm([*parts], desc=what, file=sys.stderr)
 
     cases = [(size, steps) for size in sizes for steps in (*RESOLUTIONS, None)]
-    cases += [(RESNET50_TENSORS, steps) for steps in FURTHER]
     runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in shown(cases, "the solver")]
     qualities = [
         measure_quality(size, instances, limit_seconds) for size, instances in shown(compared.items(), "the optimum")
@@ -139,58 +137,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "milp_unproven_tensors": [row["tensors"] for row in qualities if row["proven"] < row["instances"]],
         "recursions_agree": all(record["agree"] for record in recursions),
         "all_within_budget": all(run["within_budget"] for run in runs),
-        "runs": sorted(runs, key=lambda run: (run["tensors"], run["automatic"], run["time_resolution"])),
+        "runs": runs,
         "quality": qualities,
         "recursions": recursions,
     }
 
 
 def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Six panels: against the recursion, over T_q, and over N."""
-    panels = figure.subplots(3, 2).ravel()
-    draw_against_recursion(record, panels[0], "subproblems", "subproblems solved", "a  Work, T_q = 1,000")
-    draw_against_recursion(record, panels[1], "ms", "time (ms)", "b  Time, T_q = 1,000")
-    draw_trade(record, panels[2])
-    draw_quality(record, panels[3])
-    draw_over_tensors(record, panels[4], "solve_ms", "time (ms)", "e  Solver's time")
-    draw_over_tensors(record, panels[5], "peak_memory_mb", "peak memory (MB)", "f  Solver's memory")
-    for axes in panels[2:]:
-        axes.set_xscale("log")
-    for axes in panels[[0, 1, 3, 4, 5]]:
-        axes.set_yscale("log")
+    """Three panels: importance over T_q, time and memory over N."""
+    panels = figure.subplots(1, 3)
+    draw_quality(record, panels[0])
+    draw_over_tensors(record, panels[1], "solve_ms", "time (ms)", "b  Solver's time")
+    draw_over_tensors(record, panels[2], "peak_memory_mb", "peak memory (MB)", "c  Solver's memory")
+    for axes in panels:
+        axes.set(xscale="log", yscale="log")
         axes.set_ylim(top=axes.get_ylim()[1] * 30)  # room for the legend
-
-
-def draw_against_recursion(record: dict[str, Any], axes: Axes, quantity: str, label: str, title: str) -> None:
-    """Bars of the paper's recursion and of ours, a pair for each N."""
-    rows = record["recursions"]
-    places = np.arange(len(rows))
-    for shift, method, name, colour, hatch in (
-        (-0.2, "recursion", "recursion of the paper", "#bbbbbb", "//"),
-        (0.2, "solve", "ours", "#0072b2", ""),
-    ):
-        heights = [row[f"{method}_{quantity}"] for row in rows]
-        bars = axes.bar(places + shift, heights, 0.4, label=name, color=colour, hatch=hatch, edgecolor="black")
-        axes.bar_label(bars, fmt="{:,.3g}", fontsize=8)
-    axes.set_xticks(places, [f"N = {row['tensors']}" for row in rows])
-    axes.set_ylabel(label)
-    axes.set_title(title, loc="left")
-    axes.legend(loc="upper left", fontsize=9, ncols=2)
-
-
-def draw_trade(record: dict[str, Any], axes: Axes) -> None:
-    """Resulting time and the solver's time over T_q, at ResNet50's size."""
-    rows = [run for run in record["runs"] if run["tensors"] == RESNET50_TENSORS and not run["automatic"]]
-    steps = [row["time_resolution"] for row in rows]
-    (share,) = axes.plot(steps, [row["time_share_of_full_percent"] for row in rows], "ko-", markersize=5)
-    budget = axes.axhline(100 * record["rho"], color="black", linestyle=":", linewidth=1)
-    axes.set(ylim=(0, 100), xlabel="time steps T_q", ylabel="resulting time (% of full)")
-    other = axes.twinx()
-    (cost,) = other.plot(steps, [row["solve_ms"] for row in rows], "s--", color="#d55e00", markersize=5)
-    other.set(yscale="log", ylim=(0.1, 1000), ylabel="solver's time (ms)")
-    lines, names = (budget, share, cost), ("budget", "resulting time (left)", "solver's time (right)")
-    axes.legend(lines, names, loc="lower right", fontsize=9)
-    axes.set_title(f"c  Resolution, N = {RESNET50_TENSORS}", loc="left")
 
 
 def draw_quality(record: dict[str, Any], axes: Axes) -> None:
@@ -205,7 +166,7 @@ def draw_quality(record: dict[str, Any], axes: Axes) -> None:
         axes.plot(chosen, lost[-1], marker, markersize=11, markerfacecolor="none", color=colour)
     axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", label="T_q automatic")
     axes.set(xlabel="time steps T_q", ylabel="importance lost (% of optimum)")
-    axes.set_title("d  Against the exact optimum", loc="left")
+    axes.set_title("a  Against the exact optimum", loc="left")
     axes.legend(loc="upper right", fontsize=9)
 
 
@@ -228,7 +189,7 @@ def draw_over_tensors(record: dict[str, Any], axes: Axes, key: str, label: str, 
 def main() -> None:
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
-    common.run_benchmark("benchmark_solver", __doc__, {}, measure, draw, (9, 10), takes_network=False)
+    common.run_benchmark("benchmark_solver", __doc__, {}, measure, draw, (13, 4), takes_network=False)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,10 @@ class PaperFigure:
         title: what it shows, at any scale.
         paper: on what the paper shows it, if one of its figures differs from another in this alone.
         plot: which plot of scripts/figures/plot_*.py draws it; of bars, also the quantities.
-        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts or estimated (see
-            `_SHOWN_HOURS`); None: minutes.
+        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts, or estimated from its
+            Fig 17 (ResNet50 on CUB: 2.94 and 35.25 of full training, 1.75 and 25.0 at ρ = 0.7, 1.25 and 18.7 at 0.5,
+            0.695 and 9.75 of the head), the size of the data set (Pet has 0.61 of CUB's images, Dogs twice as many) and
+            of the network (VGG16's full training takes 1.18 times ResNet50's); None: minutes.
     """
 
     title: str
@@ -84,20 +86,6 @@ _NETWORKS = (
     ),
     *_schemes("vit", CUB, 0.4),
 )
-# ResNet50 on CUB, 12 epochs, on a TX2 and a Pi 4B (Fig 17). Hours that the paper's scripts do not state are estimated
-# from these: Pet has 0.61 of CUB's images and Dogs twice as many; Fig 2's steps take between those of the head alone
-# and full ones; VGG16's full training takes 1.18 times ResNet50's (Fig 19).
-_SHOWN_HOURS = {0.5: (1.25, 18.7), 0.7: (1.75, 25.0), 1.0: (2.94, 35.25), "head": (0.695, 9.75)}
-_PET, _VGG16 = 0.61, 1.18
-
-
-def _hours(*shares: tuple[object, float]) -> tuple[float, float]:
-    """The sum over `shares` (key of `_SHOWN_HOURS`, factor) on each device, to two digits."""
-    sums = (sum(times * _SHOWN_HOURS[key][device] for key, times in shares) for device in (0, 1))
-    tx2, pi = (float(f"{value:.2g}") for value in sums)
-    return tx2, pi
-
-
 _CURVES = "Accuracy and test loss over training time"
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 
@@ -106,7 +94,7 @@ FIGURES = {
         "Accuracy after 3 epochs and step time against how many of the last layers train",
         ("layers",),
         tuple(_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
-        _hours(*((scheme, len(LAYERS) * 3 / 12 / 2) for scheme in ("head", 1.0))),
+        (3.2, 39),
     ),
     "7": PaperFigure(
         "Similarity of importance and overhead of measuring it, over interval and batch size",
@@ -115,13 +103,13 @@ FIGURES = {
             _run("resnet50", CUB, rho=0.5, interval=1),
             *(_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16)),
         ),
-        _hours((0.5, 1)),
+        (1.2, 19),
     ),
     "13": PaperFigure(
         "The solver: subproblems; training time and overhead over T_q",
         ("solver",),
         (_run("resnet50", CUB, rho=0.5),),
-        _hours((0.5, 1)),
+        (1.2, 19),
     ),
     # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
     # Fig 15's curves.
@@ -142,7 +130,7 @@ FIGURES = {
             for data in (CUB, PET)
             for kind in ("", "_weight_magnitude", "_grad_magnitude")
         ),
-        _hours((0.5, 3 * (1 + _PET))),
+        (6, 90),
     ),
     "21": PaperFigure(
         "Which tensors train in which epoch",
@@ -153,7 +141,7 @@ FIGURES = {
             _run("resnet50", PET, rho=0.7),
             _run("vgg16", PET, rho=0.7),
         ),
-        _hours((0.7, 1 + _PET + _VGG16 * _PET), (0.5, 1)),
+        (5.3, 77),
     ),
     "22": PaperFigure("Peak memory", ("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
     "23": PaperFigure("Energy of training", ("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
@@ -62,44 +62,32 @@ FROM_SUMMARY = (
 )
 
 
-class Kind(NamedTuple):
-    """What runs agree in that share their images and their timing table."""
+def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
+    """Flags of profiler.py and main.py: runs that agree in them share their images and their timing table.
 
-    data: str
-    split: str
-    clipping: float
-    batch_size: int
-    network: str
-
-
-def kind_of(run: StudyRun) -> Kind:
-    """See `Kind`."""
-    return Kind(run.data, run.split, run.more.get("gradient_clipping", 0.0), run.batch_size, run.network)
-
-
-def shared_flags(args: argparse.Namespace, kind: Kind) -> dict[str, Any]:
-    """Flags of profiler.py and main.py. Raises `UserError` if the images or the weights are not there."""
-    flags = {"model_name": f"{OWN_NETWORKS}:{kind.network}", "logdir": args.logdir / kind.data}
-    if kind.data == "digits":
+    Raises `UserError` if the images or the weights are not there.
+    """
+    flags = {"model_name": f"{OWN_NETWORKS}:{run.network}", "logdir": args.logdir / run.data}
+    if run.data == "digits":
         return {**flags, "dataset_name": "digits", "weights": "none", "input_size": 32, "optimizer": "adam"}
     if args.data_root is None or args.weights_file is None:
         raise UserError(f"--data_root, --weights_file: are needed for the part {args.part}")
-    weights = args.logdir / f"{kind.network}_glyphs.keras"
-    if kind.network == "mobilenetv2":
-        flags |= {"model_name": kind.network, "alpha": 0.35}
+    weights = args.logdir / f"{run.network}_glyphs.keras"
+    if run.network == "mobilenetv2":
+        flags |= {"model_name": run.network, "alpha": 0.35}
         weights = args.weights_file
     elif not weights.exists():
-        command = f"scripts/tools/pretrain_glyphs.py --network {kind.network} --output {weights}"
+        command = f"scripts/tools/pretrain_glyphs.py --network {run.network} --output {weights}"
         raise UserError(f"{weights}: is missing; make it with {command}")
     return {
         **flags,
-        "input_size": INPUT_SIZES[kind.data],
-        "batch_size": kind.batch_size,
+        "input_size": INPUT_SIZES[run.data],
+        "batch_size": run.batch_size,
         "dataset_name": "image_folder",
-        "data_dir": split_folder(args.data_root, kind.data, kind.split, args.logdir / "data"),
+        "data_dir": split_folder(args.data_root, run.data, run.split, args.logdir / "data"),
         "weights": weights,
         "recipe": "paper",  # what it sets is given for each run
-        "gradient_clipping": kind.clipping,
+        "gradient_clipping": run.more.get("gradient_clipping", 0.0),
     }
 
 
@@ -108,9 +96,12 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
     from elastic_trainer.datasets.sources import find
     from elastic_trainer.selection.schemes import trainable_mask
 
-    found = {}
-    for kind in dict.fromkeys(map(kind_of, wanted)):
-        shared = shared_flags(args, kind)
+    found: dict[str, Run] = {}
+    kinds: dict[str, list[StudyRun]] = {}
+    for run in wanted:
+        kinds.setdefault(repr(shared_flags(args, run)), []).append(run)
+    for of_kind in kinds.values():
+        shared = shared_flags(args, of_kind[0])
         images = find(shared["dataset_name"], shared.get("data_dir"))
         basis = make_run(shared)
         make_table(basis._replace(profile=as_words(shared)), core)
@@ -118,13 +109,12 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
         batch_size = basis.command.network.batch_size
         batches = images.train.count // batch_size, -(-images.test.count // batch_size)
-        for run in wanted:
-            if kind_of(run) == kind:
-                flags = {**shared, **run.flags(table, masks, *batches), "run_name": run.name}
-                if run.after:
-                    flags["weights"] = args.logdir / run.data / run.after
-                script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
-                found[run.name] = make_run(flags, script=script)
+        for run in of_kind:
+            flags = {**shared, **run.flags(table, masks, *batches), "run_name": run.name}
+            if run.after:
+                flags["weights"] = args.logdir / run.data / run.after
+            script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
+            found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]
 
 
