@@ -23,8 +23,8 @@ from elastic_trainer.networks.names import model_label
 RECORDS = Path(__file__).with_name("records")
 HEAD = """# Records of the benchmarks
 
-Made from the records by `scripts/benchmarks/records_page.py`. What they mean is in `docs/`; the numbers of earlier
-series, whose records are in the history of this repository, are in its log.
+Made from the records by `scripts/benchmarks/records_page.py`. What they mean is in `docs/`. The log there has the
+numbers of earlier series; their records are in this repository's commit 81e50d2.
 
 | record | network | what | result | rounds | processor |
 |---|---|---|---|---|---|

@@ -93,6 +93,7 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
 
 def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -> list[Run]:
     """The calls of main.py, in the order of `wanted`. Timing tables that are missing are made on `core`."""
+    load_tensorflow()
     from elastic_trainer.datasets.sources import find
     from elastic_trainer.selection.schemes import trainable_mask
 
