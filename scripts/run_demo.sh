@@ -19,5 +19,5 @@ for scheme in $schemes; do
   number=$((number + 1))
 done
 echo "5/5 table and figure"
-"$python" scripts/figures/plot_accuracy_time.py $(printf "$logdir/%s " $schemes) --output figures/demo
+"$python" scripts/figures/plot.py curves $(printf "$logdir/%s " $schemes) --output figures/demo
 echo "all curves: .venv/bin/tensorboard --logdir $logdir"

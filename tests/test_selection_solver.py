@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from milp_optimum import milp_optimum
-from paper_recursion import paper_recursion
+from solver_problems import milp_optimum, paper_recursion
 
 from selection_solver_DP import MAX_CELLS, ROUNDING_LOSS, selection_DP, solve
 

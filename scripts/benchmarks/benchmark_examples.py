@@ -25,11 +25,10 @@ from typing import Any
 
 import common
 import numpy as np
+from common import Setting
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import environment
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
 WAYS = ("plain", "elastic")
@@ -152,29 +151,28 @@ def measure(code: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = OneLineParser(
-        prog="benchmark_examples.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each program and way (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one round")
-    args = parser.parse_args()
-    rounds = 1 if args.quick else args.rounds
-    if rounds < 1:
-        raise UserError(f"--rounds {rounds}: must be at least 1")
+def measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Each program with `ElasticTraining`, by its heading; prints one line for each."""
+    if args.rounds < 1:
+        raise UserError(f"--rounds {args.rounds}: must be at least 1")
     results = {}
     for name, code in programs().items():
         if "ElasticTraining" not in code:
             continue
-        results[name] = one = measure(code, rounds)
+        results[name] = one = measure(code, args.rounds)
         print(
             f"{name}: epoch {one['plain']['epoch_seconds']:.2f} s plain, {one['elastic']['epoch_seconds']:.2f} s "
             f"elastic, ratio {one['ratio']:.2f}, {one['mean_ratio']:.2f} with selections, {one['step_ratio']:.2f} of "
             f"steps alone; profile {one['elastic']['profile_seconds']:.0f} s",
             flush=True,
         )
-    print(json.dumps({"examples": results, "rounds": rounds, "environment": environment()}))
+    return {"examples": results, "rounds": args.rounds}
+
+
+SETTINGS = {"rounds": Setting(3, 1, "runs of each program and way")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_examples", __doc__, SETTINGS, measure_all, takes_network=False)
+    )

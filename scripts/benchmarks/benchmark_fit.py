@@ -11,25 +11,25 @@ user's does. A rho below what the head alone takes is left out. Prints one JSON 
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from benchmark_rho import draw_band, is_kept, standardize
+from benchmark_rho import draw_ratios, is_kept, rho_record, run_rounds, standardize, step_ratios
+from common import Setting
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, is_undisturbed, load_tensorflow, stolen_seconds
-from elastic_trainer.options import stem_to_write
+from elastic_trainer.machine import is_undisturbed, stolen_seconds
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.figure import Figure
 
 RHOS = (0.3, 0.5, 0.7)
 LEFT_OUT = 3  # steps after each selection
@@ -77,8 +77,8 @@ NETWORKS: dict[str, Callable[[], tuple[keras.Model, Any, Any]]] = {
 }
 
 
-def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str, Any]:
-    """One elastic fit: medians in ms of its steps and of plain ones, and the ratios by medians and by sums."""
+def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str, Any]:
+    """One elastic fit: `step_ratios` to plain steps of `fit`."""
     import keras
     import tensorflow as tf
 
@@ -105,84 +105,52 @@ def run(name: str, rho: float, steps: int, epochs: int, table: Path) -> dict[str
                 logs = train(iterator)
                 float(logs["loss"])
                 end = time.perf_counter()
-                times.append((end - middle, middle - start, is_undisturbed(end - start, stolen_seconds() - stolen)))
+                is_quiet = is_undisturbed(end - start, stolen_seconds() - stolen)
+                times.append((1e3 * (end - middle), 1e3 * (middle - start), is_quiet))
                 return logs
 
             self.model.train_function = both
 
     elastic = ElasticTraining(rho=rho, interval=1, table=table, verbose=0)
     model.fit(data, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=[elastic, Alternating()])
-    all_steps = np.array(times).reshape(epochs, steps, 3)[:, LEFT_OUT:]
-    quiet = all_steps[all_steps[..., 2] == 1]
-    pairs = 1e3 * (quiet if len(quiet) > steps else all_steps.reshape(-1, 3))
+    counted = np.array(times).reshape(epochs, steps, 3)[:, LEFT_OUT:].reshape(-1, 3)
     return {
-        "elastic_step_ms": float(np.median(pairs[:, 0])),
-        "plain_step_ms": float(np.median(pairs[:, 1])),
-        "measured": float(np.median(pairs[:, 0]) / np.median(pairs[:, 1])),
-        "whole_run": float(pairs[:, 0].sum() / pairs[:, 1].sum()),
-        "by_callback": elastic.rho_measured,
-        "predicted": [interval.selection.predicted_share for interval in elastic.history.intervals],
+        **step_ratios(counted),
+        "by_slowdown": elastic.rho_measured,
+        "predicted_by_selection": [interval.selection.predicted_share for interval in elastic.history.intervals],
         "correction": [interval.selection.correction for interval in elastic.history.intervals],
-        "pairs": len(pairs),
     }
 
 
-def main() -> None:
-    parser = OneLineParser(prog="benchmark_fit.py", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="runs for each rho (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=40, help="steps between two selections (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=4, help="selections a run (default: %(default)s)")
-    parser.add_argument("--networks", nargs="+", choices=[*NETWORKS], default=[*NETWORKS])
-    parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    parser.add_argument("--output", type=stem_to_write, default=Path("figures/fit"), metavar="STEM")
-    args = parser.parse_args()
-    if args.quick:
-        args.rounds, args.steps, args.epochs = 1, 12, 2
-    load_tensorflow()
-    results: dict[str, dict[float, list[dict[str, Any]]]] = {}
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The runs of each network and feasible rho, one a round."""
+    networks: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:
-            results[name] = {rho: [] for rho in RHOS}
-            for _ in range(args.rounds):
-                for rho, runs in results[name].items():
-                    try:
-                        runs.append(one := run(name, rho, args.steps, args.epochs, Path(folder) / name))
-                    except UserError as error:
-                        print(f"{name}, {error}")
-                        continue
-                    print(f"{name}, rho {rho:g}: {one['measured']:.3f}, entire run {one['whole_run']:.3f}", flush=True)
-            results[name] = {rho: runs for rho, runs in results[name].items() if runs}
-    draw(results, args.output)
-    networks = {name: [{"asked": rho, "runs": runs} for rho, runs in of.items()] for name, of in results.items()}
-    record = {"networks": networks, "kept": kept(results), "rounds": args.rounds, "environment": environment()}
-    common.print_result(record, args.output)
+            run_one = partial(run, name, args.steps, args.epochs, Path(folder) / name)
+            runs = run_rounds(args.rounds, RHOS, run_one, f"{name}, ")
+            networks[name] = [rho_record(rho, of_rho) for rho, of_rho in runs.items()]
+    kept = {name: is_kept(records) for name, records in networks.items()}
+    return {"networks": networks, "kept": kept, "rounds": args.rounds}
 
 
-def medians(results: dict[float, list[dict[str, Any]]]) -> dict[float, float]:
-    """Measured ratio by rho."""
-    return {rho: float(np.median([one["measured"] for one in runs])) for rho, runs in results.items()}
-
-
-def kept(results: dict[str, dict[float, list[dict[str, Any]]]]) -> dict[str, bool]:
-    """Of each network, see `benchmark_rho.is_kept`."""
-    return {name: is_kept(medians(of)) for name, of in results.items()}
-
-
-def draw(results: dict[str, dict[float, list[dict[str, Any]]]], stem: Path) -> None:
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Measured over requested rho, with the band in which rho counts as kept."""
-    from matplotlib.figure import Figure
+    title = "ElasticTraining in fit"
+    axes = figure.add_subplot(xlabel="ρ asked", ylabel="step of fit over one of plain fit", title=title)
+    for (name, records), marker in zip(record["networks"].items(), "os", strict=False):
+        draw_ratios(axes, records, name, marker)
 
-    figure = Figure(figsize=(4.2, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="ρ asked", ylabel="step of fit over one of plain fit", title="ElasticTraining in fit"
-    )
-    ends = np.array([min(RHOS) - 0.04, max(RHOS) + 0.04])
-    draw_band(axes, ends)
-    for (name, of), marker in zip(results.items(), "os", strict=False):
-        axes.plot([*of], [*medians(of).values()], marker, label=name)
-    axes.legend(fontsize="small", loc="upper left")
-    save_figure(figure, stem)
+
+SETTINGS = {
+    "rounds": Setting(2, 1, "runs for each rho"),
+    "steps": Setting(40, 12, "steps between two selections"),
+    "epochs": Setting(4, 2, "selections a run"),
+    "networks": Setting([*NETWORKS], [*NETWORKS], "to train", {"nargs": "+", "choices": [*NETWORKS], "type": str}),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_fit", __doc__, SETTINGS, measure, draw, (4.2, 4), takes_network=False)
+    )

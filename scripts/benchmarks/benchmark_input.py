@@ -11,23 +11,25 @@ others. The script draws both results and prints one JSON object as its last lin
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from common import Setting
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
@@ -96,26 +98,19 @@ def train_on(batches: Iterable[Any], step: Any, most: int) -> tuple[float, list[
     return waiting / (waiting + sum(step_ms) / 1e3), step_ms
 
 
-class Measured(NamedTuple):
-    """What was measured of each way to read, by its name.
-
-    Attributes:
-        reading_seconds: time to read all images into memory once.
-        images: in an epoch.
-        speeds: images a second, one value a round.
-        waits: share of training time spent waiting, in %, one value a round.
-        step_ms: times of all steps.
-    """
-
-    reading_seconds: float
-    images: int
-    speeds: dict[str, list[float]]
-    waits: dict[str, list[float]]
-    step_ms: dict[str, list[float]]
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Read the photos in each way, alone and while training; medians over the rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        photos = args.data_dir or Path(folder) / "photos"
+        if args.data_dir is None:
+            make_photos(photos, args.photos)
+        measured = measure_ways(args.network, photos, Path(folder) / "cache", args.rounds, args.steps)
+    made_up = f"{args.photos} of {PHOTO_SIZE[0]}×{PHOTO_SIZE[1]}, made up"
+    return {"photos": "given" if args.data_dir else made_up, "rounds": args.rounds, **measured}
 
 
-def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, steps: int) -> Measured:
-    """Read the images in `photos` in each way, alone and while training; `cache` is for decoded images."""
+def measure_ways(network: NetworkSettings, photos: Path, cache: Path, rounds: int, steps: int) -> dict[str, Any]:
+    """What is measured of the images in `photos`; `cache` is for decoded images."""
     import data
     import models
     from elastic_trainer.datasets.sources import find
@@ -144,62 +139,40 @@ def measure(network: NetworkSettings, photos: Path, cache: Path, rounds: int, st
             share, times = train_on(batches(), step, steps)
             waits[name].append(100 * share)
             step_ms[name] += times
-    return Measured(reading_seconds, images, speeds, waits, step_ms)
 
+    def medians(values: dict[str, list[float]]) -> dict[str, float]:
+        return {name: float(np.median(each)) for name, each in values.items()}
 
-def medians(values: dict[str, list[float]]) -> dict[str, float]:
-    return {name: float(np.median(each)) for name, each in values.items()}
-
-
-def draw(title: str, speeds: dict[str, float], waits: dict[str, float], stem: Path) -> None:
-    """Bars of images a second, and of the share of a step spent waiting in %."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    for column, (values, label) in enumerate(((speeds, "images a second"), (waits, "waiting (% of a step)"))):
-        axes = figure.add_subplot(1, 2, column + 1, xlabel=label)
-        bars = axes.barh([*values], [*values.values()], color="#0072b2")
-        axes.bar_label(bars, fmt="{:,.2g}" if column else "{:,.0f}", padding=2, fontsize=8)
-        axes.margins(x=0.25)
-        axes.invert_yaxis()
-        if column:
-            axes.set_yticks([])
-    save_figure(figure, stem)
-
-
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_input.py",
-        __doc__,
-        rounds={"type": int, "default": 5, "help": "measurements of each way (default: %(default)s)"},
-        steps={"type": int, "default": 40, "help": "training steps in each measurement (default: %(default)s)"},
-        photos={"type": int, "default": 200, "help": "photos to generate (default: %(default)s)"},
-    )
-    if args.quick:
-        args.rounds, args.steps, args.photos = 1, 4, 24
-    load_tensorflow()
-    with tempfile.TemporaryDirectory() as folder:
-        photos = args.data_dir or Path(folder) / "photos"
-        if args.data_dir is None:
-            make_photos(photos, args.photos)
-        measured = measure(network, photos, Path(folder) / "cache", args.rounds, args.steps)
-    speeds, waits = medians(measured.speeds), medians(measured.waits)
-    title, stem, network_record = common.measured_network(network, "input", args.output)
-    draw(title, speeds, waits, stem)
-    record = {
-        **network_record,
-        "photos": "given" if args.data_dir else f"{args.photos} of {PHOTO_SIZE[0]}×{PHOTO_SIZE[1]}, made up",
-        "images": measured.images,
-        "rounds": args.rounds,
-        "reading_seconds": measured.reading_seconds,
-        "images_per_second": speeds,
-        "waiting_percent": waits,
-        "step_ms": medians(measured.step_ms),
-        "environment": environment(),
+    return {
+        "images": images,
+        "reading_seconds": reading_seconds,
+        "images_per_second": medians(speeds),
+        "waiting_percent": medians(waits),
+        "step_ms": medians(step_ms),
     }
-    common.print_result(record, stem)
+
+
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Bars of images a second, and of the share of a step spent waiting in %."""
+    figure.suptitle(title, fontsize=10)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, key, label, form in (
+        (left, "images_per_second", "images a second", "{:,.0f}"),
+        (right, "waiting_percent", "waiting (% of a step)", "{:,.2g}"),
+    ):
+        bars = axes.barh([*record[key]], [*record[key].values()], color="#0072b2")
+        axes.bar_label(bars, fmt=form, padding=2, fontsize=8)
+        axes.set_xlabel(label)
+        axes.margins(x=0.25)
+    left.invert_yaxis()
+
+
+SETTINGS = {
+    "rounds": Setting(5, 1, "measurements of each way"),
+    "steps": Setting(40, 4, "training steps in each measurement"),
+    "photos": Setting(200, 24, "photos to generate"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("benchmark_input", __doc__, SETTINGS, measure, draw, (7, 2.6)))

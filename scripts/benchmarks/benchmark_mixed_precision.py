@@ -10,18 +10,20 @@ object as its last line.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from common import Setting
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
-from elastic_trainer.settings import PAPER, NetworkSettings
+from elastic_trainer.settings import NetworkSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEASURED = ("full step", "step of the head", "forward pass")
 
@@ -41,69 +43,50 @@ def runs_of(network: NetworkSettings) -> list[Any]:
 def losses(network: NetworkSettings, steps: int) -> list[float]:
     """Losses of `steps` steps of full training on digits."""
     import data
-    import models
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.optimizers import make_optimizer
-    from elastic_trainer.training.step import TrainStep
 
-    model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(ImageClassification(model), optimizer, network.batch_size)
+    step = common.full_training_step(network, steps)
     digits = data.load("digits", network.input_size, network.batch_size, network.seed)
     return [step(batch.inputs, batch.targets)[0] for batch in digits.train(0, count=steps)]
 
 
-def draw(title: str, step_ms: dict[str, np.ndarray], stem: Path) -> None:
-    """Bars of the median times."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5, 3.5), layout="constrained")
-    axes = figure.add_subplot(ylabel="ms", title=title)
-    for offset, (label, values), colour in zip((-0.2, 0.2), step_ms.items(), ("#0072b2", "#e69f00"), strict=True):
-        axes.bar(np.arange(len(MEASURED)) + offset, values, 0.4, label=label, color=colour)
-    axes.set_xticks(np.arange(len(MEASURED)), MEASURED)
-    axes.legend(fontsize="small")
-    save_figure(figure, stem)
-
-
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_mixed_precision.py",
-        __doc__,
-        seconds={"type": float, "default": 60, "help": "time for measuring (default: %(default)s)"},
-        steps={"type": int, "default": 20, "help": "training steps to compare losses over (default: %(default)s)"},
-    )
-    load_tensorflow()
-
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Median times in each precision in ms, their ratios, and the losses."""
     import models
     from elastic_trainer.timing.measuring import measure_steps
 
-    if args.quick:
-        args.seconds, args.steps = 3, 3
-    policy = models.mixed_precision_policy()
-    runs, curves = [], []
-    for mixed in (False, True):
-        in_precision = replace(network, mixed_precision=mixed)
-        runs += runs_of(in_precision)
-        curves.append(losses(in_precision, args.steps))
+    networks = [replace(args.network, mixed_precision=mixed) for mixed in (False, True)]
+    runs = [run for network in networks for run in runs_of(network)]
+    curves = [losses(network, args.steps) for network in networks]
     times = measure_steps(runs, args.seconds)
     single_ms, mixed_ms = np.median(times, axis=0).reshape(2, len(MEASURED))
-    title, stem, network_record = common.measured_network(network, "mixed_precision", args.output)
-    draw(title, {"float32": single_ms, policy: mixed_ms}, stem)
-    names = [what.replace(" ", "_") for what in MEASURED]
-    record = {
-        **network_record,
+    names, policy = [what.replace(" ", "_") for what in MEASURED], models.mixed_precision_policy()
+    return {
         "policy": policy,
         "rounds": len(times),
         "float32_ms": dict(zip(names, single_ms.tolist(), strict=True)),
         "mixed_ms": dict(zip(names, mixed_ms.tolist(), strict=True)),
         "speedup": dict(zip(names, (single_ms / mixed_ms).tolist(), strict=True)),
         "losses": {"float32": curves[0], policy: curves[1]},
-        "environment": environment(),
     }
-    common.print_result(record, stem)
+
+
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Bars of the median times."""
+    axes = figure.add_subplot(ylabel="ms", title=title)
+    places = np.arange(len(MEASURED))
+    axes.bar(places - 0.2, [*record["float32_ms"].values()], 0.4, label="float32", color="#0072b2")
+    axes.bar(places + 0.2, [*record["mixed_ms"].values()], 0.4, label=record["policy"], color="#e69f00")
+    axes.set_xticks(places, MEASURED)
+    axes.legend(fontsize="small")
+
+
+SETTINGS = {
+    "seconds": Setting(60.0, 3.0, "time for measuring"),
+    "steps": Setting(20, 3, "training steps to compare losses over"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(
+        lambda: common.run_benchmark("benchmark_mixed_precision", __doc__, SETTINGS, measure, draw, (4.5, 3.5))
+    )

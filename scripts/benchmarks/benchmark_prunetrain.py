@@ -12,24 +12,24 @@ prints one JSON object as its last line.
 
 from __future__ import annotations
 
+import argparse
 import gc
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from common import Setting
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
-from elastic_trainer.settings import PAPER, NetworkSettings, Settings
+from elastic_trainer.settings import NetworkSettings, Settings
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+    from matplotlib.figure import Figure
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 QUICK_SHARES = (0.0, 0.5)
@@ -85,17 +85,6 @@ def weaken(model: keras.Model, share: float) -> None:
             kernel.layer.kernel.assign(weights)
 
 
-def new_network(network: NetworkSettings) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """The network and an optimizer for all of its tensors."""
-    import models
-    from elastic_trainer.training.optimizers import make_optimizer
-
-    model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
-
-
 def pruned_network(
     network: NetworkSettings, share: float, batch: tuple[tf.Tensor, tf.Tensor]
 ) -> tuple[Measured, tuple[int, int]]:
@@ -103,7 +92,7 @@ def pruned_network(
     from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.pruning.scheme import SPREAD_IMAGES, PruneTrainScheme
 
-    model, optimizer = new_network(network)
+    model, optimizer = common.trainable_network(network)
     one_batch = Batch(lambda: batch[0], batch[1])
     data = SimpleNamespace(importance_batches=lambda index: [one_batch], batch_size=SPREAD_IMAGES)
     settings = Settings(prune_ratio=0.2, prune_threshold=0.0)
@@ -143,21 +132,13 @@ def measure_share(
     return row
 
 
-def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Draw step time, FLOPs and parameters relative to the full network, by the share of channels removed."""
-    from matplotlib.figure import Figure
-
+    rows = record["pruned"]
     removed = [100 * row["removed_share"] for row in rows]
-    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot(xlabel="channels removed (%)", ylabel="relative to the full network", title=title)
-    axes.fill_between(
-        removed,
-        [row["step_ratio_quartiles"][0] for row in rows],
-        [row["step_ratio_quartiles"][1] for row in rows],
-        color="#0072b2",
-        alpha=0.2,
-        linewidth=0,
-    )
+    low, high = zip(*(row["step_ratio_quartiles"] for row in rows), strict=True)
+    axes.fill_between(removed, low, high, color="#0072b2", alpha=0.2, linewidth=0)
     for key, label, style in (
         ("step_ratio", "step time (median, quartiles)", "o-"),
         ("flops_ratio", "FLOPs", "s--"),
@@ -166,44 +147,27 @@ def draw(title: str, rows: list[dict[str, Any]], stem: Path) -> None:
         axes.plot(removed, [row[key] for row in rows], style, label=label, markersize=4)
     axes.set_ylim(0, None)
     axes.legend(fontsize="small")
-    save_figure(figure, stem)
 
 
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_prunetrain.py",
-        __doc__,
-        rounds={"type": int, "default": 40, "help": "measured steps of each network (default: %(default)s)"},
-    )
-    load_tensorflow()
-
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The full network, and each smaller one beside it."""
     import tensorflow as tf
 
-    if args.quick:
-        args.rounds = min(args.rounds, 5)
+    network = args.network
     rng = np.random.default_rng(network.seed)
     images = rng.uniform(0, 255, (network.batch_size, network.input_size, network.input_size, 3)).astype(np.float32)
     labels = rng.integers(0, network.num_classes, network.batch_size)
     batch = tf.constant(images), tf.constant(labels, tf.int32)
-
-    full = Measured(*new_network(network), batch)
+    full = Measured(*common.trainable_network(network), batch)
     rows = []
     for share in QUICK_SHARES if args.quick else SHARES:
         rows.append(measure_share(network, share, batch, full, args.rounds))
         gc.collect()
+    return {"rounds": args.rounds, "full_flops": full.flops, "full_parameters": full.parameters, "pruned": rows}
 
-    title, stem, network_record = common.measured_network(network, "prunetrain", args.output)
-    draw(title, rows, stem)
-    record = {
-        **network_record,
-        "rounds": args.rounds,
-        "full_flops": full.flops,
-        "full_parameters": full.parameters,
-        "pruned": rows,
-        "environment": environment(),
-    }
-    common.print_result(record, stem)
+
+SETTINGS = {"rounds": Setting(40, 5, "measured steps of each network")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("benchmark_prunetrain", __doc__, SETTINGS, measure, draw, (4.6, 3.6)))

@@ -1,40 +1,44 @@
 #!/usr/bin/env python
 """The solver's time, memory and share of the optimum, over tensors (N) and steps (T_q), and the paper's recursion.
 
-Draws a figure like the paper's Fig 13, with more panels, and prints one JSON object as its last line. The networks are
-made up (`made_up_networks`); N = 214 is the size of ResNet50.
+Draws the importance lost to rounding, time and memory, and prints one JSON object as its last line, also with what the
+paper's recursion takes (run_figure13.sh draws that). The networks are made up (`solver_problems`); N = 214 is the size
+of ResNet50.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import common
-from made_up_networks import (
+from solver_problems import (
     RESNET50_TENSORS,
     RHO,
     SelectionProblem,
     made_up_problem,
     measure_recursion,
+    milp_optimum,
     seconds_of,
 )
-from milp_optimum import milp_optimum
-from solver_figure import RESOLUTIONS, draw
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.machine import environment
 from selection_solver_DP import Solution, solve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RESOLUTIONS = (100, 1_000, 10_000, 100_000)
+# Colours that colour-blind readers can distinguish and that differ in greyscale; each also has its own marker.
+STYLES = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"), ("#777777", "v"))
 
 
 def peak_mb(function: Callable[[], Any]) -> float:
@@ -108,85 +112,84 @@ def measure_quality(tensors: int, instances: int, limit_seconds: float) -> dict[
     }
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything that the figure and the JSON show."""
+    quick = args.quick
     sizes = (50, RESNET50_TENSORS, 1000, 5000) if quick else (50, 100, RESNET50_TENSORS, 500, 1000, 2000, 5000)
     compared = {50: 5, RESNET50_TENSORS: 3} if quick else {50: 20, RESNET50_TENSORS: 20, 1000: 5, 5000: 1}
     recursion_sizes = (50, RESNET50_TENSORS) if quick else (50, 100, RESNET50_TENSORS)
     limit_seconds = 3.0 if quick else 60.0
-    runs, qualities, recursions, over_steps = [], [], [], []
-    total = len(sizes) * (len(RESOLUTIONS) + 1) + len(compared) + len(recursion_sizes) + 1
-    with tqdm(total=total, desc="benchmarking the solver", unit="part", file=sys.stderr) as bar:
-        for size in sizes:
-            for steps in (*RESOLUTIONS, None):
-                runs.append(measure_solver(made_up_problem(size), steps, quick))
-                bar.update()
-        for size, instances in compared.items():
-            qualities.append(measure_quality(size, instances, limit_seconds))
-            bar.update()
-        for size in recursion_sizes:
-            recursions.append(measure_recursion(size, 1_000, quick))
-            bar.update()
-        for steps in (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000):
-            over_steps.append(measure_solver(made_up_problem(RESNET50_TENSORS), steps, quick))
-        bar.update()
+
+    def shown(parts: Iterable[Any], what: str) -> Any:
+        return tqdm([*parts], desc=what, file=sys.stderr)
+
+    cases = [(size, steps) for size in sizes for steps in (*RESOLUTIONS, None)]
+    runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in shown(cases, "the solver")]
+    qualities = [
+        measure_quality(size, instances, limit_seconds) for size, instances in shown(compared.items(), "the optimum")
+    ]
+    recursions = [measure_recursion(size, 1_000, quick) for size in shown(recursion_sizes, "the paper's recursion")]
     return {
         "rho": RHO,
         "quick": quick,
-        "recursion": "plain Python loops, scripts/benchmarks/paper_recursion.py",
+        "recursion": "plain Python loops, scripts/benchmarks/solver_problems.py",
         "milp_time_limit_seconds": limit_seconds,
         "milp_unproven_tensors": [row["tensors"] for row in qualities if row["proven"] < row["instances"]],
-        **targets(runs, recursions),
+        "recursions_agree": all(record["agree"] for record in recursions),
+        "all_within_budget": all(run["within_budget"] for run in runs),
         "runs": runs,
         "quality": qualities,
         "recursions": recursions,
-        "over_time_resolution": over_steps,
-        "environment": environment(),
     }
 
 
-def targets(runs: list[dict[str, Any]], recursions: list[dict[str, Any]]) -> dict[str, Any]:
-    """The results that the project has targets for, by name."""
-    at = {(run["tensors"], None if run["automatic"] else run["time_resolution"]): run for run in runs}
-    against = next(record for record in recursions if record["tensors"] == RESNET50_TENSORS)
-    return {
-        "n214_tq1e3_ms": at[RESNET50_TENSORS, 1_000]["solve_ms"],
-        "n214_automatic_ms": at[RESNET50_TENSORS, None]["solve_ms"],
-        "n5000_tq1e4_ms": at[5000, 10_000]["solve_ms"],
-        "n5000_tq1e4_peak_memory_mb": at[5000, 10_000]["peak_memory_mb"],
-        "n214_tq1e3_times_faster_than_recursion": against["times_faster"],
-        "recursions_agree": all(record["agree"] for record in recursions),
-        "all_within_budget": all(run["within_budget"] for run in runs),
-    }
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Three panels: importance over T_q, time and memory over N."""
+    panels = figure.subplots(1, 3)
+    draw_quality(record, panels[0])
+    draw_over_tensors(record, panels[1], "solve_ms", "time (ms)", "b  Solver's time")
+    draw_over_tensors(record, panels[2], "peak_memory_mb", "peak memory (MB)", "c  Solver's memory")
+    for axes in panels:
+        axes.set(xscale="log", yscale="log")
+        axes.set_ylim(top=axes.get_ylim()[1] * 30)  # room for the legend
 
 
-@contextlib.contextmanager
-def standard_output_apart() -> Iterator[int]:
-    """Yield a descriptor of standard output while descriptor 1 leads to standard error.
+def draw_quality(record: dict[str, Any], axes: Axes) -> None:
+    """Mean importance lost to rounding, over T_q. A large open marker is at the T_q that the solver chooses itself."""
+    for (colour, marker), quality in zip(STYLES, record["quality"], strict=False):
+        # Losses below 1e-5 % are rounding errors of floats.
+        lost = [max(100 - row["mean_share_of_optimum_percent"], 1e-5) for row in quality["shares"]]
+        size = quality["tensors"]
+        label = f"N = {size:,}" + (" (upper bound)" if size in record["milp_unproven_tensors"] else "")
+        axes.plot(RESOLUTIONS, lost[:-1], marker + "-", color=colour, markersize=5, label=label)
+        chosen = quality["automatic_time_resolution"]
+        axes.plot(chosen, lost[-1], marker, markersize=11, markerfacecolor="none", color=colour)
+    axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", label="T_q automatic")
+    axes.set(xlabel="time steps T_q", ylabel="importance lost (% of optimum)")
+    axes.set_title("a  Against the exact optimum", loc="left")
+    axes.legend(loc="upper right", fontsize=9)
 
-    HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line.
-    """
-    sys.stdout.flush()
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield ours
-    finally:
-        os.close(ours)
+
+def draw_over_tensors(record: dict[str, Any], axes: Axes, key: str, label: str, title: str) -> None:
+    """A quantity of `solve` over N, a line for each T_q and one for the automatic choice."""
+    for (colour, marker), steps in zip(STYLES, (*RESOLUTIONS, None), strict=True):
+        rows = [
+            run
+            for run in record["runs"]
+            if (run["automatic"] if steps is None else run["time_resolution"] == steps and not run["automatic"])
+        ]
+        sizes, values = [row["tensors"] for row in rows], [row[key] for row in rows]
+        name, line = (f"T_q = {steps:,}", "-") if steps else ("T_q automatic", "--")
+        axes.plot(sizes, values, marker + line, color=colour, markersize=5, label=name)
+    axes.set(xlabel="tensors N", ylabel=label)
+    axes.set_title(title, loc="left")
+    axes.legend(loc="upper left", fontsize=8, ncols=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, 3 s for each MILP; under 30 s")
-    parser.add_argument(
-        "--output", type=Path, default=common.ROOT / "figures" / "benchmark_solver", help="figure without its ending"
-    )
-    args = parser.parse_args()
-    with standard_output_apart() as output:
-        record = measure(args.quick)
-        draw(record, args.output)
-        print(f"figure: {args.output}.pdf and .png", file=sys.stderr)
-        os.write(output, (json.dumps(record) + "\n").encode())
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
+    common.run_benchmark("benchmark_solver", __doc__, {}, measure, draw, (13, 4), takes_network=False)
 
 
 if __name__ == "__main__":

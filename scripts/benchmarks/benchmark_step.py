@@ -11,50 +11,53 @@ the upper parts of the network. It compiles the step of full training and of eac
 
 Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
 PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
-processes. The script draws the medians and prints one JSON object as its last line.
+processes. All steps are at learning rate 0, so no weight changes. The script draws the medians and prints one JSON
+object as its last line.
 
     python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4 --torch
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import multiprocessing
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from step_variants import (
-    VARIANTS,
-    SelectionSteps,
-    elastic_masks,
-    keras_step,
-    made_up_images,
-    peak_memory_mb,
-    upper_masks,
-)
+from common import Setting
 from torch_worker import TorchWorker, check_network, prepare_environment
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
+from elastic_trainer.machine import load_tensorflow, text_of
+from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
     import keras
+    from matplotlib.figure import Figure
 
+    from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
+    from elastic_trainer.timing.table import TimingTable
 
+VARIANTS = ("unfolded", "folded", "prefix", "cached")
+STATUS = Path("/proc/self/status")
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
 UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
 HALF = "rho 0.5"
 MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
 QUICK_MEMORY = MEMORY[:1]
-COLOURS = {"unfolded": "#999999", "folded": "#0072b2", "prefix": "#e69f00", "cached": "#009e73"}
+COLOURS = dict(zip(VARIANTS, ("#999999", "#0072b2", "#e69f00", "#009e73"), strict=True))
+STYLES = ("-", "--", "-.", ":")  # of the lines of others' full steps
 Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
 
@@ -78,6 +81,153 @@ def selections(
     return {"full": all_mask(model), **elastic, **upper}, smallest
 
 
+def variants_of(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    mask: np.ndarray,
+    data: ImageData,
+    wanted: Sequence[str] = VARIANTS,
+) -> dict[str, Callable[[], Any]]:
+    """Calls that run the step of one selection, by variant; a variant that would be the same as another is left out.
+
+    Args:
+        model: the network.
+        optimizer: built for all of its trainable variables.
+        mask: bool [N] over `model.trainable_variables`.
+        data: images for exactly one batch.
+        wanted: of `VARIANTS`.
+    """
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.training.feature_cache import FeatureCache
+    from elastic_trainer.training.prefix import Cut, SplitStep
+    from elastic_trainer.training.step import TrainStep
+
+    [batch] = data.train(0)
+    images, labels = batch.inputs, batch.targets
+    make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
+    step = make()
+    cut = Cut(step)
+    runs: dict[str, Callable[[], Any]] = {"folded": partial(step, images, labels)}
+    if step.folded_pairs and "unfolded" in wanted:
+        runs = {"unfolded": partial(make(fold=False), images, labels), **runs}
+    if cut.tensors and {"prefix", "cached"} & {*wanted}:
+        split = SplitStep(step, cut)
+        runs["prefix"] = lambda: split(split.prefix(images), labels)
+        if "cached" in wanted:
+            with contextlib.suppress(ValueError):  # the features of an image depend on other images of its batch
+                cache = FeatureCache(split, data, Path(tempfile.gettempdir()))
+                cache.prepare(batch, data.order(0))
+                keys = cache.keys(batch.order)
+                runs["cached"] = lambda: split(cache.read(keys), labels)
+    return runs
+
+
+def made_up_images(network: NetworkSettings) -> ImageData:
+    """One batch of random images."""
+    from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.datasets.images import DecodedImages
+
+    rng = np.random.default_rng(0)
+    shape = (network.batch_size, network.input_size, network.input_size, 3)
+    labels = np.zeros(network.batch_size, np.int32)
+    images = DecodedImages(rng.integers(0, 256, shape, np.uint8), labels, {})
+    return ImageData("random", ["all"], images, images, network.batch_size)
+
+
+def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) -> Callable[[], Any]:
+    """A call that runs the step of `model.fit`: it trains everything, with frozen batch norm as a layer."""
+    import keras
+
+    optimizers = {"adam": keras.optimizers.Adam, "sgd": partial(keras.optimizers.SGD, momentum=0.9)}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizers[network.optimizer](learning_rate=0.0), loss)
+    [batch] = data.train(0)
+    return partial(model.train_on_batch, batch.inputs, batch.targets)
+
+
+def elastic_masks(
+    model: keras.Model, network: NetworkSettings, table: TimingTable, rhos: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """What is selected by the importance on one batch of digits: bool [N] for each feasible one of `rhos`.
+
+    Steps without cached features decide. A rho that is too small for them allows steps from features that are cached.
+    """
+    import data
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.selection.importance import ImportanceEvaluator
+    from elastic_trainer.selection.select import select_tensors
+    from elastic_trainer.selection.time_budget import smallest_rho
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.training.optimizers import make_optimizer
+
+    optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
+    optimizer.build(model.trainable_variables)
+    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
+    evaluator = ImportanceEvaluator(ImageClassification(model), network.batch_size)
+    importance = evaluator(optimizer, digits.importance_batches(0))
+    head, masks = head_mask(model), {}
+    for rho in rhos:
+        feasible = [use for use in (COMPUTED, CACHED) if rho >= smallest_rho(table, head, use.share)]
+        if feasible:
+            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, features=feasible[0]).mask
+    return masks
+
+
+def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]) -> dict[str, np.ndarray]:
+    """The tensors nearest the output: bool [N] for each share of all tensors, and for the head alone.
+
+    Args:
+        head: bool [N] over `model.trainable_variables`; part of every selection.
+        positions: int [N], the tensors from the output on (`TimingTable.positions`).
+        shares: of all tensors.
+    """
+    masks = {}
+    for share in shares:
+        mask = head.copy()
+        mask[positions[: int(share * len(positions))]] = True
+        masks[f"upper {share:.0%}".replace("%", " %")] = mask
+    return {**masks, "head": head}
+
+
+def peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
+    """Memory in MB that three steps of one variant take beyond the network's weights, all that makes the step included.
+
+    It is measured in a new process, since the peak of a process never falls. None if the system does not report it.
+
+    Args:
+        network: its settings.
+        mask: bool [N] over `model.trainable_variables`.
+        variant: one of `variants_of` this selection, or "keras".
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_own_peak_memory_mb, network, mask, variant).result()
+
+
+def _own_peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
+    load_tensorflow()
+
+    import models
+    from elastic_trainer.timing.measuring import idle_optimizer
+
+    model = models.build(network)
+    data = made_up_images(network)
+    before_mb = _status_mb("VmRSS")
+    if variant == "keras":
+        run = keras_step(model, network, data)
+    else:
+        run = variants_of(model, idle_optimizer(model, network.optimizer), mask, data, [variant])[variant]
+    for _ in range(3):
+        run()
+    # Not from `resource`: its peak includes that of the process which started this one.
+    peak_mb = _status_mb("VmHWM")
+    return peak_mb - before_mb if peak_mb is not None and before_mb is not None else None
+
+
+def _status_mb(name: str) -> float | None:
+    found = re.search(rf"^{name}:\s+(\d+) kB", text_of(STATUS), re.MULTILINE)
+    return int(found[1]) * 1024 / 1e6 if found else None
+
+
 def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.ndarray]) -> Runs:
     """Calls that run one compiled step each: all variants of each selection, and "keras" of the full one."""
     from elastic_trainer.timing.measuring import idle_optimizer
@@ -85,14 +235,13 @@ def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.
     runs: Runs = {}
     optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
     for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
-        steps = SelectionSteps(model, optimizer, mask, data)
-        made = {variant: make(steps) for variant, make in VARIANTS.items()}
-        runs |= {(name, variant): run for variant, run in made.items() if run is not None}
+        variants = variants_of(model, optimizer, mask, data)
+        runs |= {(name, variant): run for variant, run in variants.items()}
     runs["full", "keras"] = keras_step(model, network, data)
     return runs
 
 
-def measure(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
+def measure_runs(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
     """Median step in ms by selection and variant, PyTorch's as selection "torch"; and the number of rounds."""
     from elastic_trainer.timing.measuring import measure_steps
 
@@ -106,23 +255,22 @@ def measure(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dic
     return step_ms, len(times)
 
 
-def draw(title: str, step_ms: dict[str, dict[str, float]], others: dict[str, float], stem: Path) -> None:
-    """Bars of the median steps by selection and variant, and a line for each of the `others`' full steps."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
+    """Bars of the median steps by selection and variant, and a line for each full step of others."""
     axes = figure.add_subplot(ylabel="ms a step", title=title)
+    step_ms = record["step_ms"]
     for index, (variant, colour) in enumerate(COLOURS.items()):
         bars = [(place, times[variant]) for place, times in enumerate(step_ms.values()) if variant in times]
         if bars:
             places, heights = np.array(bars).T
             axes.bar(places + 0.2 * (index - 1.5), heights, 0.2, label=variant, color=colour)
-    for (name, milliseconds), style in zip(others.items(), ("-", "--", "-.", ":"), strict=False):
-        axes.axhline(milliseconds, color="0.2", linewidth=0.8, linestyle=style, label=name)
+    torch_ms = {f"PyTorch {variant}": ms for variant, ms in (record["torch"] or {"step_ms": {}})["step_ms"].items()}
+    for (name, ms), style in zip({"Keras": step_ms["full"]["keras"], **torch_ms}.items(), STYLES, strict=False):
+        if ms is not None:
+            axes.axhline(ms, color="0.2", linewidth=0.8, linestyle=style, label=f"full step, {name}")
     labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
     axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
     figure.legend(loc="outside lower center", fontsize="small", ncols=4)
-    save_figure(figure, stem)
 
 
 def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
@@ -150,18 +298,13 @@ def peak_memory(
     return measured
 
 
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_step.py",
-        __doc__,
-        seconds={"type": float, "default": 120, "help": "time for measuring steps (default: %(default)s)"},
-        torch={"action": "store_true", "help": "also measure PyTorch, which is installed into .venv-torch"},
-    )
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Medians of all steps, their ratios, and the peak memory of a few."""
+    network = args.network
     worker: TorchWorker | contextlib.nullcontext[None] = contextlib.nullcontext()
     if args.torch:
         check_network(network)
         worker = TorchWorker(network, prepare_environment(), compiled=not args.quick)
-    load_tensorflow()
 
     import models
     from elastic_trainer.timing.measuring import MEASURING_SECONDS
@@ -169,28 +312,28 @@ def main() -> None:
     with worker as torch_worker:
         model = models.build(network)
         masks, smallest = selections(model, network, 3 if args.quick else MEASURING_SECONDS, args.quick)
-        runs = step_runs(model, network, masks)
-        step_ms, rounds = measure(runs, torch_worker, 3 if args.quick else args.seconds)
-    torch_ms = step_ms.pop("torch", {})
-    title, stem, network_record = common.measured_network(network, "step", args.output)
-    torch_lines = {f"full step, PyTorch {variant}": each for variant, each in torch_ms.items()}
-    draw(title, step_ms, {"full step, Keras": step_ms["full"]["keras"], **torch_lines}, stem)
-    record: dict[str, Any] = {
-        **network_record,
+        step_ms, rounds = measure_runs(step_runs(model, network, masks), torch_worker, args.seconds)
+    torch, torch_ms = None, step_ms.pop("torch", {})
+    if torch_worker:
+        missing = torch_worker.record["missing"]
+        torch = {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(missing)}}
+    return {
         "optimizer": network.optimizer,
         "rounds": rounds,
         "smallest_rho": smallest,
         "step_ms": step_ms,
         **summary(step_ms, torch_ms),
-        "torch": {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(torch_worker.record["missing"])}}
-        if torch_worker
-        else None,
+        "torch": torch,
         "peak_memory_mb": peak_memory(network, masks, step_ms, args.quick),
         "trained_tensors": {name: int(mask.sum()) for name, mask in masks.items()},
-        "environment": environment(),
     }
-    common.print_result(record, stem)
+
+
+SETTINGS = {
+    "seconds": Setting(120.0, 3.0, "time for measuring steps"),
+    "torch": Setting(False, False, "also measure PyTorch, which is installed into .venv-torch"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("benchmark_step", __doc__, SETTINGS, measure, draw, (9, 4)))

@@ -14,30 +14,28 @@ scatter plot and prints one JSON object as its last line.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
+from common import Setting
 
 import utils
-from elastic_trainer.files import save_figure
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable, table_settings
 
 if TYPE_CHECKING:
-    from elastic_trainer.settings import NetworkSettings
-    from elastic_trainer.timing.measuring import Measurement
+    from matplotlib.figure import Figure
 
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
-REFERENCE_STRIDE = 2  # every second selection of the fit is measured again
+MEASURED_AGAIN = slice(None, None, -2)  # of the fit's selections: every second one, and the full step
 
 
 def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
@@ -91,147 +89,99 @@ def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str,
     return {"tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "measured_ms": float(measured_ms)}
 
 
-def draw(title: str, points: Sequence[dict[str, Any]], stem: Path) -> None:
+def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
     """Scatter of predicted over measured step time with the line of equality and a band of 8 %."""
-    from matplotlib.figure import Figure
-
-    times = np.array([(point["measured_ms"], point["predicted_ms"]) for point in points])
-    is_cached = np.array([point["cached"] for point in points])
-    figure = Figure(figsize=(4.5, 4.2), layout="constrained")
     axes = figure.add_subplot(xlabel="measured step (ms)", ylabel="predicted step (ms)", title=title)
-    low, high = 0.9 * times.min(), 1.05 * times.max()
-    ends = np.array([low, high])
+    points = record["points"]
+    times = [point[key] for point in points for key in ("measured_ms", "predicted_ms")]
+    ends = np.array([0.9 * min(times), 1.05 * max(times)])
     axes.fill_between(ends, 0.92 * ends, 1.08 * ends, color="0.9", label="±8 %")
     axes.plot(ends, ends, color="0.4", linewidth=0.8)
-    for kind, colour, marker in (("solver", "#0072b2", "o"), ("random", "#d55e00", "^")):
-        of_kind = np.array([point["kind"] == kind for point in points])
-        label = "chosen by the solver" if kind == "solver" else "random selections"
-        for chosen, filled, form in ((~is_cached, colour, ""), (is_cached, "none", ", cached features")):
-            shown = times[of_kind & chosen]
-            style: dict[str, Any] = {"facecolor": filled, "edgecolor": colour, "marker": marker}
-            axes.scatter(shown[:, 0], shown[:, 1], s=18, label=label + form, **style)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
+    for kind, cached, label, colour, marker in (
+        ("solver", False, "chosen by the solver", "#0072b2", "o"),
+        ("solver", True, "chosen by the solver, cached features", "#0072b2", "o"),
+        ("random", False, "random selections", "#d55e00", "^"),
+        ("random", True, "random selections, cached features", "#d55e00", "^"),
+    ):
+        shown = [point for point in points if (point["kind"], point["cached"]) == (kind, cached)]
+        x, y = ([point[key] for point in shown] for key in ("measured_ms", "predicted_ms"))
+        face = "none" if cached else colour
+        axes.scatter(x, y, s=18, label=label, facecolor=face, edgecolor=colour, marker=marker)
+    axes.set(xlim=ends, ylim=ends)
     axes.legend(fontsize="small")
-    save_figure(figure, stem)
 
 
-class Measured(NamedTuple):
-    """What was measured of one network.
-
-    Attributes:
-        measurement: what the table is fitted to.
-        table, by_flops: fitted to measured operation times, and to counted FLOPs.
-        profiling_seconds: time for measuring and for `table`.
-        kinds, masks: the tested selections, see `test_selections`.
-        cached: indices of the tested selections that were measured on cached features, too.
-        step_ms: [rounds, steps] times of the tested selections, of those in `cached` on features, and of those of the
-            fit measured again.
-    """
-
-    measurement: Measurement
-    table: TimingTable
-    by_flops: TimingTable
-    profiling_seconds: float
-    kinds: list[str]
-    masks: list[np.ndarray]
-    cached: list[int]
-    step_ms: np.ndarray
-
-
-MEASURED_AGAIN = slice(None, None, -REFERENCE_STRIDE)  # of the fit's selections; the full step is among them
-
-
-def measure_network(network: NetworkSettings, count: int, seconds: float) -> Measured:
-    """Profile the network, then measure `count` other selections for `seconds`."""
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Profile the network, measure other selections for `seconds`, and compare them with what the table predicts."""
     import models
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.measuring import (
-        compile_from_features,
-        compile_steps,
-        idle_training,
-        measure,
-        measure_steps,
-    )
+    from elastic_trainer.timing import measuring
     from elastic_trainer.timing.profiling import make_table
 
+    network = args.network
     model = models.build(network)
-    task, optimizer, batch = idle_training(model, network)
-    settings = table_settings(network)
+    task, optimizer, batch = measuring.idle_training(model, network)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        measurement = measure(task, optimizer, batch)
-        table = make_table(measurement, settings, Path(folder))
+        measurement = measuring.measure(task, optimizer, batch)
+        table = make_table(measurement, table_settings(network), Path(folder))
         profiling_seconds = time.perf_counter() - start
-        by_flops = make_table(measurement, settings, Path(folder), timing="flops")
-    selections = test_selections(table, head_mask(model), count)
+        by_flops = make_table(measurement, table_settings(network), Path(folder), timing="flops")
+    selections = test_selections(
+        table, head_mask(model), args.selections or (12 if network.model_name == "vit" else 32)
+    )
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/log/time_model.md).
-    runs = [run for _, run in compile_steps(task, optimizer, batch, [*masks, *measurement.masks[MEASURED_AGAIN]])]
+    runs = [
+        run for _, run in measuring.compile_steps(task, optimizer, batch, [*masks, *measurement.masks[MEASURED_AGAIN]])
+    ]
     tested, again = runs[: len(masks)], runs[len(masks) :]
-    on_features = {index: run for index, each in enumerate(tested) if (run := compile_from_features(each)) is not None}
-    step_ms = measure_steps([*tested, *on_features.values(), *again], seconds)
-    return Measured(measurement, table, by_flops, profiling_seconds, kinds, masks, [*on_features], step_ms)
+    on_features = {index: run for index, each in enumerate(tested) if (run := measuring.compile_from_features(each))}
+    step_ms = measuring.measure_steps([*tested, *on_features.values(), *again], args.seconds)
 
-
-def compare(of: Measured) -> dict[str, Any]:
-    """What the JSON holds of the predicted and measured times."""
-    table, fitted_ms = of.table, np.median(of.measurement.step_ms, axis=0)
-    median_ms = np.median(of.step_ms, axis=0)
-    tested = [(index, COMPUTED) for index in range(len(of.masks))] + [(index, CACHED) for index in of.cached]
-    measured, references = np.split(median_ms, [len(tested)])
+    median_ms, fitted_ms = np.median(step_ms, axis=0), np.median(measurement.step_ms, axis=0)
+    cases = [(index, COMPUTED) for index in range(len(masks))] + [(index, CACHED) for index in on_features]
+    measured, references = np.split(median_ms, [len(cases)])
     slowdown = float(np.median(references / fitted_ms[MEASURED_AGAIN]))
     unscaled, flops_predicted = (
-        np.array([_without_reading(t).predict_ms(of.masks[index], features) for index, features in tested])
-        for t in (table, of.by_flops)
+        np.array([_without_reading(each).predict_ms(masks[index], features) for index, features in cases])
+        for each in (table, by_flops)
     )
     predicted = slowdown * unscaled
-    cached = slice(len(of.masks), None)
+    cached = slice(len(masks), None)
     return {
-        "selections": len(of.masks),
-        "rounds": len(of.step_ms),
+        "optimizer": network.optimizer,
+        "selections": len(masks),
+        "rounds": len(step_ms),
         **errors(predicted, measured),
-        "cached_features": errors(predicted[cached], measured[cached]) if of.cached else None,
+        "cached_features": errors(predicted[cached], measured[cached]) if on_features else None,
         "speed_change_percent": 100 * (slowdown - 1),
         "unscaled": errors(unscaled, measured),
         "by_flops": errors(slowdown * flops_predicted, measured),
-        "repeat_spread_percent": float(100 * np.median(np.abs(of.step_ms / median_ms - 1))),
+        "repeat_spread_percent": float(100 * np.median(np.abs(step_ms / median_ms - 1))),
         "full_step_ms": {"profiled": table.full_step_ms, "measured": float(references[0])},
         "fit": vars(table.fit),
         "unmatched_time_percent": table.details["unmatched_time_percent"],
-        "profiling_seconds": of.profiling_seconds,
+        "profiling_seconds": profiling_seconds,
         "points": [
             {
-                "kind": of.kinds[index],
+                "kind": kinds[index],
                 "cached": features is CACHED,
                 "predicted_ms": float(p),
-                **point(table, of.masks[index], m),
+                **point(table, masks[index], m),
             }
-            for (index, features), p, m in zip(tested, predicted, measured, strict=True)
+            for (index, features), p, m in zip(cases, predicted, measured, strict=True)
         ],
-        "fitted_points": [point(table, mask, m) for mask, m in zip(of.measurement.masks, fitted_ms, strict=True)],
+        "fitted_points": [point(table, mask, m) for mask, m in zip(measurement.masks, fitted_ms, strict=True)],
         "forward_ms": table.forward_ms,
     }
 
 
-def main() -> None:
-    network, args = common.parse_benchmark(
-        "benchmark_time_model.py",
-        __doc__,
-        selections={"type": int, "help": "how many (default: 32; 12 for vit)"},
-        seconds={"type": float, "default": 150, "help": "time for measuring (default: %(default)s)"},
-    )
-    load_tensorflow()
-    count = args.selections or (12 if network.model_name == "vit" else 32)
-    if args.quick:
-        count, args.seconds = 8, 5
-    measured = measure_network(network, count, args.seconds)
-    comparison = compare(measured)
-    title, stem, network_record = common.measured_network(network, "time_model", args.output)
-    draw(title, comparison["points"], stem)
-    record = {**network_record, "optimizer": network.optimizer, **comparison, "environment": environment()}
-    common.print_result(record, stem)
+SETTINGS = {
+    "selections": Setting(None, 8, "how many (default: 32; 12 for vit)", {"type": int}),
+    "seconds": Setting(150.0, 5.0, "time for measuring"),
+}
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("benchmark_time_model", __doc__, SETTINGS, measure, draw, (4.5, 4.2)))

@@ -1,4 +1,4 @@
-"""What all benchmarks share: their flags, and how they report the network that they measured.
+"""What all benchmarks share: their flags, the network that they measure, their figure, and the JSON that they print.
 
 Importing this module puts the checkout on the import path, so a benchmark starts from any folder. It is imported first.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -17,59 +18,126 @@ from elastic_trainer.cli.commands import fill_in_defaults
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import figure_text
+from elastic_trainer.files import save_figure
+from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built, stem_to_write
-from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, NetworkSettings
+from elastic_trainer.settings import NETWORK, PAPER, PROFILER_FLAGS, NetworkSettings
 
 if TYPE_CHECKING:
-    pass
+    import keras
+    from matplotlib.figure import Figure
+
+    from elastic_trainer.training.step import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER_RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the budgets of the paper's Figs 17 and 18
 
 
-def parse_benchmark(
-    prog: str, description: str | None, num_classes: int = 10, **more: dict[str, Any]
-) -> tuple[NetworkSettings, argparse.Namespace]:
-    """The network to measure, and all flags: those of the network, `--quick`, `--output`, and `more`.
+class Setting(NamedTuple):
+    """A flag of one benchmark.
+
+    Attributes:
+        default, quick: its value if it is not given, without and with --quick. A flag of False takes no value.
+        help: without the default.
+        more: what else `add_argument` takes.
+    """
+
+    default: Any
+    quick: Any
+    help: str
+    more: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+
+def run_benchmark(
+    name: str,
+    description: str | None,
+    settings: dict[str, Setting],
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    draw: Callable[[Figure, str, dict[str, Any]], None] | None = None,
+    size: tuple[float, float] = (4.5, 4.0),
+    takes_network: bool = True,
+) -> None:
+    """A benchmark from its command line to its last line of output, which is its record as one JSON object.
 
     Args:
-        prog, description: for the help.
-        num_classes: of the network, if the flag is not given.
-        more: further flags by name, with what `add_argument` takes.
+        name: of the script; the figure's name starts with what follows benchmark_.
+        description: for the help.
+        settings: its own flags by name.
+        measure: from the flags to what is recorded. If the benchmark takes a network, `network` is one of the flags.
+        draw: on a figure, with the network as its title, what was recorded; None draws nothing.
+        size: of the figure in inches.
+        takes_network: whether it has the flags of a network.
     """
+    args = _parse(f"{name}.py", description, settings, draw is not None, takes_network)
+    load_tensorflow()
+    kind = name.removeprefix("benchmark_")
+    record, title, stem = dict[str, Any](), "", Path("figures") / kind
+    if takes_network:
+        network = args.network
+        record = {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+        label = model_label(network.model_name, network.alpha)
+        title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
+        stem = stem.with_name(f"{kind}_{label}_{network.input_size}_{network.batch_size}")
+    note = {"note": args.note} if args.note else {}
+    record = {**note, **record, **measure(args), "environment": environment()}
+    if draw is not None:
+        from matplotlib.figure import Figure
+
+        figure, stem = Figure(figsize=size, layout="constrained"), args.output or stem
+        draw(figure, title, record)
+        save_figure(figure, stem)
+        print(f"figure: {stem}.pdf and .png")
+    print(json.dumps(record))
+
+
+def _parse(
+    prog: str, description: str | None, settings: dict[str, Setting], has_figure: bool, takes_network: bool
+) -> argparse.Namespace:
     parser = OneLineParser(
-        [main_parser, profiler_parser],
+        [main_parser, profiler_parser] if takes_network else [],
         prog=prog,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
+    if takes_network:
+        add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
+    parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
-    for name, settings in more.items():
-        parser.add_argument(f"--{name}", **settings)
+    if has_figure:
+        parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
+    for name, (default, _, text, more) in settings.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        else:
+            shown = "" if default is None else f" (default: {default})"
+            parser.add_argument(f"--{name}", help=text + shown, **{"type": type(default), **more})
     args = parser.parse_args()
-    args.weights = args.weights or "none"  # time does not depend on them
-    fill_in_defaults(args)
-    return built(NetworkSettings, vars(args)).with_classes(num_classes), args
+    for name, setting in settings.items():
+        if getattr(args, name) is None:
+            setattr(args, name, setting.quick if args.quick else setting.default)
+    if takes_network:
+        args.weights = args.weights or "none"  # time does not depend on them
+        fill_in_defaults(args)
+        args.network = built(NetworkSettings, vars(args)).with_classes(10)
+    return args
 
 
-def measured_network(network: NetworkSettings, kind: str, output: Path | None) -> tuple[str, Path, dict[str, Any]]:
-    """How a benchmark reports its network: the figure's title, its path without ending, and the JSON's first keys.
+def trainable_network(network: NetworkSettings, steps: int = 100_000) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """The network and an optimizer for all of its tensors, with the paper's settings over `steps` steps."""
+    import models
+    from elastic_trainer.training.optimizers import make_optimizer
 
-    Args:
-        network: that was measured.
-        kind: what is measured; the figure's name starts with it.
-        output: the figure's path if the user named one.
-    """
-    label = model_label(network.model_name, network.alpha)
-    title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
-    stem = output or Path("figures") / f"{kind}_{label}_{network.input_size}_{network.batch_size}"
-    return title, stem, {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+    model = models.build(network)
+    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
 
 
-def print_result(record: dict[str, Any], stem: Path) -> None:
-    """Print where the figure is and, as the last line, the result as one JSON object."""
-    print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(record))
+def full_training_step(network: NetworkSettings, steps: int = 100_000) -> TrainStep:
+    """A step of full training of a new, separate network."""
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.training.step import TrainStep
+
+    model, optimizer = trainable_network(network, steps)
+    return TrainStep(ImageClassification(model), optimizer, network.batch_size)

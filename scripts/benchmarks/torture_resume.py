@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import common
+from common import Setting
 
 import utils
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows, read_summary
 
 # Columns that come from clocks and other meters; all others must be equal.
@@ -110,31 +110,23 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--num_epochs", type=int, default=6, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="3 kills, 3 epochs")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="keep the two runs there")
-    args = parser.parse_args()
-    if args.quick:
-        args.kills, args.num_epochs = 3, 3
-    load_tensorflow()
-    work = Path(tempfile.mkdtemp(prefix="torture-"))
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Make both runs and compare them. Raises `UserError` if they differ."""
+    logdir = args.output or Path(tempfile.mkdtemp(prefix="torture-"))
     try:
-        record = torture(work, args)
+        record = torture(logdir, args)
     finally:
-        if args.output is not None:
-            shutil.copytree(work, args.output, dirs_exist_ok=True)
-        shutil.rmtree(work)
-    print(json.dumps(record))
+        if args.output is None:
+            shutil.rmtree(logdir)
     if not all(record["held"].values()):
+        print(json.dumps(record))
         raise UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
+    return record
 
 
 def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Make both runs under `logdir` and compare them."""
+    logdir.mkdir(parents=True, exist_ok=True)
     log = logdir / "output.txt"
     finish(python("profiler.py", "--logdir", logdir, log=log), log)
     flags = ["--logdir", logdir, "--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
@@ -168,9 +160,16 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
         "unbroken_seconds": round(unbroken_seconds, 1),
         "tortured_seconds": round(time.monotonic() - start, 1),
         "held": results,
-        "environment": environment(),
     }
 
 
+SETTINGS = {
+    "kills": Setting(30, 3, "how often to kill"),
+    "seed": Setting(0, 0, "of the moments"),
+    "num_epochs": Setting(6, 3, "of each run"),
+    "output": Setting(None, None, "keep the two runs there", {"type": Path, "metavar": "DIR"}),
+}
+
+
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(lambda: common.run_benchmark("torture_resume", __doc__, SETTINGS, measure, takes_network=False))

@@ -6,53 +6,45 @@ Values are from the paper (doi 10.1145/3581791.3596852).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import plotting  # first: it sets the import path
 from common import PAPER_RHOS
 
 from elastic_trainer.registry import SCHEMES
+from elastic_trainer.settings import PAPER
 
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
 IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
 CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
 BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
+Flags = dict[str, Any]  # of main.py, those that are not left to their default
 
 
-@dataclass(frozen=True)
-class Run:
-    """One call of main.py; None is the data set's default.
+def _run(model_name: str, dataset_name: str, train_type: str = "elastic_training", **more: object) -> Flags:
+    return {"model_name": model_name, "dataset_name": dataset_name, "train_type": train_type, **more}
 
-    Attributes:
-        trained_layers, importance_batches, interval, num_epochs, max_steps: flags of main.py.
-        profile_only: the figure needs only the timing table.
-    """
 
-    model_name: str
-    dataset_name: str
-    train_type: str = "elastic_training"
-    rho: float | None = None
-    interval: float | None = None
-    importance_batches: int | None = None
-    trained_layers: int | None = None
-    num_epochs: int | None = None
-    max_steps: int | None = None
-    seed: int = 0
-    profile_only: bool = False
+def is_elastic(run: Flags) -> bool:
+    """Whether the run selects tensors within a time budget, which needs a timing table."""
+    return SCHEMES[run["train_type"]].is_elastic
 
-    def flags(self) -> dict[str, object]:
-        """The flags of main.py that are not left to their default, by name. The paper keeps no features."""
-        names = ("rho", "interval", "importance_batches", "trained_layers", "num_epochs", "max_steps")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        paper = {"recipe": "paper", "feature_cache": "off"}
-        return {"train_type": self.train_type, **given, "seed": self.seed, **paper}
 
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the run selects tensors within a time budget, which needs a timing table."""
-        return SCHEMES[self.train_type].is_elastic
+def run_name(run: Flags) -> str:
+    """The name of its folder: all that distinguishes it from other runs under the same logdir."""
+    short = {
+        "interval": "interval",
+        "importance_batches": "batches",
+        "trained_layers": "layers",
+        "num_epochs": "epochs",
+    }
+    parts = [run["model_name"].rpartition("/")[2].replace(":", "-"), run["dataset_name"], run["train_type"]]
+    parts += [f"rho{100 * run['rho']:g}"] if "rho" in run else []
+    parts += [f"{text}{run[name]:g}" for name, text in short.items() if name in run]
+    return "_".join([*parts, f"seed{run['seed']}"])
 
 
 @dataclass(frozen=True)
@@ -62,74 +54,62 @@ class PaperFigure:
     Attributes:
         title: what it shows, at any scale.
         paper: on what the paper shows it, if one of its figures differs from another in this alone.
-        plot: the script scripts/figures/plot_<…>.py that draws it, and which of its plots.
-        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts or estimated (see
-            `_SHOWN_HOURS`); None: minutes.
+        plot: which plot of scripts/figures/plot_*.py draws it; of bars, also the quantities.
+        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts, or estimated from its
+            Fig 17 (ResNet50 on CUB: 2.94 and 35.25 of full training, 1.75 and 25.0 at ρ = 0.7, 1.25 and 18.7 at 0.5,
+            0.695 and 9.75 of the head), the size of the data set (Pet has 0.61 of CUB's images, Dogs twice as many) and
+            of the network (VGG16's full training takes 1.18 times ResNet50's); None: minutes.
     """
 
     title: str
     plot: tuple[str, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[Flags, ...]
     hours: tuple[float | None, float | None] = (None, None)
     paper: str = ""
 
 
-def _schemes(model: str, data: str, rho: float) -> tuple[Run, ...]:
-    return (Run(model, data, rho=rho), *(Run(model, data, scheme) for scheme in BASELINES))
+def _schemes(model: str, data: str, rho: float) -> tuple[Flags, ...]:
+    return (_run(model, data, rho=rho), *(_run(model, data, scheme) for scheme in BASELINES))
 
 
 _CUB = _schemes("resnet50", CUB, 0.5)
-_BUDGETS = (*(Run("resnet50", CUB, rho=rho) for rho in PAPER_RHOS), *_CUB[1:], Run("resnet50", CUB, "prunetrain"))
-_SYSTEMS = (*_CUB, Run("resnet50", CUB, "prunetrain"))
+_PRUNED = _run("resnet50", CUB, "prunetrain")
+_BUDGETS = (*(_run("resnet50", CUB, rho=rho) for rho in PAPER_RHOS), *_CUB[1:], _PRUNED)
 _THREE = tuple(run for data in (CUB, PET, DOGS) for run in _schemes("resnet50", data, 0.5))
 _NETWORKS = (
     *_schemes("resnet50", CUB, 0.4),
     *_schemes("vgg16", CUB, 0.4),
     # The paper's scripts give MobileNetV2's full training, and it alone, 24 epochs.
     *(
-        replace(run, num_epochs=24) if run.train_type == "full_training" else run
+        run | {"num_epochs": 24} if run["train_type"] == "full_training" else run
         for run in _schemes("mobilenetv2", CUB, 0.4)
     ),
     *_schemes("vit", CUB, 0.4),
 )
-# ResNet50 on CUB, 12 epochs, on a TX2 and a Pi 4B (Fig 17). Hours that the paper's scripts do not state are estimated
-# from these: Pet has 0.61 of CUB's images and Dogs twice as many; Fig 2's steps take between those of the head alone
-# and full ones; VGG16's full training takes 1.18 times ResNet50's (Fig 19).
-_SHOWN_HOURS = {0.5: (1.25, 18.7), 0.7: (1.75, 25.0), 1.0: (2.94, 35.25), "head": (0.695, 9.75)}
-_PET, _VGG16 = 0.61, 1.18
-
-
-def _hours(*shares: tuple[object, float]) -> tuple[float, float]:
-    """The sum over `shares` (key of `_SHOWN_HOURS`, factor) on each device, to two digits."""
-    sums = (sum(times * _SHOWN_HOURS[key][device] for key, times in shares) for device in (0, 1))
-    tx2, pi = (float(f"{value:.2g}") for value in sums)
-    return tx2, pi
-
-
 _CURVES = "Accuracy and test loss over training time"
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 
 FIGURES = {
     "2": PaperFigure(
         "Accuracy after 3 epochs and step time against how many of the last layers train",
-        ("costs", "layers"),
-        tuple(Run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
-        _hours(*((scheme, len(LAYERS) * 3 / 12 / 2) for scheme in ("head", 1.0))),
+        ("layers",),
+        tuple(_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
+        (3.2, 39),
     ),
     "7": PaperFigure(
         "Similarity of importance and overhead of measuring it, over interval and batch size",
-        ("costs", "importance"),
+        ("importance",),
         (
-            Run("resnet50", CUB, rho=0.5, interval=1),
-            *(Run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16)),
+            _run("resnet50", CUB, rho=0.5, interval=1),
+            *(_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16)),
         ),
-        _hours((0.5, 1)),
+        (1.2, 19),
     ),
     "13": PaperFigure(
         "The solver: subproblems; training time and overhead over T_q",
-        ("costs", "solver"),
-        (Run("resnet50", CUB, rho=0.5),),
-        _hours((0.5, 1)),
+        ("solver",),
+        (_run("resnet50", CUB, rho=0.5),),
+        (1.2, 19),
     ),
     # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
     # Fig 15's curves.
@@ -138,7 +118,7 @@ FIGURES = {
     "16": PaperFigure(_CURVES, ("curves",), _THREE[:8], (15, 221), "two data sets, Raspberry Pi"),
     "17ac": PaperFigure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
     "17bd": PaperFigure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
-    "18": PaperFigure("FLOPs of each epoch", ("epochs", "flops"), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
+    "18": PaperFigure("FLOPs of each epoch", ("flops",), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
     "19": PaperFigure(
         "Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)
     ),
@@ -146,31 +126,31 @@ FIGURES = {
         "Accuracy by the importance that tensors are selected by",
         ("bars", "accuracy"),
         tuple(
-            Run("resnet50", data, f"elastic_training{kind}", rho=0.5)
+            _run("resnet50", data, f"elastic_training{kind}", rho=0.5)
             for data in (CUB, PET)
             for kind in ("", "_weight_magnitude", "_grad_magnitude")
         ),
-        _hours((0.5, 3 * (1 + _PET))),
+        (6, 90),
     ),
     "21": PaperFigure(
         "Which tensors train in which epoch",
-        ("epochs", "maps"),
+        ("maps",),
         (
-            Run("resnet50", CUB, rho=0.7),
-            Run("resnet50", CUB, rho=0.5),
-            Run("resnet50", PET, rho=0.7),
-            Run("vgg16", PET, rho=0.7),
+            _run("resnet50", CUB, rho=0.7),
+            _run("resnet50", CUB, rho=0.5),
+            _run("resnet50", PET, rho=0.7),
+            _run("vgg16", PET, rho=0.7),
         ),
-        _hours((0.7, 1 + _PET + _VGG16 * _PET), (0.5, 1)),
+        (5.3, 77),
     ),
-    "22": PaperFigure("Peak memory", ("bars", "memory"), _SYSTEMS, (9.5, 121)),
-    "23": PaperFigure("Energy of training", ("bars", "energy"), _SYSTEMS, (9.5, 121)),
+    "22": PaperFigure("Peak memory", ("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
+    "23": PaperFigure("Energy of training", ("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),
     "table1": PaperFigure(
         "Overhead of profiling, over the time of one epoch",
-        ("costs", "profiling"),
-        tuple(Run(model, CUB, rho=0.5, profile_only=True) for model in ("resnet50", "vgg16", "mobilenetv2", "vit")),
+        ("profiling",),
+        tuple(_run(model, CUB, rho=0.5) for model in ("resnet50", "vgg16", "mobilenetv2", "vit")),
     ),
-    "table2": PaperFigure("Time to accuracy", ("costs", "time_to_accuracy"), _THREE, (33, 490)),
+    "table2": PaperFigure("Time to accuracy", ("time_to_accuracy",), _THREE, (33, 490)),
 }
 EGO = ("15", "15ad", "16", "17ac", "19")  # figures with a variant of the elastic runs alone, <name>_ego
 
@@ -181,13 +161,45 @@ QUICK_INTERVAL = 4  # over the paper's: a selection takes as long as an epoch of
 QUICK_SECONDS = 10  # for measuring steps while profiling
 
 
-def replaced(runs: Sequence[Run], dataset_name: str | None, model_name: str | None) -> list[Run]:
-    """The same runs on another data set or with another network; runs that become equal occur once."""
-    changed = {"dataset_name": dataset_name, "model_name": model_name}
-    given: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
-    if model_name is not None:  # 24 epochs are for MobileNetV2 only
-        runs = [replace(run, num_epochs=None) if run.num_epochs == 24 else run for run in runs]
-    return [*dict.fromkeys(replace(run, **given) for run in runs)]
+def runs_of(figure: str, seeds: int, is_quick: bool, dataset_name: str | None, model_name: str | None) -> list[Flags]:
+    """The runs of a figure, seed by seed, with another data set or network if one is given.
+
+    Args:
+        figure: a key of `FIGURES`, or of a variant of `EGO`.
+        seeds: of each run.
+        is_quick: at the quick scale.
+        dataset_name, model_name: None keeps the figure's.
+    """
+    name = figure.removesuffix("_ego")
+    found: dict[str, Flags] = {}  # by name: runs that become equal occur once
+    for seed in range(seeds):
+        for run in FIGURES[name].runs:
+            model = model_name
+            if is_quick and not model_name:
+                if run["model_name"] == "vit":
+                    continue  # its profile alone takes four minutes
+                model = None if name in ("19", "table1") else "mobilenetv2"
+            data = dataset_name or ("digits" if is_quick else run["dataset_name"])
+            changed = {**run, "dataset_name": data, "model_name": model or run["model_name"], "seed": seed}
+            if model and run.get("num_epochs") == 24:  # these are for MobileNetV2 only
+                del changed["num_epochs"]
+            if is_quick:
+                changed = _quick(changed, is_given=bool(model_name))
+            if is_elastic(run) or name == figure:
+                found[run_name(changed)] = changed | {"recipe": "paper", "feature_cache": "off"}  # as in the paper
+    return [*found.values()]
+
+
+def _quick(run: Flags, is_given: bool) -> Flags:
+    """The same run at the quick scale; `is_given`: its network was chosen by the user."""
+    run = {**run, "num_epochs": math.ceil(QUICK_SHARE * run.get("num_epochs", PAPER["num_epochs"]))}
+    if is_elastic(run):
+        run["interval"] = math.ceil(QUICK_INTERVAL * run.get("interval", PAPER["interval"]))
+    if run["model_name"] != "mobilenetv2":
+        run |= {"input_size": QUICK_SIZE, "weights": "none"}
+        if not is_given:
+            run |= {"num_epochs": 1, "max_steps": QUICK_STEPS}
+    return run
 
 
 # --- what the paper shows ---------------------------------------------------------------------------------------------

@@ -1,59 +1,44 @@
-#!/usr/bin/env python
-"""Compare finished runs (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
+"""Finished runs compared (the paper's Figs 15 and 16, Table 2): test accuracy and loss over time, and a table.
 
 The figure has a column for each data set. Time is training and testing, as in the paper. Runs that differ in their seed
 alone make one curve: the mean, with a band of one standard deviation.
-
-    python scripts/figures/plot_accuracy_time.py logs/a logs/b
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotting
 from plotting import FinishedRun, Group
 
-import utils
-from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
-from elastic_trainer.options import stem_to_write
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
 
 
 def table(groups: Sequence[Group]) -> str:
     """Scheme, accuracy, time, and time and step over those of full training on the same data, as text."""
-    header = ("scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured")
-    rows = [header]
+    rows = [["scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured"]]
     for group in groups:
-        full = next((one for one in groups if _is_full(one) and one.place == group.place), None)
-        rho = group.first.summary["rho"]
-        rows.append(
-            (
-                group.look.label,
-                f"{group.mean(lambda run: run.summary['final_accuracy']):.1%}",
-                f"{group.mean(lambda run: run.summary['train_seconds']):.1f}",
-                _ratio(group, full, "train_seconds"),
-                f"{rho:.2f}" if rho else "-",
-                _ratio(group, full, "median_step_ms"),
-            )
+        full = [one for one in groups if one.train_type == "full_training" and one.place == group.place]
+        seconds_over_full, step_over_full = (
+            _ratio(group.mean(name), full[0].mean(name) if full else np.nan)
+            for name in ("train_seconds", "median_step_ms")
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+        rho, accuracy = group.first.summary["rho"], f"{group.mean('final_accuracy'):.1%}"
+        cells = [group.look.label, accuracy, f"{group.mean('train_seconds'):.1f}", seconds_over_full]
+        rows.append([*cells, f"{rho:.2f}" if rho else "-", step_over_full])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
-def _is_full(group: Group) -> bool:
-    return group.train_type == "full_training"
+def _ratio(value: float, full: float) -> str:
+    return "-" if np.isnan(value / full) else f"{value / full:.2f}"
 
 
 def check_alike(groups: Sequence[Group]) -> None:
@@ -66,29 +51,15 @@ def check_alike(groups: Sequence[Group]) -> None:
                 raise UserError(f"{run.folder}: --{key} differs from that of {other.folder}; name runs of one setting")
 
 
-def _ratio(group: Group, full: Group | None, key: str) -> str:
-    ratio = group.mean(lambda run: run.summary[key]) / (full.mean(lambda run: run.summary[key]) if full else np.nan)
-    return "-" if np.isnan(ratio) else f"{ratio:.2f}"
-
-
 def seconds(run: FinishedRun) -> np.ndarray:
     """Training and testing up to the end of each epoch."""
     return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
 
 
-def draw(
-    groups: Sequence[Group],
-    stem: Path,
-    reference: Mapping[Any, Sequence[float]] | None = None,
-    scale: str = "full",
-) -> None:
+def draw(groups: Sequence[Group], stem: Path, reference: plotting.Reference = None, scale: str = "full") -> None:
     """Accuracy over loss, a column for each data set.
 
-    Args:
-        groups: runs to compare.
-        stem: of the files.
-        reference: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours.
-        scale: see `plotting.new_figure`.
+    `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours. Open markers show them.
     """
     datasets = [*dict.fromkeys(plotting.dataset_label(group.first) for group in groups)]
     longest = max(seconds(run)[-1] for group in groups for run in group.runs)
@@ -104,32 +75,17 @@ def draw(
             plotting.plot_band(axes, times, curves, colour, group.look, group.label)
         paper_end = (reference or {}).get(group.paper_key)
         if paper_end is not None:
-            _mark_paper_end(panels[0][column], group, colour, paper_end, size, has_label=not column)
+            percent, hours = paper_end
+            label = "the paper's end" if group.look.label == "ElasticTrainer" and not column else None
+            look = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
+            panels[0][column].plot(hours * 3600 / size, percent, label=label, **look)
     for column, name in enumerate(datasets):
         panels[0][column].set_title(figure_text(name))
-        panels[1][column].set_xlabel(f"training and testing ({unit})")
-        for axes in panels[:, column]:
-            axes.set_xlim(left=0)
+        panels[1][column].set(xlabel=f"training and testing ({unit})", xlim=(0, None))
     panels[0][0].set_ylabel("test accuracy (%)")
     panels[1][0].set_ylabel("test loss")
     plotting.legend_below(figure, panels[0][0], 4)
-    columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
-    plotting.save(figure, stem, columns, _rows(groups))
-
-
-def _mark_paper_end(
-    axes: Axes, group: Group, colour: str, paper_end: Sequence[float], size: int, has_label: bool
-) -> None:
-    """An open marker at the paper's final accuracy in % and hours; `size`: seconds in the axis's unit."""
-    percent, hours = paper_end
-    label = "the paper's end" if group.look.label == "ElasticTrainer" and has_label else None
-    look: dict[str, Any] = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
-    axes.plot(hours * 3600 / size, percent, label=label, **look)
-
-
-def _rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
-    """A row for each epoch of each run."""
-    return [
+    rows = [
         (
             plotting.dataset_label(run),
             group.label,
@@ -141,22 +97,5 @@ def _rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
         for run in group.runs
         for row, when in zip(run.epochs, seconds(run), strict=True)
     ]
-
-
-def main() -> None:
-    parser = OneLineParser(
-        prog="plot_accuracy_time.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument(
-        "--output", type=stem_to_write, default=Path("figures/accuracy_time"), help="without its ending"
-    )
-    args = parser.parse_args()
-    groups = plotting.group_runs(args.runs)
-    check_alike(groups)
-    print(table(groups))
-    draw(groups, args.output)
-
-
-if __name__ == "__main__":
-    utils.run_cli(main)
+    columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
+    plotting.save(figure, stem, columns, rows)

@@ -10,7 +10,6 @@ It is imported first.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 import zlib
@@ -24,11 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
 
-from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.files import save_figure, write_csv
 from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import stem_to_write
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
@@ -139,20 +136,20 @@ class Group(NamedTuple):
         layers = f" {config['trained_layers']}" if config["train_type"] == "last_layers_training" else ""
         return self.look.label + (f" ρ={100 * rho:g}%" if rho else "") + layers
 
-    def values(self, of: Callable[[FinishedRun], float | None]) -> np.ndarray:
-        """`of` each run that has the value."""
-        found = [of(run) for run in self.runs]
+    def values(self, of: str | Callable[[FinishedRun], float | None]) -> np.ndarray:
+        """`of` each run that has the value; a name is one of summary.json."""
+        found = [run.summary.get(of) if isinstance(of, str) else of(run) for run in self.runs]
         return np.array([value for value in found if value is not None], float)
 
-    def mean(self, of: Callable[[FinishedRun], float | None]) -> float:
+    def mean(self, of: str | Callable[[FinishedRun], float | None]) -> float:
         """The mean of `of` over the runs; NaN if none has the value."""
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
 
-    def spread(self, of: Callable[[FinishedRun], float | None]) -> float:
-        """Standard deviation of `of` over the runs; 0 for a single run."""
-        values = self.values(of)
-        return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+def deviation(values: np.ndarray) -> float:
+    """Standard deviation of a sample; 0 for a single value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
 def look_of(train_type: str) -> Look:
@@ -163,7 +160,7 @@ def look_of(train_type: str) -> Look:
     return Look(label, *_OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)])
 
 
-Plot = Callable[..., None]  # (groups, stem, scale=…), and with reference=… if the paper's values can be marked
+Reference = Mapping[Any, Any] | None  # values of the paper, if they are to be marked
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:
@@ -295,6 +292,24 @@ def legend_once(axes: Axes) -> None:
     axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
 
 
+def twin(axes: Axes, label: str) -> Axes:
+    """A second vertical axis at the right."""
+    right = axes.twinx()
+    right.set_ylabel(label)
+    right.grid(visible=False)
+    return right
+
+
+def mark_paper_values(lines: Callable[..., object], values: Mapping[int, float]) -> bool:
+    """A line at the paper's value across each bar that has one, by the bar's place; returns whether any has.
+
+    `lines`: `Axes.hlines`, or `Axes.vlines` for horizontal bars.
+    """
+    for place, value in values.items():
+        lines(value, place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5, label="the paper's")
+    return bool(values)
+
+
 def colours(groups: Sequence[Group]) -> list[str]:
     """A colour for each group; several budgets of elastic training get shades."""
     schemes = [(group.train_type, group.first.summary["rho"]) for group in groups]
@@ -305,15 +320,3 @@ def colours(groups: Sequence[Group]) -> list[str]:
         SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else look_of(scheme).colour
         for scheme, rho in schemes
     ]
-
-
-def draw_by_name(description: str | None, kinds: Mapping[str, Plot]) -> None:
-    """The command line of a script that draws one of several figures, named first, from the folders of runs."""
-    parser = OneLineParser(
-        prog=Path(sys.argv[0]).name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kind", choices=[*kinds])
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=stem_to_write, help="figure without its ending")
-    args = parser.parse_args()
-    kinds[args.kind](group_runs(args.runs), args.output or Path("figures") / args.kind)

@@ -1,9 +1,12 @@
 #!/usr/bin/env python
 """Carry out a part of the study of docs/results.md, and write what its finished runs gave to docs/results/.
 
-Each run is one call of main.py on one core, as many side by side as there are cores, so that no run disturbs another
-more than any other does. Start it again after a stop: interrupted runs continue, and those with a row in docs/results/
-are not repeated. To repeat one, delete its row and its folder.
+Each run is one call of main.py on one core, as many side by side as there are cores. Start it again after a stop:
+interrupted runs continue, and those with a row in docs/results/ are not repeated. To repeat one, delete its row and its
+folder.
+
+`interval` also writes how alike the importances of successive selections are, and `second_half` what a network still
+knows of the first half of the classes.
 
     python scripts/study/run_study.py rates --data grocery --data_root ../shared/data --weights_file FILE --seeds 2
 """
@@ -12,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import shlex
-import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
+from plot_costs import similarity
 from results_page import read_rows
+from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
 from study_runs import PARTS, VARIANTS, StudyRun
 from study_variants import register_variants
-from tqdm import tqdm
 
 import utils
+from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.parser import OneLineParser, as_words
-from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.reader import is_finished, read_run
+from elastic_trainer.runs.reader import is_finished, read_run, read_summary
 
-THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
-NETWORKS: dict[str, dict[str, Any]] = {
-    "mobilenetv2": {"model_name": "mobilenetv2", "alpha": 0.35},
-    "resnet": {"model_name": f"{ROOT}/scripts/study/study_networks.py:resnet"},
-}
+OWN_NETWORKS = f"{ROOT}/scripts/study/study_networks.py"
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -63,144 +62,97 @@ FROM_SUMMARY = (
 )
 
 
-class Study:
-    """What all runs of a part share.
+def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
+    """Flags of profiler.py and main.py: runs that agree in them share their images and their timing table.
 
-    Args:
-        args: the command line, see `study_parser`.
+    Raises `UserError` if the images or the weights are not there.
     """
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
-        path = self._results
-        self._written = {_identity(row): row for row in read_rows(path)} if path.exists() else {}
-
-    @property
-    def _results(self) -> Path:
-        return self._args.results / f"{self._args.part}_{self._args.data}.csv"
-
-    def shared_flags(self, split: str, clipping: float, batch_size: int, network: str) -> list[str]:
-        """Flags of profiler.py and main.py. Raises `UserError` if the network has no weights yet."""
-        args = self._args
-        weights = args.weights_file if network == "mobilenetv2" else args.logdir / f"{network}_glyphs.keras"
-        if not weights.exists():
-            raise UserError(f"{weights}: is missing; make it with scripts/study/pretrain_{network}.py {weights}")
-        images = split_folder(args.data_root, args.data, split, args.logdir / "data")
-        flags = {
-            **NETWORKS[network],
-            "input_size": INPUT_SIZES[args.data],
-            "batch_size": batch_size,
-            "dataset_name": "image_folder",
-            "data_dir": images,
-            "weights": weights,
-            "recipe": "paper",  # what it sets is given for each run
-            "gradient_clipping": clipping,
-            "logdir": args.logdir / args.data,
-        }
-        return as_words(flags)
-
-    def commands(self, runs: Sequence[StudyRun]) -> dict[str, list[str]]:
-        """The script and its flags for each run, by its name. Timing tables are made if they are missing."""
-        from elastic_trainer.datasets.sources import count_classes
-        from elastic_trainer.selection.schemes import trainable_mask
-        from elastic_trainer.timing.table import table_folder
-
-        found = {}
-        for kind in sorted({_kind(run) for run in runs}):
-            shared = self.shared_flags(*kind)
-            command = parse_training(shared)
-            images = command.data.data_dir
-            assert images is not None, "the shared flags name it"
-            command = command.with_classes(count_classes("image_folder", images))
-            has_table = (table_folder(command.network, command.run.logdir) / "profile.json").is_file()
-            if not has_table and self.call(["profiler.py", *shared], "profile", 0):
-                raise UserError(f"profiler.py failed; see {self._args.logdir}/profile.log")
-            model, table = plotting.network_and_table(command)
-            masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
-            photos = [sum(1 for _ in images.glob(f"{part}/*/*")) for part in ("train", "test")]
-            batches = photos[0] // kind[2], -(-photos[1] // kind[2])
-            for run in runs:
-                if _kind(run) == kind:
-                    flags = {**run.flags(table, masks, *batches), "run_name": run.name}
-                    if run.after:
-                        flags["weights"] = self._args.logdir / run.data / run.after
-                    script = "scripts/study/train_variant.py" if run.train_type in VARIANTS.values() else "main.py"
-                    found[run.name] = [script, *shared, *as_words(flags), "--resume"]
-        return found
-
-    def wanted(self, runs: Sequence[StudyRun]) -> list[StudyRun]:
-        """Those that `--only` asks for."""
-        return [run for run in runs if fnmatch(run.name, self._args.only)]
-
-    def is_done(self, run: StudyRun) -> bool:
-        """Whether it is finished, here or in an earlier session whose folders are gone."""
-        return is_finished(run.folder(self._args.logdir)) or _identity(_settings_of(run)) in self._written
-
-    def call(self, words: Sequence[str], log: str, core: int) -> int:
-        """Run one of our scripts, with its flags, on one core; its output goes to a file. Returns its exit status."""
-        path = self._args.logdir / f"{log}.log"
-        with path.open("a") as file:
-            command = ["taskset", "-c", str(core), sys.executable, str(ROOT / words[0]), *words[1:]]
-            return subprocess.run(
-                command, check=False, stdout=file, stderr=file, env={**os.environ, **THREADS}
-            ).returncode
-
-    def carry_out(self, runs: Sequence[StudyRun]) -> None:
-        """Train what is missing, one run on each core. Raises `UserError` if some failed; the others are finished."""
-        wanted = self.wanted(runs)
-        missing = [run for run in wanted if not self.is_done(run)]
-        commands, failed = self.commands(missing), []
-        waiting: queue.SimpleQueue[StudyRun] = queue.SimpleQueue()
-        for run in missing:
-            waiting.put(run)
-
-        def work(core: int, bar: tqdm) -> None:
-            while True:
-                try:
-                    run = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                if self.call(commands[run.name], run.name, core):
-                    failed.append(run.name)
-                self.write(runs)
-                bar.update()
-
-        with tqdm(total=len(wanted), initial=len(wanted) - len(missing), unit="run") as bar:
-            cores = sorted(os.sched_getaffinity(0))
-            threads = [threading.Thread(target=work, args=(core, bar)) for core in cores]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if failed:
-            raise UserError(f"{len(failed)} runs failed, see {self._args.logdir}/{failed[0]}.log")
-
-    def write(self, runs: Sequence[StudyRun]) -> None:
-        """Write a row for each finished run. Rows of runs that are not in `runs` stay, at the end."""
-        finished = [self._row(run) for run in runs if is_finished(run.folder(self._args.logdir))]
-        rows = {_identity(_settings_of(run)): None for run in runs} | self._written
-        rows |= {_identity(row): row for row in finished}
-        found = [row for row in rows.values() if row]
-        if found:
-            write_csv(self._results, [*found[0]], [[*row.values()] for row in found])
-
-    def _row(self, run: StudyRun) -> dict[str, Any]:
-        finished = read_run(run.folder(self._args.logdir))
-        summary, place = finished.summary, finished.config["environment"]
-        curve = zip(finished.column("train_seconds"), finished.column("test_accuracy"), strict=True)
-        return {
-            **_settings_of(run),
-            **{name: summary.get(name) for name in FROM_SUMMARY},
-            "commit": place.get("commit"),
-            "tensorflow": place["packages"]["tensorflow"],
-            "processor": place.get("processor"),
-            "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve),
-        }
+    flags = {"model_name": f"{OWN_NETWORKS}:{run.network}", "logdir": args.logdir / run.data}
+    if run.data == "digits":
+        return {**flags, "dataset_name": "digits", "weights": "none", "input_size": 32, "optimizer": "adam"}
+    if args.data_root is None or args.weights_file is None:
+        raise UserError(f"--data_root, --weights_file: are needed for the part {args.part}")
+    weights = args.logdir / f"{run.network}_glyphs.keras"
+    if run.network == "mobilenetv2":
+        flags |= {"model_name": run.network, "alpha": 0.35}
+        weights = args.weights_file
+    elif not weights.exists():
+        command = f"scripts/tools/pretrain_glyphs.py --network {run.network} --output {weights}"
+        raise UserError(f"{weights}: is missing; make it with {command}")
+    return {
+        **flags,
+        "input_size": INPUT_SIZES[run.data],
+        "batch_size": run.batch_size,
+        "dataset_name": "image_folder",
+        "data_dir": split_folder(args.data_root, run.data, run.split, args.logdir / "data"),
+        "weights": weights,
+        "recipe": "paper",  # what it sets is given for each run
+        "gradient_clipping": run.more.get("gradient_clipping", 0.0),
+    }
 
 
-def _kind(run: StudyRun) -> tuple[str, float, int, str]:
-    """Split, clipping, batch size and network: runs that agree in them share their images and their timing table."""
-    return run.split, run.more.get("gradient_clipping", 0.0), run.batch_size, run.network
+def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -> list[Run]:
+    """The calls of main.py, in the order of `wanted`. Timing tables that are missing are made on `core`."""
+    load_tensorflow()
+    from elastic_trainer.datasets.sources import find
+    from elastic_trainer.selection.schemes import trainable_mask
+
+    found: dict[str, Run] = {}
+    kinds: dict[str, list[StudyRun]] = {}
+    for run in wanted:
+        kinds.setdefault(repr(shared_flags(args, run)), []).append(run)
+    for of_kind in kinds.values():
+        shared = shared_flags(args, of_kind[0])
+        images = find(shared["dataset_name"], shared.get("data_dir"))
+        basis = make_run(shared)
+        make_table(basis._replace(profile=as_words(shared)), core)
+        model, table = plotting.network_and_table(basis.command)
+        masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
+        batch_size = basis.command.network.batch_size
+        batches = images.train.count // batch_size, -(-images.test.count // batch_size)
+        for run in of_kind:
+            flags = {**shared, **run.flags(table, masks, *batches), "run_name": run.name}
+            if run.after:
+                flags["weights"] = args.logdir / run.data / run.after
+            script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
+            found[run.name] = make_run(flags, script=script)
+    return [found[run.name] for run in wanted]
+
+
+def results(args: argparse.Namespace) -> Path:
+    """The file of a row a run."""
+    return args.results / ("rows.csv" if args.part == "rows" else f"{args.part}_{args.data}.csv")
+
+
+def written(args: argparse.Namespace) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The rows that are there, of this or an earlier session, by `IDENTITY`."""
+    path = results(args)
+    return {_identity(row): row for row in read_rows(path)} if path.exists() else {}
+
+
+def write(args: argparse.Namespace, runs: Sequence[StudyRun]) -> None:
+    """Write a row for each finished run. Other rows stay; those of runs that are not in `runs` come last."""
+    rows = dict.fromkeys(_identity(_settings_of(run)) for run in runs) | written(args)
+    finished = [run for run in runs if is_finished(run.folder(args.logdir))]
+    rows |= {_identity(_settings_of(run)): _row(run, run.folder(args.logdir)) for run in finished}
+    found = [row for row in rows.values() if row]
+    if found:
+        columns = [*max(found, key=len)]  # earlier rows may lack some
+        write_csv(results(args), columns, [[row.get(name) for name in columns] for row in found])
+
+
+def _row(run: StudyRun, folder: Path) -> dict[str, Any]:
+    finished = read_run(folder)
+    summary, place = finished.summary, finished.config["environment"]
+    curve = zip(finished.column("train_seconds"), finished.column("test_accuracy"), strict=True)
+    return {
+        **_settings_of(run),
+        **{name: summary.get(name) for name in FROM_SUMMARY},
+        "commit": place.get("commit"),
+        "tensorflow": place["packages"]["tensorflow"],
+        "processor": place.get("processor"),
+        "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve),
+    }
 
 
 def _settings_of(run: StudyRun) -> dict[str, Any]:
@@ -213,47 +165,92 @@ def _identity(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in IDENTITY)
 
 
+def similarities(args: argparse.Namespace, runs: Sequence[StudyRun]) -> Iterator[list[Any]]:
+    """Mean similarity of successive importances, a row for each run that selects by importance more than once."""
+    for run in runs:
+        if run.train_type == "elastic_training":
+            vectors = read_run(run.folder(args.logdir)).selections().importance
+            alike = [similarity(first, second) for first, second in pairwise(vectors)]
+            if alike:
+                yield [run.label, run.seed, sum(alike) / len(alike)]
+
+
+def forgotten(args: argparse.Namespace, runs: Sequence[StudyRun]) -> Iterator[list[Any]]:
+    """Accuracy on the first half of the classes, before and after training on the second, and on the second.
+
+    The first half's own head is put on the network that the second half left.
+    """
+    from elastic_trainer.evaluation.predictions import predict
+    from elastic_trainer.networks.pretrained import load
+    from main import load_to_evaluate
+
+    load_tensorflow()
+    for run in runs:
+        assert run.after is not None, "a run of the second half comes after one of the first"
+        first, second = args.logdir / run.data / run.after, run.folder(args.logdir)
+        model, images = load_to_evaluate(parse_evaluation(["--evaluate", str(first)]))
+        before = predict(model, images).accuracy
+        load(model, model, second, "the network of the first half")  # all but the head, which fits other classes
+        summary = read_summary(second)
+        after = predict(model, images).accuracy
+        yield [run.label, run.seed, before, after, summary["best_accuracy"], summary["train_seconds"]]
+
+
+FURTHER_TABLES = {  # by part: the file's name starts with the first word
+    "interval": ("similarity", similarities, ["setting", "seed", "similarity"]),
+    "second_half": (
+        "forgetting",
+        forgotten,
+        ["setting", "seed", "first_before", "first_after", "second", "train_seconds"],
+    ),
+}
+
+
+def write_further_table(args: argparse.Namespace, runs: Sequence[StudyRun]) -> None:
+    """Write the table that some parts have besides a row a run, from the runs whose folders are there."""
+    name, rows_of, columns = FURTHER_TABLES[args.part]
+    finished = [run for run in runs if is_finished(run.folder(args.logdir))]
+    if finished:
+        write_csv(args.results / f"{name}_{args.data}.csv", columns, [*rows_of(args, finished)])
+
+
 def study_parser() -> OneLineParser:
     """The flags of this script."""
     parser = OneLineParser(
         prog="run_study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_shared_flags(parser)
     parser.add_argument("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--data_root", type=folder, required=True, metavar="DIR", help="holds the data sets' folders")
     parser.add_argument(
-        "--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top"
+        "--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
+    )
+    parser.add_argument("--data_root", type=folder, metavar="DIR", help="holds the data sets' folders")
+    parser.add_argument("--weights_file", type=existing_file, metavar="FILE", help="MobileNetV2 0.35, no top")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
     )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
     parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
     return parser
 
 
-def add_shared_flags(parser: OneLineParser) -> None:
-    """Those of each script that reads the folders of runs."""
-    parser.add_argument(
-        "--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
-    )
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
-    parser.add_argument(
-        "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
-    )
-
-
 def main() -> None:
     register_variants()
     args = study_parser().parse_args()
-    args.logdir.mkdir(parents=True, exist_ok=True)
-    args.results.mkdir(parents=True, exist_ok=True)
-    runs = PARTS[args.part](args.data, args.seeds)
-    study = Study(args)
+    runs, cores = PARTS[args.part](args.data, args.seeds), sorted(os.sched_getaffinity(0))
+    wanted = [run for run in runs if fnmatch(run.name, args.only)]
     if args.dry_run:
-        for name, command in study.commands(study.wanted(runs)).items():
-            print(name, shlex.join(command))
+        for run in make_runs(args, wanted, cores[0]):
+            print(run.folder.name, shlex.join(run.words))
         return
-    study.carry_out(runs)
-    study.write(runs)
+    rows = written(args)
+    missing = [run for run in wanted if _identity(_settings_of(run)) not in rows]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} runs have a row")
+    carry_out(make_runs(args, missing, cores[0]), cores, lambda: write(args, runs))
+    write(args, runs)
+    if args.part in FURTHER_TABLES:
+        write_further_table(args, runs)
 
 
 if __name__ == "__main__":

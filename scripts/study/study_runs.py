@@ -2,7 +2,7 @@
 
 Every run gets a time budget: a share of what full training takes for `EPOCHS` epochs. It trains as many steps as fit,
 with a cosine schedule over them. What a step takes is read from the timing table, so lengths do not depend on what else
-the machine does during a run.
+the machine does during a run. The runs of `rows` alone have a fixed number of epochs.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class StudyRun:
     Attributes:
         part: of the study.
         label: of the setting in tables; runs of one label differ in budget, rate and seed.
-        data, split: see `study_data`.
+        data, split: see `study_data`; "digits" are those of main.py.
         train_type, rho: flags. An elastic run without rho gets a deadline instead, and chooses its epochs.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
         after: the name of the run of the same data set that it continues from, with a new head.
         batch_size: of the network's steps.
-        network: a key of `run_study.NETWORKS`.
-        more: further flags of main.py.
+        network: mobilenetv2, or a function of `study_networks`.
+        more: further flags of main.py; with `num_epochs` the run has no budget.
     """
 
     part: str
@@ -113,16 +113,17 @@ class StudyRun:
             steps_per_epoch, validation_batches: of the data set.
         """
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
-        if SCHEMES[self.train_type].is_elastic and self.rho is None:  # what it is given has room for its validations
+        is_elastic = SCHEMES[self.train_type].is_elastic
+        if is_elastic and self.rho is None:  # what it is given has room for its validations
             validating = EPOCHS * validation_batches * table.forward_ms / 1e3
             return {**values, "deadline": round(self.budget * (full_seconds(table, steps_per_epoch) + validating), 1)}
-        steps = self._steps(table, masks, steps_per_epoch)
-        values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
-        values["max_steps"] = self.more.get("head_epochs", 0) * steps_per_epoch + steps
-        if SCHEMES[self.train_type].is_elastic:
-            interval = self.interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
-            values |= {"rho": self.rho, "interval": interval}
-        return values
+        interval = self.interval
+        if "num_epochs" not in self.more:
+            steps = self._steps(table, masks, steps_per_epoch)
+            values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
+            values["max_steps"] = self.more.get("head_epochs", 0) * steps_per_epoch + steps
+            interval = interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
+        return {**values, "rho": self.rho, "interval": interval} if is_elastic else values
 
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
         """How many steps fit into the budget after those of the head."""
@@ -184,37 +185,32 @@ def _settings(part: str, data: str, split: str) -> dict[str, StudyRun]:
     return {label: replace(setting, label=label) for label, setting in found.items()}
 
 
-def rates(data: str, seeds: int) -> list[StudyRun]:
-    """The learning rate of each scheme, tuned on val at a quarter of full training's time."""
-    settings = _settings("rates", data, "val")
-    return [
-        _without_warm_up(replace(settings[label], rate=rate, budget=1 / 4, seed=seed))
-        for seed in range(seeds)
-        for rate in RATES
-        for label in TUNED_LABELS
-    ]
+def _each_seed(seeds: int, runs: Sequence[StudyRun], **changed: Any) -> list[StudyRun]:
+    """All runs with the first seed, then all with the next; `changed`: fields of all."""
+    return [replace(run, seed=seed, **changed) for seed in range(seeds) for run in runs]
 
 
 def _without_warm_up(run: StudyRun) -> StudyRun:
     return replace(run, more={**run.more, "warmup": 0.0})
 
 
+def rates(data: str, seeds: int) -> list[StudyRun]:
+    """The learning rate of each scheme, tuned on val at a quarter of full training's time."""
+    settings = _settings("rates", data, "val")
+    found = [_without_warm_up(replace(settings[label], rate=rate)) for rate in RATES for label in TUNED_LABELS]
+    return _each_seed(seeds, found, budget=1 / 4)
+
+
 def warm_up(data: str, seeds: int) -> list[StudyRun]:
     """Whether the learning rate should rise over the first steps, on val at a quarter of full training's time."""
     settings = _settings("warm_up", data, "val")
-    return [
-        replace(
-            settings[label],
-            label=f"{label}, warm-up over a tenth of the steps",
-            rate=rate,
-            budget=1 / 4,
-            seed=seed,
-        )
-        for seed in range(seeds)
+    found = [
+        replace(settings[label], label=f"{label}, warm-up over a tenth of the steps", rate=rate)
         for rate in WARM_UP_RATES
         for label in WARMED_UP
         if (label, rate) != ("upper 0.6", min(WARM_UP_RATES))  # there, nothing collapses
     ]
+    return _each_seed(seeds, found, budget=1 / 4)
 
 
 def budget(data: str, seeds: int) -> list[StudyRun]:
@@ -224,21 +220,23 @@ def budget(data: str, seeds: int) -> list[StudyRun]:
     those of `REPEATED` get `seeds` runs, the rest one.
     """
     settings = _settings("budget", data, "test")
-    runs = [(label, share, seed) for share in BUDGETS for seed in range(seeds) for label in DECIDING]
+    deciding = [settings[label] for label in DECIDING]
     others = [
-        (label, BUDGETS[0], seed)
-        for label in settings
+        replace(run, seed=seed)
+        for label, run in settings.items()
         if label not in DECIDING
         for seed in range(seeds if label in REPEATED else 1)
     ]
-    first = len(DECIDING) * seeds
-    runs = [*runs[:first], *others, *(run for run in runs[first:] if run[1] < 1 or run[0] == "full")]
-    return [replace(settings[label], budget=share, seed=seed) for label, share, seed in runs]
+    runs = [*_each_seed(seeds, deciding), *others]
+    found = [replace(run, budget=BUDGETS[0]) for run in runs]
+    for share in BUDGETS[1:]:
+        found += _each_seed(seeds, deciding if share < 1 else [settings["full"]], budget=share)
+    return found
 
 
 def importance(data: str, seeds: int) -> list[StudyRun]:
     """What is selected by: importance and its batches, tensors or layers, the exact solver or others."""
-    elastic = replace(_settings("importance", data, "test")["elastic 0.4"], budget=1 / 4)
+    elastic = _settings("importance", data, "test")["elastic 0.4"]
     found = {f"importance, {n} batches": replace(elastic, more={**ROBUST, "importance_batches": n}) for n in (16, 4, 1)}
     for label, train_type in SELECTED_BY.items():
         reads_batches = train_type == "elastic_training_grad_magnitude"
@@ -246,7 +244,7 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
     for label, train_type in VARIANTS.items():
         batches = {"importance_batches": PATH_BATCHES} if train_type == "elastic_training_path" else {}
         found[label] = replace(elastic, train_type=train_type, more={**elastic.more, **batches})
-    return [replace(run, label=label, seed=seed) for seed in range(seeds) for label, run in found.items()]
+    return _each_seed(seeds, [replace(run, label=label) for label, run in found.items()], budget=1 / 4)
 
 
 def remedies(data: str, seeds: int) -> list[StudyRun]:
@@ -255,36 +253,28 @@ def remedies(data: str, seeds: int) -> list[StudyRun]:
     found = [settings[label] for label in ("upper 0.4", "elastic 0.4", "random 0.4")]
     label = "greedy, by importance per ms"
     found.append(replace(settings["elastic 0.4"], label=label, train_type=VARIANTS[label]))
-    return [replace(run, budget=1 / 4, seed=seed) for seed in range(seeds) for run in found]
+    return _each_seed(seeds, found, budget=1 / 4)
 
 
 def head_first(data: str, seeds: int) -> list[StudyRun]:
     """Whether to train the head first, and for how long, on val at a quarter of full training's time."""
     settings = _settings("head_first", data, "val")
-    return [
-        _without_warm_up(
-            replace(
-                run,
-                label=f"{label}, {epochs} epochs of the head first",
-                rate=rate,
-                budget=1 / 4,
-                seed=seed,
-                more={**run.more, "head_epochs": epochs},
-            )
-        )
-        for seed in range(seeds)
-        for rate in HEAD_FIRST_RATES
-        for label, run in settings.items()
-        for epochs in HEAD_EPOCHS
-        if label in COMPARED and (label, rate) != ("full", max(HEAD_FIRST_RATES))  # full training collapses there
-    ]
+    found = []
+    for rate in HEAD_FIRST_RATES:
+        for label in COMPARED:
+            if (label, rate) != ("full", max(HEAD_FIRST_RATES)):  # full training collapses there
+                run = _without_warm_up(replace(settings[label], rate=rate))
+                for epochs in HEAD_EPOCHS:
+                    name, more = f"{label}, {epochs} epochs of the head first", {**run.more, "head_epochs": epochs}
+                    found.append(replace(run, label=name, more=more))
+    return _each_seed(seeds, found, budget=1 / 4)
 
 
 def deadline(data: str, seeds: int) -> list[StudyRun]:
     """What `--deadline` chooses: a share of full training's time for 12 epochs and their validations."""
     upper = _settings("deadline", data, "test")["upper 0.4"]
     run = replace(upper, label="deadline", rho=None)
-    return [replace(run, budget=share, seed=seed) for seed in range(seeds) for share in BUDGETS if share < 1]
+    return _each_seed(seeds, [replace(run, budget=share) for share in BUDGETS if share < 1])
 
 
 def interval(data: str, seeds: int) -> list[StudyRun]:
@@ -292,10 +282,10 @@ def interval(data: str, seeds: int) -> list[StudyRun]:
     settings = _settings("interval", data, "test")
     found = []
     for label in ("elastic 0.4", "upper 0.4"):
-        run = replace(settings[label], budget=1 / 2)
+        run = settings[label]
         found.append(replace(run, label=f"{label}, never again"))
         found += [replace(run, label=f"{label}, every {epochs:g} epochs", interval=epochs) for epochs in INTERVALS]
-    return [replace(run, seed=seed) for seed in range(seeds) for run in found]
+    return _each_seed(seeds, found, budget=1 / 2)
 
 
 def recipe(data: str, seeds: int) -> list[StudyRun]:
@@ -305,33 +295,49 @@ def recipe(data: str, seeds: int) -> list[StudyRun]:
     for network, remark in (("mobilenetv2", ""), ("resnet", "ResNet, ")):
         for batch_size in (4, 16):
             for label in ("full", "upper 0.4"):
-                run = replace(settings[label], batch_size=batch_size, network=network, budget=1 / 4)
+                run = replace(settings[label], batch_size=batch_size, network=network)
                 found.append(replace(run, label=f"{label}, {remark}robust, batch {batch_size}"))
                 paper = _without_warm_up(replace(run, rate=PAPER_RATE, more={"gradient_clipping": 0.0}))
                 found.append(replace(paper, label=f"{label}, {remark}paper, batch {batch_size}"))
-    return [replace(run, seed=seed) for seed in range(seeds) for run in found]
+    return _each_seed(seeds, found, budget=1 / 4)
 
 
 def first_half(data: str, seeds: int) -> list[StudyRun]:
     """Full training on the first half of the classes, before `second_half`."""
-    full = replace(_settings("forgetting", data, FIRST)["full"], budget=1 / 2)
-    return [replace(full, seed=seed, more={**full.more, "save_model": True}) for seed in range(seeds)]
+    full = _settings("forgetting", data, FIRST)["full"]
+    return _each_seed(seeds, [replace(full, more={**full.more, "save_model": True})], budget=1 / 2)
 
 
 def second_half(data: str, seeds: int) -> list[StudyRun]:
-    """The other half of the classes after the first: what is left of the first is measured by forgetting.py."""
+    """The other half of the classes after the first."""
     settings = _settings("forgetting", data, SECOND)
+    second = [settings[label] for label in (*COMPARED, "BN+Bias", "head")]
     return [
-        replace(
-            settings[label],
-            budget=1 / 4,
-            seed=first.seed,
-            after=first.name,
-            more={**settings[label].more, "save_model": True},
-        )
+        replace(run, budget=1 / 4, seed=first.seed, after=first.name, more={**run.more, "save_model": True})
         for first in first_half(data, seeds)
-        for label in (*COMPARED, "BN+Bias", "head")
+        for run in second
     ]
+
+
+def rows(data: str, seeds: int) -> list[StudyRun]:
+    """Recurrent and attention networks that read the digits row by row, from random weights; `data` is not used."""
+    more = {"augment": "none", "num_epochs": 40}
+    schemes = {"full": "full_training", "elastic": "elastic_training", "upper": "elastic_training_upper_part"}
+    found = []
+    for network in ("gru", "vit"):
+        run = StudyRun("rows", "", "digits", "test", "full_training", 1e-3, 1.0, network=network, more=more)
+        for label, train_type in schemes.items():
+            is_elastic = SCHEMES[train_type].is_elastic
+            found.append(
+                replace(
+                    run,
+                    label=f"{network}, {label}",
+                    train_type=train_type,
+                    rho=0.5 if is_elastic else None,
+                    interval=10 if is_elastic else None,
+                )
+            )
+    return _each_seed(seeds, found)
 
 
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
@@ -346,4 +352,5 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "recipe": recipe,
     "first_half": first_half,
     "second_half": second_half,
+    "rows": rows,
 }

@@ -1,7 +1,19 @@
-"""Registers what only the study compares: variants of elastic training, whose code is in `study_schemes`."""
+#!/usr/bin/env python
+"""Registers what only the study compares: variants of elastic training, whose code is in `study_schemes`.
+
+As a script it is main.py with these schemes as well: the same flags, such as --train_type elastic_training_greedy. A
+run of such a scheme continues with this script too.
+"""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import utils
+from elastic_trainer.errors import Stopped
 from elastic_trainer.registry import SCHEMES, ImportanceEntry, Lazy, add_importance, elastic
 
 
@@ -17,3 +29,18 @@ def register_variants() -> None:
     betti, path = (ImportanceEntry(Lazy(f"study_schemes:{name}")) for name in ("Betti", "PathGain"))
     add_importance("betti", betti, "Betti numbers", "the topology of activations, as in AdaBet (arXiv 2510.03101)")
     add_importance("path", path, "Gain over many steps", "the gain over many steps of full training instead of one")
+
+
+def run() -> None:
+    import main
+
+    register_variants()
+    try:
+        main.main()
+    except Stopped as stopped:
+        message = str(stopped).replace("main.py", "scripts/study/study_variants.py")
+        raise Stopped(stopped.number, message) from None
+
+
+if __name__ == "__main__":
+    utils.run_cli(run)

@@ -74,7 +74,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     assert not (tmp_path / "mine" / "mine.txt").exists()
 
     compared = command(
-        "scripts/figures/plot_accuracy_time.py", tmp_path / "mine", tmp_path / "mine-2", "--output", tmp_path / "figure"
+        "scripts/figures/plot.py", "curves", tmp_path / "mine", tmp_path / "mine-2", "--output", tmp_path / "figure"
     )
     assert compared.returncode == 0, compared.stderr
     lines = compared.stdout.splitlines()

@@ -34,7 +34,7 @@ def test_standardize_gives_normalised_outputs_and_keeps_layers_frozen():
 def test_measure_starts_every_run_from_the_same_weights(monkeypatch: pytest.MonkeyPatch):
     starts: list[list[np.ndarray]] = []
 
-    def run_that_trains(model: keras.Model, dataset: object, settings: Settings, table: object) -> dict[str, float]:
+    def run_that_trains(model: keras.Model, data: object, settings: Settings, *others: object) -> dict[str, float]:
         starts.append(model.get_weights())
         model.set_weights([weights + 1 for weights in starts[-1]])
         return {"measured": settings.rho, "whole_run": settings.rho}

@@ -9,12 +9,11 @@ import benchmark_step
 import keras
 import numpy as np
 import pytest
-import step_variants
 import torch_worker
+from benchmark_step import keras_step, upper_masks, variants_of
 from command_line import ROOT
 from conftest import BATCH, SIZE, make_small_model, make_table
 from small_networks import as_if_trained, values
-from step_variants import VARIANTS, SelectionSteps, keras_step, upper_masks
 from torch_worker import TorchWorker, check_network, prepare_environment
 
 import models
@@ -36,9 +35,7 @@ def small_model():
 
 def made(model, mask):
     """The steps of a selection by variant, as far as it has them."""
-    steps = SelectionSteps(model, idle_optimizer(model, "sgd"), mask, step_variants.made_up_images(NETWORK))
-    runs = {variant: make(steps) for variant, make in VARIANTS.items()}
-    return {variant: run for variant, run in runs.items() if run is not None}
+    return variants_of(model, idle_optimizer(model, "sgd"), mask, benchmark_step.made_up_images(NETWORK))
 
 
 def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
@@ -46,7 +43,7 @@ def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
     before = values(model.variables)
     losses = {variant: run()[0] for variant, run in made(model, head_mask(model)).items()}
     assert [*losses] == ["unfolded", "folded", "prefix", "cached"]
-    losses["keras"] = float(keras_step(model, NETWORK, step_variants.made_up_images(NETWORK))())
+    losses["keras"] = float(keras_step(model, NETWORK, benchmark_step.made_up_images(NETWORK))())
     np.testing.assert_allclose([*losses.values()], losses["unfolded"], rtol=1e-5)
     for variable, old in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
@@ -78,7 +75,7 @@ def test_rho_below_that_of_steps_without_a_cache_is_what_cached_features_allow()
     smallest = [smallest_rho(table, head_mask(model), share) for share in (1.0, 0.0)]
     assert smallest[1] < smallest[0]
     rhos = (smallest[1] - 0.01, smallest[1] + 0.01, 1.0)
-    masks = step_variants.elastic_masks(model, network, table, rhos)
+    masks = benchmark_step.elastic_masks(model, network, table, rhos)
     assert [*masks] == [f"rho {rho:g}" for rho in rhos[1:]], "the first is not feasible"
     assert masks[f"rho {rhos[1]:g}"].sum() == 2 < masks["rho 1"].sum()
 
@@ -96,15 +93,15 @@ def test_upper_masks_train_the_tensors_nearest_the_output_and_the_head():
 def test_peak_memory_is_that_of_a_new_process():
     network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 3, BATCH, weights="none")
     count = len(models.build(network).trainable_variables)
-    measured_mb = step_variants.peak_memory_mb(network, np.ones(count, bool), "folded")
+    measured_mb = benchmark_step.peak_memory_mb(network, np.ones(count, bool), "folded")
     assert measured_mb is not None and 1 < measured_mb < 300
 
 
 def test_peak_memory_is_none_where_the_system_does_not_report_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(step_variants, "STATUS", tmp_path / "status")
-    assert step_variants._status_mb("VmHWM") is None
+    monkeypatch.setattr(benchmark_step, "STATUS", tmp_path / "status")
+    assert benchmark_step._status_mb("VmHWM") is None
     (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\n")
-    assert step_variants._status_mb("VmHWM") == 2.048
+    assert benchmark_step._status_mb("VmHWM") == 2.048
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -126,7 +123,7 @@ def test_step_time_is_what_the_worker_measures_and_its_end_is_one_line(tmp_path)
     script.write_text(WORKER)
     with TorchWorker(NETWORK, Path(sys.executable), script=script) as worker:
         assert worker.variants == ["eager"] and worker.record["missing"] == {"compiled": "no compiler"}
-        assert benchmark_step.measure({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
+        assert benchmark_step.measure_runs({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
         with pytest.raises(UserError, match=r"^--torch: the process that runs PyTorch ended: the reason$"):
             worker.step("broken")
 
@@ -157,7 +154,7 @@ def test_a_network_that_pytorch_has_not_is_refused(network, message):
 )
 def test_pytorch_networks_have_the_weights_of_keras_networks(name, alpha):
     code = (
-        "import json, sys, torch_networks as t; name, alpha = sys.argv[1:];"
+        "import json, sys, torch_steps as t; name, alpha = sys.argv[1:];"
         "print(json.dumps([[*w.shape] for w in t.build(name, 32, 7, float(alpha)).parameters()]))"
     )
     words = [torch_worker.ENVIRONMENT / "bin" / "python", "-c", code, name, str(alpha)]

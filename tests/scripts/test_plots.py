@@ -8,7 +8,6 @@ import paper_figures
 import plot_accuracy_time
 import plot_bars
 import plot_costs
-import plot_epochs
 import plotting
 import pytest
 from command_line import error_line
@@ -48,7 +47,7 @@ def test_bars_show_mean_and_spread_and_nan_for_unknown_energy(tmp_path):
 
 def test_flops_of_an_epoch_are_the_increase_of_the_total(tmp_path):
     runs = [made_up_run(tmp_path / "full"), made_up_run(tmp_path / "elastic", "elastic_training", 0.5, scale=0.5)]
-    plot_epochs.draw_flops(plotting.group_runs(runs), tmp_path / "flops")
+    plot_costs.draw_flops(plotting.group_runs(runs), tmp_path / "flops")
     by_scheme: dict[str, list[float]] = {}
     for row in rows_of(tmp_path / "flops"):
         by_scheme.setdefault(row["scheme"], []).append(float(row["tflops"]))
@@ -59,7 +58,7 @@ def test_flops_of_an_epoch_are_the_increase_of_the_total(tmp_path):
 
 
 def test_maps_show_the_tensors_of_each_selection(tmp_path):
-    plot_epochs.draw_maps(
+    plot_costs.draw_maps(
         plotting.group_runs([made_up_run(tmp_path / "elastic", "elastic_training", 0.5)]), tmp_path / "maps"
     )
     rows = rows_of(tmp_path / "maps")
@@ -184,7 +183,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
     groups = plotting.group_runs(runs)
     plot_accuracy_time.draw(groups, tmp_path / "curves")
     plot_bars.draw(groups, ("accuracy",), tmp_path / "bars")
-    plot_epochs.draw_maps(groups[:1], tmp_path / "maps")
+    plot_costs.draw_maps(groups[:1], tmp_path / "maps")
     plot_costs.draw_time_to_accuracy(groups, tmp_path / "time")
     table = replace(
         make_table(make_small_model()), settings=table_settings(NetworkSettings("resnet50", num_classes=200))
@@ -196,11 +195,10 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         assert rows_of(tmp_path / stem)
 
 
-@pytest.mark.parametrize("script", ["plot_accuracy_time.py RUN", "plot_bars.py RUN", "plot_epochs.py maps RUN"])
-def test_a_folder_as_output_is_refused_in_one_line(script, tmp_path):
-    name, *words = script.split()
+@pytest.mark.parametrize("kind", ["plot_accuracy_time.py RUN", "plot_bars.py RUN", "plot_costs.py maps RUN"])
+def test_a_folder_as_output_is_refused_in_one_line(kind):
     for output in (".", "/"):
-        line = error_line(f"scripts/figures/{name}", *words, "--output", output)
+        line = error_line("scripts/figures/plot.py", kind, "RUN", "--output", output)
         assert f"--output: '{output}' is a folder; add a name, such as " in line
 
 

@@ -15,12 +15,13 @@ import run_figure
 from command_line import ROOT
 from conftest import make_table
 from made_up_runs import rows_of
+from runner import carry_out
 from small_tfds import prepare_small
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.machine import environment
-from elastic_trainer.registry import DATASETS
+from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.timing.table import table_folder, table_settings
 
@@ -36,29 +37,31 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
     script = ROOT / "scripts" / (f"run_{name}.sh" if name.startswith("table") else f"run_figure{name}.sh")
     assert f'/figure.sh" {name} "$@"' in script.read_text() and script.stat().st_mode & 0o111
     for scale in ("full", "quick"):
-        jobs = run_figure.make_jobs(run_figure.parse([name, "--scale", scale, "--seeds", "2"]))
-        assert len({job.folder for job in jobs}) == len(jobs) and {job.run.seed for job in jobs} == {0, 1}
-        for job in jobs:
-            command = job.command
-            assert command.network.num_classes == paper_figures.CLASSES[job.run.dataset_name]
-            assert command.train_type == job.run.train_type and command.network.seed == job.run.seed
-            assert job.train[-1] == "--resume"
-            if job.run.is_elastic:
-                assert job.profile is not None
-                profiled = parse_profiler(job.profile)
+        runs = run_figure.make_runs(run_figure.parse([name, "--scale", scale, "--seeds", "2"]))
+        assert len({run.folder for run in runs}) == len(runs) and {run.command.network.seed for run in runs} == {0, 1}
+        for run in runs:
+            command = run.command
+            assert command.network.num_classes == paper_figures.CLASSES[command.data.dataset_name]
+            assert command.train_type in run.folder.name and run.folder.name.endswith(f"_seed{command.network.seed}")
+            assert run.words[0] == "main.py" and run.words[-1] == "--resume"
+            if SCHEMES[command.train_type].is_elastic:
+                assert run.profile is not None
+                profiled = parse_profiler(run.profile)
                 for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
                     assert getattr(profiled.network, key) == getattr(command.network, key), key
             else:
-                assert job.profile is None and not name.endswith("_ego")
+                assert run.profile is None and not name.endswith("_ego")
         if scale == "full":
-            networks = [job.command.network for job in jobs]
+            networks = [run.command.network for run in runs]
             assert {(network.input_size, network.batch_size) for network in networks} == {(224, 4)}
-            assert {job.run.dataset_name for job in jobs} <= {name for name in DATASETS if DATASETS[name].is_tfds}
+            assert {run.command.data.dataset_name for run in runs} <= {
+                name for name in DATASETS if DATASETS[name].is_tfds
+            }
 
 
 def test_figures_with_runs_of_one_setting_share_their_folders():
     folders = {
-        name: {job.folder for job in run_figure.make_jobs(run_figure.parse([name]))} for name in run_figure.NAMES
+        name: {run.folder for run in run_figure.make_runs(run_figure.parse([name]))} for name in run_figure.NAMES
     }
     assert folders["15ad"] < folders["15"] and folders["15ad"] < folders["17ac"]
     assert folders["17bd"] == folders["17ac"] and folders["22"] == folders["23"] < folders["17ac"]
@@ -67,9 +70,9 @@ def test_figures_with_runs_of_one_setting_share_their_folders():
 
 def test_dataset_name_and_model_name_replace_the_papers():
     more = ["--dataset_name", "oxford_iiit_pet", "--model_name", "mobilenetv2", "--", "--alpha", "0.5"]
-    jobs = run_figure.make_jobs(run_figure.parse(["15", *more]))
-    assert len(jobs) == 4, "three data sets become one"
-    commands = [job.command for job in jobs]
+    runs = run_figure.make_runs(run_figure.parse(["15", *more]))
+    assert len(runs) == 4, "three data sets become one"
+    commands = [run.command for run in runs]
     assert {(command.data.dataset_name, command.network.model_name, command.network.alpha) for command in commands} == {
         ("oxford_iiit_pet", "mobilenetv2", 0.5)
     }
@@ -77,7 +80,7 @@ def test_dataset_name_and_model_name_replace_the_papers():
 
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
     args = run_figure.parse(["17ac", "--logdir", str(tmp_path)])
-    run_figure.dry_run(run_figure.make_jobs(args), paper_figures.FIGURES["17ac"].hours)
+    run_figure.dry_run(run_figure.make_runs(args), paper_figures.FIGURES["17ac"].hours)
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.startswith("to do  ")]) == 9
     assert "9 runs without a table" in lines[-2] and lines[-1].endswith(
@@ -88,22 +91,22 @@ def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, 
 
 def test_estimated_hours_follow_the_timing_table(tmp_path):
     network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-    jobs = run_figure.make_jobs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
-    images = run_figure.image_counts(jobs[0].command.data)
-    assert images == (898, 899) and {run_figure.estimated_hours(job, images) for job in jobs} == {None}
-    settings = jobs[0].command.network
+    runs = run_figure.make_runs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
+    images = run_figure.image_counts(runs[0].command.data)
+    assert images == (898, 899) and {run_figure.estimated_hours(run) for run in runs} == {None}
+    settings = runs[0].command.network
     keras.utils.clear_session()
     model = models.build(settings)
     table = dataclasses.replace(make_table(model), settings=table_settings(settings))
     table.details["environment"] = environment()
     table.save(table_folder(settings, tmp_path))
     steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
-    for job in jobs:
-        mask = trainable_mask(job.command.train_type, model, job.command.training.trained_layers)
-        rho = job.command.training.rho
-        step_ms = table.full_step_ms * rho if job.run.is_elastic else table.predict_ms(mask)
+    for run in runs:
+        mask = trainable_mask(run.command.train_type, model, run.command.training.trained_layers)
+        rho = run.command.training.rho
+        step_ms = table.full_step_ms * rho if SCHEMES[run.command.train_type].is_elastic else table.predict_ms(mask)
         hours = (steps * step_ms + validation_ms) / 3.6e6
-        assert run_figure.estimated_hours(job, images) == pytest.approx(hours), job.folder.name
+        assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------
@@ -154,11 +157,11 @@ def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tm
     for figure in paper_figures.FIGURES:
         # The head alone takes more than 35 % of a step of this small network.
         more = ["--max_steps", "2", *([] if figure == "2" else ["--rho", "0.95"])]
-        job = run_figure.make_jobs(run_figure.parse([figure, *folders, *small, "--", *more]))[0]
-        run_figure.carry_out([job])
-        assert job.is_complete
-        if not job.run.profile_only:
-            started.add(job.folder)
+        run = run_figure.make_runs(run_figure.parse([figure, *folders, *small, "--", *more]))[0]
+        carry_out([run])
+        assert run.is_complete
+        if not run.profile_only:
+            started.add(run.folder)
     assert len(started) == 6  # the other figures start with one of these
     for folder in started:
         check_two_steps(folder, paper_figures.CUB)
@@ -169,8 +172,8 @@ def test_full_training_of_figure_15_trains_two_steps_on_data_as_tfds_prepares_it
     prepare_small(name, tmp_path / "data", monkeypatch)
     figure = ["15", "--data_dir", str(tmp_path / "data"), "--logdir", str(tmp_path / "logs")]
     small = ["--model_name", "mobilenetv2", "--weights", "none", "--input_size", "32"]
-    jobs = run_figure.make_jobs(run_figure.parse([*figure, *small, "--", "--max_steps", "2"]))
-    [job] = [job for job in jobs if job.run.dataset_name == name and job.run.train_type == "full_training"]
-    run_figure.carry_out([job])
-    assert re.fullmatch(rf"mobilenetv2_{name}_full_training_seed0", job.folder.name)
-    check_two_steps(job.folder, name)
+    runs = run_figure.make_runs(run_figure.parse([*figure, *small, "--", "--max_steps", "2"]))
+    [run] = [run for run in runs if run.command.data.dataset_name == name and run.command.train_type == "full_training"]
+    carry_out([run])
+    assert re.fullmatch(rf"mobilenetv2_{name}_full_training_seed0", run.folder.name)
+    check_two_steps(run.folder, name)

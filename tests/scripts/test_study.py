@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import results_page
-import similarity
+import run_study
 import study_networks
 import study_schemes
 from conftest import make_small_data, make_small_model, make_table
 from interrupted_runs import InterruptingData, PowerCut
 from made_up_runs import made_up_run
-from run_study import Study, study_parser
+from run_study import study_parser
 from study_data import HALVES, split_folder
 from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, VARIANTS, StudyRun
 from study_variants import register_variants
@@ -57,6 +57,9 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
         command = parse_training([*given, "--dataset_name", "image_folder", "--data_dir", "photos"])
         assert command.warnings == () and command.train_type == run.train_type
         training = command.training
+        if part == "rows":
+            assert training.num_epochs == 40 and training.max_steps is None
+            continue
         if training.deadline:
             assert command.chooses_epochs and training.max_steps is None
             continue
@@ -159,11 +162,17 @@ def test_second_network_without_weights_names_the_command_that_makes_them(tmp_pa
     weights = tmp_path / "weights.h5"
     weights.touch()
     words = ["recipe", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
-    study = Study(study_parser().parse_args(words))
     runs = [run for run in PARTS["recipe"]("sign_digits", 1) if run.network == "resnet"]
     assert runs
-    with pytest.raises(UserError, match=r"resnet_glyphs.keras: is missing; make it with .*/pretrain_resnet.py .*keras"):
-        study.commands(runs)
+    command = r"scripts/tools/pretrain_glyphs.py --network resnet --output .*resnet_glyphs.keras"
+    with pytest.raises(UserError, match=rf"resnet_glyphs.keras: is missing; make it with {command}"):
+        run_study.make_runs(study_parser().parse_args(words), runs, 0)
+
+
+def test_a_part_that_needs_photos_names_the_flags_that_give_them(tmp_path):
+    args = study_parser().parse_args(["rates", "--logdir", str(tmp_path)])
+    with pytest.raises(UserError, match="--data_root, --weights_file: are needed for the part rates"):
+        run_study.make_runs(args, PARTS["rates"]("grocery", 1)[:1], 0)
 
 
 @pytest.mark.parametrize("name", ["resnet", "gru", "vit"])
@@ -173,23 +182,30 @@ def test_own_networks_give_logits(name):
     assert logits.shape == (2, 7) and np.isfinite(logits).all()
 
 
-def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path):
-    weights = tmp_path / "weights.h5"
-    weights.touch()
-    words = ["rates", "--data_root", str(tmp_path), "--weights_file", str(weights)]
-    arguments = study_parser().parse_args([*words, "--logdir", str(tmp_path / "now"), "--results", str(tmp_path)])
+def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path, monkeypatch):
+    words = ["rates", "--results", str(tmp_path), "--logdir"]
+    now, later = (study_parser().parse_args([*words, str(tmp_path / name)]) for name in ("now", "later"))
     first, second, third = PARTS["rates"]("grocery", 1)[:3]
-    study = Study(arguments)
     for run in (second, third):
-        made_up_run(run.folder(tmp_path / "now"))
-    study.write([first, second, third])
+        made_up_run(run.folder(now.logdir))
+    run_study.write(now, [first, second, third])
 
-    arguments.logdir = tmp_path / "later"
-    study = Study(arguments)
-    made_up_run(first.folder(arguments.logdir))
-    made_up_run(third.folder(arguments.logdir), scale=2.0)
-    assert [study.is_done(run) for run in (first, second, third, replace(first, seed=7))] == [True, True, True, False]
-    study.write([first, third])  # the second is no longer asked for
+    asked = []
+
+    def make_no_runs(args, runs, core):
+        asked.extend(runs)
+        return []
+
+    monkeypatch.setattr(run_study, "make_runs", make_no_runs)
+    monkeypatch.setattr(run_study, "register_variants", lambda: None)  # they are
+    monkeypatch.setattr("sys.argv", ["run_study.py", *words, str(later.logdir), "--seeds", "2"])
+    run_study.main()
+    assert [run for run in asked if run.seed == 0] == [first, *PARTS["rates"]("grocery", 1)[3:]]
+    assert len([run for run in asked if run.seed == 1]) == len(PARTS["rates"]("grocery", 1))
+
+    made_up_run(first.folder(later.logdir))
+    made_up_run(third.folder(later.logdir), scale=2.0)
+    run_study.write(later, [first, third])  # the second is no longer asked for
     with Path(tmp_path / "rates_grocery.csv").open(newline="") as file:
         rows = [*csv.DictReader(file)]
     assert [row["setting"] for row in rows] == [first.label, third.label, second.label]
@@ -241,14 +257,14 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
 
 
-def test_similarity_of_successive_importances_is_read_from_the_runs(tmp_path, monkeypatch):
-    words = ["similarity.py", "--data", "grocery", "--logdir", str(tmp_path), "--results", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(UserError, match=r"holds no run of the part interval; see run_study.py interval"):
-        similarity.main()
-    by_importance = next(run for run in PARTS["interval"]("grocery", 1) if run.train_type == "elastic_training")
+def test_similarity_of_successive_importances_is_read_from_the_runs(tmp_path):
+    words = ["interval", "--data", "grocery", "--logdir", str(tmp_path), "--results", str(tmp_path)]
+    args, runs = study_parser().parse_args(words), PARTS["interval"]("grocery", 1)
+    run_study.write_further_table(args, runs)
+    assert not [*tmp_path.iterdir()], "no run is finished"
+    by_importance = next(run for run in runs if run.train_type == "elastic_training")
     made_up_run(by_importance.folder(tmp_path), by_importance.train_type)
-    similarity.main()
+    run_study.write_further_table(args, runs)
     with (tmp_path / "similarity_grocery.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["setting"] == by_importance.label and float(row["similarity"]) == pytest.approx(np.cos(0.3))

@@ -4,7 +4,7 @@
 Three training steps of a network of a few layers, recorded on the CPU by the profiler's functions. Only what the reader
 needs is kept: names and times of operations. Host names, Python events and the paths in them are removed.
 
-    python scripts/tools/record_trace_fixture.py
+    python tests/data/record_trace_fixture.py
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from elastic_trainer.timing.trace import is_operation, trace_step
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "tests" / "data" / "small_step.xplane.pb"
+TARGET = Path(__file__).with_name("small_step.xplane.pb")
 STEPS, SIZE, CLASSES, BATCH = 3, 16, 3, 4
 
 
@@ -83,7 +82,7 @@ def main() -> None:
         space.ParseFromString(trace.read_bytes())
     with atomic_path(TARGET) as temporary:
         temporary.write_bytes(stripped(space).SerializeToString(deterministic=True))
-    print(f"{TARGET.relative_to(ROOT)}: {TARGET.stat().st_size} bytes")
+    print(f"{TARGET}: {TARGET.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

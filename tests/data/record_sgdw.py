@@ -1,23 +1,23 @@
 #!/usr/bin/env python
 """Record what tensorflow-addons' SGDW does, so that a test can compare our SGD with decoupled weight decay with it.
 
-tensorflow-addons 0.23.0 is archived and needs TensorFlow 2.15 or older. This script therefore makes a separate
-environment (.venv-tfa, Python 3.9 to 3.11) and runs itself again there. Writes tests/data/sgdw_trajectory.json.
+tensorflow-addons 0.23.0 is archived and needs TensorFlow 2.15 or older, on Python 3.9 to 3.11. So this script runs in
+an environment of its own. Writes tests/data/sgdw_trajectory.json.
 
-    python3.11 scripts/tools/record_sgdw.py
+    python3.11 -m venv .venv-tfa && .venv-tfa/bin/pip install tensorflow==2.15.1 tensorflow-addons==0.23.0
+    .venv-tfa/bin/python tests/data/record_sgdw.py
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "tests" / "data" / "sgdw_trajectory.json"
-PACKAGES = ("tensorflow==2.15.1", "tensorflow-addons==0.23.0")
+import numpy as np
+import tensorflow as tf
+import tensorflow_addons as tfa
+
+OUTPUT = Path(__file__).with_name("sgdw_trajectory.json")
 STEPS = 40
 # The paper's setting, and one with a decay that is a large part of each step.
 CASES = ({"learning_rate": 1e-4, "weight_decay": 5e-4}, {"learning_rate": 0.05, "weight_decay": 0.5})
@@ -25,10 +25,6 @@ CASES = ({"learning_rate": 1e-4, "weight_decay": 5e-4}, {"learning_rate": 0.05, 
 
 def record() -> None:
     """Run SGDW as the paper's scripts do: rate and decay follow one cosine schedule, and the decay starts at lr·wd."""
-    import numpy as np
-    import tensorflow as tf
-    import tensorflow_addons as tfa
-
     rng = np.random.default_rng(0)
     start = rng.normal(0, 1, (2, 3)).astype(np.float32)
     gradients = rng.normal(0, 1, (STEPS, 2, 3)).astype(np.float32)
@@ -49,26 +45,13 @@ def record() -> None:
         cases.append({**case, "momentum": 0.9, "weights": weights})
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     versions = {"tensorflow": tf.__version__, "tensorflow-addons": tfa.__version__}
-    content = {"made_by": "scripts/tools/record_sgdw.py", "versions": versions, "steps": STEPS}
+    content = {"made_by": "tests/data/record_sgdw.py", "versions": versions, "steps": STEPS}
     content |= {"start": start.tolist(), "gradients": gradients.tolist(), "cases": cases}
     temporary = OUTPUT.with_suffix(".tmp")
     temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     temporary.replace(OUTPUT)
-    print(OUTPUT.relative_to(ROOT))
-
-
-def main() -> None:
-    if importlib.util.find_spec("tensorflow_addons"):
-        record()
-        return
-    environment = ROOT / ".venv-tfa"
-    if sys.version_info[:2] not in ((3, 9), (3, 10), (3, 11)):
-        sys.exit("record_sgdw.py: TensorFlow 2.15.1 needs Python 3.9, 3.10 or 3.11: start this script with one of them")
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    subprocess.run([python, __file__], check=True)
+    print(OUTPUT)
 
 
 if __name__ == "__main__":
-    main()
+    record()

@@ -1,0 +1,83 @@
+#!/usr/bin/env python
+"""Make records/README.md, the index of the records of measurements, from them.
+
+A record is the last line that a benchmark prints, in a file <benchmark>_<what>[_<number>].json; --note says in it what
+distinguishes it.
+
+    python scripts/benchmarks/records_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import common  # noqa: F401  # first: it sets the import path
+
+import utils
+from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.files import write_text
+from elastic_trainer.networks.names import model_label
+
+RECORDS = Path(__file__).with_name("records")
+HEAD = """# Records of the benchmarks
+
+Made from the records by `scripts/benchmarks/records_page.py`. What they mean is in `docs/`. The log there has the
+numbers of earlier series; their records are in this repository's commit 81e50d2.
+
+| record | network | what | result | rounds | processor |
+|---|---|---|---|---|---|
+"""
+
+
+RESULTS = {  # what the index shows of a record, by the start of its name
+    "examples": ("rounds",),
+    "fit": ("kept",),
+    "input": ("images_per_second", "waiting_percent"),
+    "mixed_precision": ("speedup",),
+    "prunetrain": ("pruned",),
+    "rho": ("rho",),
+    "solver": ("recursions_agree", "all_within_budget"),
+    "step": ("full_over_keras", "full_over_best_torch"),
+    "throttle": ("rho", "rho_in_the_undisturbed_half", "rho_in_the_disturbed_half"),
+    "time_model": ("median_error_percent", "p95_error_percent"),
+    "torture_resume": ("kills", "held"),
+}
+
+
+def shown(value: Any) -> str:
+    """A value of a record in a cell: numbers to three digits; of each rho, or share of channels, the ratio of steps."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        pairs = [
+            (one.get("asked", one.get("asked_share")), one.get("measured", one.get("step_ratio"))) for one in value
+        ]
+        return ", ".join(f"{asked:g}: {ratio:.3f}" for asked, ratio in pairs)
+    return str(value) if isinstance(value, bool) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def page() -> str:
+    """The index: a row a record, in the order of their names."""
+    rows = []
+    for path in sorted(RECORDS.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        keys = next(keys for name, keys in RESULTS.items() if path.stem.startswith(name))
+        result = "; ".join(f"{key} {shown(record[key])}" for key in keys).replace("_", " ")
+        network = model_label(record["model_name"], record["alpha"]) if "model_name" in record else ""
+        pixels = f" {record['input_size']}×{record['input_size']}, batch {record['batch_size']}" if network else ""
+        environment = record["environment"]
+        machine = environment["processor"] + (f", {environment['commit']}" if environment.get("commit") else "")
+        cells = [path.name, network + pixels, record.get("note", ""), result, str(record.get("rounds", "")), machine]
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return HEAD + "".join(rows)
+
+
+def main() -> None:
+    OneLineParser(prog="records_page.py", description=__doc__).parse_args()
+    write_text(RECORDS / "README.md", page())
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

@@ -1,0 +1,210 @@
+"""Carries out runs of main.py: from a description by flags to a finished folder. No run is made twice.
+
+run_figure.py and run_study.py describe runs. A finished run of the same flags is kept, an interrupted one continues. A
+timing table that is missing is made first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import ROOT
+
+from elastic_trainer.cli.commands import TrainCommand
+from elastic_trainer.cli.parser import as_words
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.runs.config import first_change, without_effect
+from elastic_trainer.runs.reader import is_finished, read_run
+from elastic_trainer.settings import DataSettings
+
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+class Run(NamedTuple):
+    """One call of main.py.
+
+    Attributes:
+        command: as settings.
+        words: the script, which takes the flags of main.py, and its flags.
+        profile: flags of profiler.py for its timing table; None if it needs none.
+        profile_only: only the table is wanted.
+    """
+
+    command: TrainCommand
+    words: list[str]
+    profile: list[str] | None = None
+    profile_only: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.command.run.folder
+
+    @property
+    def table_folder(self) -> Path:
+        """The folder of its timing table."""
+        from elastic_trainer.timing.table import table_folder
+
+        return table_folder(self.command.network, self.command.run.logdir)
+
+    @property
+    def has_table(self) -> bool:
+        """Whether its timing table was made."""
+        return (self.table_folder / "profile.json").is_file()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do. Raises `UserError` if its folder holds a run of other settings."""
+        if self.profile_only:
+            return self.has_table
+        if not is_finished(self.folder):
+            return False
+        now, was = self.command.config, read_run(self.folder).config
+        change = first_change(now, was, without_effect(now))
+        if change is not None:
+            raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")
+        return True
+
+
+def count_classes(images: DataSettings) -> int:
+    """Number of classes. Raises `UserError` if the data set is not there."""
+    from elastic_trainer.datasets import sources
+
+    return sources.count_classes(images.dataset_name, images.data_dir)
+
+
+def make_run(
+    flags: Mapping[str, Any],
+    more: Sequence[str] = (),
+    script: str = "main.py",
+    classes: Callable[[DataSettings], int] = count_classes,
+) -> Run:
+    """A run without a timing table of its own.
+
+    Args:
+        flags: of main.py, value by name.
+        more: further words of the command line.
+        script: that takes the flags of main.py.
+        classes: their number, if the flags do not give it.
+    """
+    words = [*as_words(flags), *more]
+    command = parse_training(words)
+    if command.network.num_classes is None:
+        command = command.with_classes(classes(command.data))
+    return Run(command, [script, *words, "--resume"])
+
+
+def carry_out(
+    runs: Sequence[Run], cores: Sequence[int | None] = (None,), after_each: Callable[[], None] = lambda: None
+) -> None:
+    """Profile and train what is missing.
+
+    Args:
+        runs: in their order.
+        cores: one run at a time on each, with its output in `<its folder>.log`, so that no run disturbs another more
+            than any other does. None stands for all cores; then the output is shown, and a failure ends everything.
+        after_each: is called after each run.
+
+    Raises:
+        UserError: a command failed; the finished runs stay.
+        Stopped: by a signal, which the running commands got, too: they save a checkpoint.
+    """
+    missing = [run for run in runs if not run.is_complete]
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are complete", flush=True)
+    waiting = iter(enumerate(missing, 1))
+    failures: list[UserError] = []
+    lock = threading.Lock()
+    with _Commands() as commands, ThreadPoolExecutor(len(cores)) as pool:
+        for run in missing:
+            commands.profile(run, cores[0])
+
+        def work(core: int | None) -> None:
+            for number, run in waiting:
+                print(f"run {number} of {len(missing)}: {run.folder.name}", flush=True)
+                try:
+                    if not run.profile_only:
+                        commands.call(run.words, core, run.folder)
+                except UserError as error:
+                    failures.append(error)
+                    if core is None:
+                        return
+                with lock:
+                    after_each()
+
+        for done in [pool.submit(work, core) for core in cores]:
+            done.result()
+    if failures:
+        raise UserError(f"{failures[0]}" + (f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""))
+
+
+def make_table(run: Run, core: int | None) -> None:
+    """Profile the network of a run unless its table is there. Raises as `carry_out`."""
+    with _Commands() as commands:
+        commands.profile(run, core)
+
+
+class _Commands:
+    """The running scripts of ours. Use as a context manager; meanwhile a signal goes to all of them."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stopped_by = 0
+
+    def __enter__(self) -> _Commands:
+        self._earlier = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped_by = number
+        if number == signal.SIGTERM:  # Ctrl-C reaches all processes, SIGTERM only this one
+            for process in self._running:
+                process.send_signal(number)
+
+    def profile(self, run: Run, core: int | None) -> None:
+        """Make the timing table that a run needs unless it is there. Raises as `carry_out`."""
+        if run.profile is not None and not run.has_table:
+            self.call(["profiler.py", *run.profile], core, run.table_folder)
+
+    def call(self, words: Sequence[str], core: int | None, log: Path) -> None:
+        """Run a script to its end. Raises as `carry_out`.
+
+        Args:
+            words: the script and its flags.
+            core: see `carry_out`.
+            log: the output goes to a file of this name with .log at its end, unless `core` is None.
+        """
+        self._check()
+        command, where, settings = [sys.executable, str(ROOT / words[0]), *words[1:]], "", dict[str, Any]()
+        with contextlib.ExitStack() as stack:
+            if core is not None:
+                path = log.with_name(f"{log.name}.log")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(path.open("a"))
+                command, where = ["taskset", "-c", str(core), *command], f", see {path}"
+                settings = {"stdout": file, "stderr": file, "env": {**os.environ, **ONE_THREAD}}
+            process = stack.enter_context(subprocess.Popen(command, **settings))
+            self._running.append(process)
+            status = process.wait()
+            self._running.remove(process)
+        self._check()
+        if status:
+            raise UserError(f"{shlex.join(words)}: ended with status {status}{where}; start it again to continue")
+
+    def _check(self) -> None:
+        if self._stopped_by:
+            raise Stopped(self._stopped_by, "stopped; start it again to continue")
