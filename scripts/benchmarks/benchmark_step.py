@@ -39,7 +39,6 @@ from tqdm import tqdm
 import utils
 from elastic_trainer.machine import load_tensorflow, text_of
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 
 if TYPE_CHECKING:
     import keras
@@ -76,8 +75,7 @@ def selections(
         table = profiler.profile(model, network, Path(folder), seconds=seconds)
     elastic = elastic_masks(model, network, table, QUICK_RHOS if quick else RHOS)
     upper = upper_masks(head, table.positions, QUICK_SHARES if quick else UPPER_SHARES)
-    ways = {"computed": COMPUTED, "cached": CACHED}
-    smallest = {way: smallest_rho(table, head, use.share) for way, use in ways.items()}
+    smallest = {way: smallest_rho(table, head, misses) for way, misses in (("computed", 1.0), ("cached", 0.0))}
     return {"full": all_mask(model), **elastic, **upper}, smallest
 
 
@@ -98,27 +96,25 @@ def variants_of(
         wanted: of `VARIANTS`.
     """
     from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.feature_cache import FeatureCache
-    from elastic_trainer.training.prefix import Cut, SplitStep
+    from elastic_trainer.training.features import Features
+    from elastic_trainer.training.prefix import split_step
     from elastic_trainer.training.step import TrainStep
 
     [batch] = data.train(0)
     images, labels = batch.inputs, batch.targets
     make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
     step = make()
-    cut = Cut(step)
     runs: dict[str, Callable[[], Any]] = {"folded": partial(step, images, labels)}
     if step.folded_pairs and "unfolded" in wanted:
         runs = {"unfolded": partial(make(fold=False), images, labels), **runs}
-    if cut.tensors and {"prefix", "cached"} & {*wanted}:
-        split = SplitStep(step, cut)
+    split = split_step(step) if {"prefix", "cached"} & {*wanted} else None
+    if split is not None:
         runs["prefix"] = lambda: split(split.prefix(images), labels)
-        if "cached" in wanted:
-            with contextlib.suppress(ValueError):  # the features of an image depend on other images of its batch
-                cache = FeatureCache(split, data, Path(tempfile.gettempdir()))
-                cache.prepare(batch, data.order(0))
-                keys = cache.keys(batch.order)
-                runs["cached"] = lambda: split(cache.read(keys), labels)
+        features = Features(data)
+        features.adopt(step)
+        if "cached" in wanted and features.split is not None:  # else an image's features depend on its batch
+            features.prepare(batch)
+            runs["cached"] = lambda: split(features.read(batch.order), labels)
     return runs
 
 
@@ -167,9 +163,9 @@ def elastic_masks(
     importance = evaluator(optimizer, digits.importance_batches(0))
     head, masks = head_mask(model), {}
     for rho in rhos:
-        feasible = [use for use in (COMPUTED, CACHED) if rho >= smallest_rho(table, head, use.share)]
+        feasible = [misses for misses in (1.0, 0.0) if rho >= smallest_rho(table, head, misses)]
         if feasible:
-            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, features=feasible[0]).mask
+            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, misses=feasible[0]).mask
     return masks
 
 

@@ -27,7 +27,6 @@ from common import Setting
 
 import utils
 from elastic_trainer.timing.fit import selection_sums
-from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable, table_settings
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
             chosen[-1] = True
             kind, mask = "random", head.copy()
             mask[table.positions[:deepest][chosen]] = True
+            mask = table.with_kernels(mask) | head
         if mask.tobytes() not in seen:
             seen.add(mask.tobytes())
             masks.append((kind, mask))
@@ -86,7 +86,7 @@ def _without_reading(table: TimingTable) -> TimingTable:
 def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
     """A measured selection, with sums of operation times that the fit takes."""
     t_dy_ms, t_dw_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
-    return {"tensors": int(mask.sum()), "chain_ms": t_dy_ms, "own_ms": t_dw_ms, "measured_ms": float(measured_ms)}
+    return {"tensors": int(mask.sum()), "t_dy_ms": t_dy_ms, "t_dw_ms": t_dw_ms, "measured_ms": float(measured_ms)}
 
 
 def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
@@ -140,11 +140,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     step_ms = measuring.measure_steps([*tested, *on_features.values(), *again], args.seconds)
 
     median_ms, fitted_ms = np.median(step_ms, axis=0), np.median(measurement.step_ms, axis=0)
-    cases = [(index, COMPUTED) for index in range(len(masks))] + [(index, CACHED) for index in on_features]
+    cases = [(index, 1.0) for index in range(len(masks))] + [(index, 0.0) for index in on_features]
     measured, references = np.split(median_ms, [len(cases)])
     slowdown = float(np.median(references / fitted_ms[MEASURED_AGAIN]))
     unscaled, flops_predicted = (
-        np.array([_without_reading(each).predict_ms(masks[index], features) for index, features in cases])
+        np.array([_without_reading(each).predict_ms(masks[index], misses) for index, misses in cases])
         for each in (table, by_flops)
     )
     predicted = slowdown * unscaled
@@ -166,11 +166,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "points": [
             {
                 "kind": kinds[index],
-                "cached": features is CACHED,
+                "cached": misses == 0,
                 "predicted_ms": float(p),
                 **point(table, masks[index], m),
             }
-            for (index, features), p, m in zip(cases, predicted, measured, strict=True)
+            for (index, misses), p, m in zip(cases, predicted, measured, strict=True)
         ],
         "fitted_points": [point(table, mask, m) for mask, m in zip(measurement.masks, fitted_ms, strict=True)],
         "forward_ms": table.forward_ms,

@@ -18,7 +18,6 @@ from study_data import FIRST, SECOND
 
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import PAPER, RECIPES
-from elastic_trainer.timing.forward_costs import CACHED, COMPUTED
 from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's (section 6)
@@ -48,11 +47,9 @@ VARIANTS = {  # of `study_variants`
 }
 PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
-HEAD_EPOCHS_AT_MOST = 40  # a head alone has long stopped to learn
+MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3, 1e-3)
 WARM_UP_RATES = (5e-3, 1e-2, 3e-3)
-HEAD_FIRST_RATES = (1e-2, 3e-3)
-HEAD_EPOCHS = (0, 1, 4)
 PAPER_RATE = PAPER["learning_rate"]
 RATE, ELASTIC_RATE = (RECIPES["robust"][name] for name in ("learning_rate", "elastic_learning_rate"))
 ROBUST: dict[str, Any] = {name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup")}
@@ -121,23 +118,23 @@ class StudyRun:
         if "num_epochs" not in self.more:
             steps = self._steps(table, masks, steps_per_epoch)
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
-            values["max_steps"] = self.more.get("head_epochs", 0) * steps_per_epoch + steps
+            values["max_steps"] = steps
             interval = interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
         return {**values, "rho": self.rho, "interval": interval} if is_elastic else values
 
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
-        """How many steps fit into the budget after those of the head."""
+        """How many steps fit into the budget."""
         views = 2  # with --augment flip
         is_cached = self.more.get("feature_cache") != "off"
-        head_ms = table.predict_ms(masks["traditional_tl_training"], CACHED if is_cached else COMPUTED) + LOOP_MS
+        head_ms = table.predict_ms(masks["traditional_tl_training"], 0.0 if is_cached else 1.0) + LOOP_MS
 
         def head_seconds(epochs: float) -> float:
             making_ms = min(epochs, views) * table.forward_ms if is_cached else 0.0  # its images' features
             return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
 
-        left = self.budget * full_seconds(table, steps_per_epoch) - head_seconds(self.more.get("head_epochs", 0))
+        left = self.budget * full_seconds(table, steps_per_epoch)
         if self.train_type == "traditional_tl_training":
-            epochs = next(n for n in range(HEAD_EPOCHS_AT_MOST, 0, -1) if n == 1 or head_seconds(n) <= left)
+            epochs = next(n for n in range(MAX_HEAD_EPOCHS, 0, -1) if n == 1 or head_seconds(n) <= left)
             return epochs * steps_per_epoch
         if SCHEMES[self.train_type].is_elastic:
             assert self.rho is not None, "an elastic run has a rho"
@@ -147,7 +144,7 @@ class StudyRun:
             else:
                 left -= self.selections * SELECTION_SECONDS
         elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
-            step_ms = table.predict_ms(masks[self.train_type], COMPUTED)
+            step_ms = table.predict_ms(masks[self.train_type])
         else:
             step_ms = table.full_step_ms
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)
@@ -256,20 +253,6 @@ def remedies(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, found, budget=1 / 4)
 
 
-def head_first(data: str, seeds: int) -> list[StudyRun]:
-    """Whether to train the head first, and for how long, on val at a quarter of full training's time."""
-    settings = _settings("head_first", data, "val")
-    found = []
-    for rate in HEAD_FIRST_RATES:
-        for label in COMPARED:
-            if (label, rate) != ("full", max(HEAD_FIRST_RATES)):  # full training collapses there
-                run = _without_warm_up(replace(settings[label], rate=rate))
-                for epochs in HEAD_EPOCHS:
-                    name, more = f"{label}, {epochs} epochs of the head first", {**run.more, "head_epochs": epochs}
-                    found.append(replace(run, label=name, more=more))
-    return _each_seed(seeds, found, budget=1 / 4)
-
-
 def deadline(data: str, seeds: int) -> list[StudyRun]:
     """What `--deadline` chooses: a share of full training's time for 12 epochs and their validations."""
     upper = _settings("deadline", data, "test")["upper 0.4"]
@@ -346,7 +329,6 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "budget": budget,
     "importance": importance,
     "remedies": remedies,
-    "head_first": head_first,
     "deadline": deadline,
     "interval": interval,
     "recipe": recipe,

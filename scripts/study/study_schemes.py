@@ -13,8 +13,7 @@ import selection_solver_DP
 from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.selection.importance import ImportanceEvaluator, _products
-from elastic_trainer.selection.select import Selection, problem_beside, selection_of, step_budget_ms, with_solution
-from elastic_trainer.timing.forward_costs import COMPUTED, FeatureUse
+from elastic_trainer.selection.select import Plan, plan_of, problem_beside, step_budget_ms, with_solution
 from elastic_trainer.timing.table import TimingTable
 
 PAPERS_T_Q = 1000
@@ -27,22 +26,22 @@ def select_greedy(
     head: np.ndarray,
     rho: float,
     time_resolution: int | None = None,
-    features: FeatureUse = COMPUTED,
-) -> Selection:
+    misses: float = 1.0,
+) -> Plan:
     """Again and again, of the tensors that still fit, the one with the most importance per added millisecond."""
-    budget_ms, mask = step_budget_ms(table, rho, features), head.copy()
-    now_ms = table.predict_ms(mask, features)
+    budget_ms, mask = step_budget_ms(table, rho, misses), head.copy()
+    now_ms = table.predict_ms(mask, misses)
     while True:
         best_ratio, best, best_ms = 0.0, -1, now_ms
         for position in np.flatnonzero(~mask & (importance > 0)).tolist():
             mask[position] = True
-            with_it_ms = table.predict_ms(mask, features)
+            with_it_ms = table.predict_ms(mask, misses)
             mask[position] = False
             ratio = importance[position] / max(with_it_ms - now_ms, 1e-9)
             if with_it_ms <= budget_ms and ratio > best_ratio:
                 best_ratio, best, best_ms = ratio, position, with_it_ms
         if best < 0:
-            return selection_of(table, mask, importance, budget_ms, features)
+            return plan_of(table, mask, importance, budget_ms, misses)
         mask[best], now_ms = True, best_ms
 
 
@@ -52,30 +51,16 @@ def select_layers(
     head: np.ndarray,
     rho: float,
     time_resolution: int | None = None,
-    features: FeatureUse = COMPUTED,
-) -> Selection:
+    misses: float = 1.0,
+) -> Plan:
     """The most important layers: all tensors of a layer train, or none."""
-    budget_ms = step_budget_ms(table, rho, features)
-    problem = problem_beside(table, importance, head, budget_ms, features)
+    budget_ms = step_budget_ms(table, rho, misses)
+    t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
     layers: dict[str, int] = {}
     layer_of = np.array([layers.setdefault(name.rpartition("/")[0], len(layers)) for name in table.names])
-
-    def of_layers(values: np.ndarray) -> np.ndarray:
-        return np.bincount(layer_of, values, len(layers))
-
-    kernels = np.full(len(layers), -1)
-    has_kernel = problem.kernels >= 0
-    kernels[layer_of[has_kernel]] = layer_of[problem.kernels[has_kernel]]
-    solution = selection_solver_DP.solve(
-        of_layers(problem.t_dy_ms),
-        of_layers(problem.t_dw_ms),
-        of_layers(problem.importance),
-        problem.room_ms,
-        time_resolution,
-        kernels,
-        of_layers(problem.unfolded_ms),
-    )
-    return selection_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, features)
+    of_layers = [np.bincount(layer_of, values, len(layers)) for values in (t_dy_ms, t_dw_ms, gains)]
+    solution = selection_solver_DP.solve(*of_layers, left_ms, time_resolution)
+    return plan_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, misses)
 
 
 def select_published(
@@ -84,16 +69,16 @@ def select_published(
     head: np.ndarray,
     rho: float,
     time_resolution: int | None = None,
-    features: FeatureUse = COMPUTED,
-) -> Selection:
+    misses: float = 1.0,
+) -> Plan:
     """The paper's problem: operation times as they are, a forward pass of half the backward pass, nothing cached."""
-    budget_ms = step_budget_ms(table, rho, features)
+    budget_ms = step_budget_ms(table, rho, misses)
     share = max((rho - 1 / 3) * 3 / 2, 0.0)
     total_ms = float((table.t_dy_ms + table.t_dw_ms).sum())
     solution = selection_solver_DP.solve(
         table.t_dy_ms, table.t_dw_ms, importance[table.positions], share * total_ms, PAPERS_T_Q
     )
-    return selection_of(table, with_solution(table, head, solution.mask), importance, budget_ms, features)
+    return plan_of(table, with_solution(table, head, solution.mask), importance, budget_ms, misses)
 
 
 class Betti(ImportanceEvaluator):

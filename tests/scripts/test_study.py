@@ -63,7 +63,7 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
         if training.deadline:
             assert command.chooses_epochs and training.max_steps is None
             continue
-        assert 0 < (training.max_steps or 0) <= STEPS * (training.num_epochs + training.head_epochs)
+        assert 0 < (training.max_steps or 0) <= STEPS * training.num_epochs
 
 
 @pytest.mark.parametrize("train_type", ["full_training", "elastic_training", "bn_plus_bias_training"])

@@ -12,7 +12,6 @@ from study_schemes import Betti, PathGain, select_greedy, select_layers, select_
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.forward_costs import FeatureUse
 from elastic_trainer.training.optimizers import make_optimizer
 
 
@@ -27,19 +26,19 @@ def value(selection, head):
     return selection.importance[selection.mask & ~head].sum()
 
 
-@pytest.mark.parametrize("features", [FeatureUse(), FeatureUse(0.3)])
+@pytest.mark.parametrize("misses", [1.0, 0.3])
 @pytest.mark.parametrize("select", [select_greedy, select_layers])
-def test_variants_fit_the_budget_and_are_never_better_than_the_exact_selection(select, features, small_model):
+def test_variants_fit_the_budget_and_are_never_better_than_the_exact_selection(select, misses, small_model):
     head, rng = head_mask(small_model), np.random.default_rng(0)
     worse = 0
     for _ in range(20):
         table, importance = random_table(small_model, rng), rng.random(len(head))
         for rho in (0.3, 0.5, 0.7, 0.8):
-            selection = select(table, importance, head, rho, features=features)
+            selection = select(table, importance, head, rho, misses=misses)
             assert selection.mask[head].all()
-            assert table.predict_ms(selection.mask, features) <= rho * table.full_step_ms + 1e-9
-            best = value(select_tensors(table, importance, head, rho, features=features), head)
-            assert value(selection, head) <= best + 0.002 * abs(best) + 1e-9
+            assert table.predict_ms(selection.mask, misses) <= rho * table.full_step_ms + 1e-9
+            best = value(select_tensors(table, importance, head, rho, misses=misses), head)
+            assert value(selection, head) <= best + 0.01 * abs(best) + 1e-9
             worse += value(selection, head) < 0.999 * best
     assert worse > 0
 
