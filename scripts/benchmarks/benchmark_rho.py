@@ -187,7 +187,7 @@ def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.time_budget import smallest_rho
 
-    smallest = smallest_rho(table, head_mask(model), share=1 / EPOCHS)
+    smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
     return [rho for rho in common.PAPER_RHOS if rho >= smallest]
 
 

@@ -202,7 +202,7 @@ def _solved_again(group: Group) -> tuple[float, list[tuple[Any, ...]]]:
             start = time.perf_counter()
             selection = select_tensors(table, importance, head, rho, resolution)
             solve_seconds.append(time.perf_counter() - start)
-            shares.append((selection.predicted_step_ms or 0) / table.full_step_ms)
+            shares.append(selection.step_ms / table.full_step_ms)
         median = float(np.median(solve_seconds))
         percent = 100 * median * len(vectors) / train_seconds
         rows.append((resolution, 100 * float(np.mean(shares)), 1e3 * median, percent))

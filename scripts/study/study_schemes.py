@@ -58,8 +58,8 @@ def select_layers(
     t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
     layers: dict[str, int] = {}
     layer_of = np.array([layers.setdefault(name.rpartition("/")[0], len(layers)) for name in table.names])
-    of_layers = [np.bincount(layer_of, values, len(layers)) for values in (t_dy_ms, t_dw_ms, gains)]
-    solution = selection_solver_DP.solve(*of_layers, left_ms, time_resolution)
+    t_dy_ms, t_dw_ms, gains = (np.bincount(layer_of, values, len(layers)) for values in (t_dy_ms, t_dw_ms, gains))
+    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
     return plan_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, misses)
 
 
