@@ -23,7 +23,7 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_i
 from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
-from elastic_trainer.settings import BEST_MODEL
+from elastic_trainer.settings import BEST_MODEL, Settings
 
 if TYPE_CHECKING:
     import keras
@@ -110,12 +110,12 @@ def train_run(command: TrainCommand) -> None:
 
 
 def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: ImageData) -> TrainCommand:
-    """A copy with the number of epochs that fit into the deadline. Prints that number."""
+    """A copy with the epochs that fit into the deadline, and their interval of selections. Prints both."""
     from elastic_trainer.selection.time_budget import deadline_epochs
 
     settings = command.training
     assert settings.deadline is not None
-    epochs = deadline_epochs(
+    epochs, interval = deadline_epochs(
         table,
         settings.deadline,
         dataset.steps_per_epoch,
@@ -123,8 +123,13 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
         settings.num_epochs,
         settings.interval,
     )
-    print(f"--deadline {settings.deadline:g}: {epochs} epochs; --num_epochs sets another number")
-    return command.with_epochs(epochs)
+    if settings.interval != Settings.interval:  # it was given
+        interval = settings.interval
+    print(
+        f"--deadline {settings.deadline:g}: {epochs} epochs, a selection every {interval:g}; "
+        "--num_epochs and --interval set other numbers"
+    )
+    return command.with_epochs(epochs, interval)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:

@@ -52,15 +52,17 @@ class TrainCommand:
     @property
     def config(self) -> dict[str, Any]:
         """The options as config.json keeps them."""
-        return {**self.options, "num_classes": self.network.num_classes, "num_epochs": self.training.num_epochs}
+        chosen = {"num_epochs": self.training.num_epochs, "interval": self.training.interval}
+        return {**self.options, "num_classes": self.network.num_classes, **chosen}
 
     def with_classes(self, count: int) -> TrainCommand:
         """A copy for `count` classes, unless the number was given."""
         return replace(self, network=self.network.with_classes(count))
 
-    def with_epochs(self, epochs: int) -> TrainCommand:
-        """A copy for so many epochs."""
-        return replace(self, training=replace(self.training, num_epochs=epochs), chooses_epochs=False)
+    def with_epochs(self, epochs: int, interval: float | None = None) -> TrainCommand:
+        """A copy with this number of epochs, and with this interval of selections if one is given."""
+        training = replace(self.training, num_epochs=epochs, interval=interval or self.training.interval)
+        return replace(self, training=training, chooses_epochs=False)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how
 # Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
 # interval of less than a hundred steps has one for every twenty, and at least one.
 GRADIENT_PASSES = (5, 15)
+MAX_SELECTING = 0.1  # share of a deadline that selections may take, where the interval is not given
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 # Shares of the time left that are kept in reserve before a deadline. Until steps are measured, they may take 16 % more
 # than predicted (docs/log/deadlines.md), and a run that is stopped loses the end of its learning-rate schedule.
@@ -325,10 +326,12 @@ def deadline_epochs(
     validation_batches: int,
     most: int,
     interval: float,
-) -> int:
-    """How many epochs to train before a deadline, if nothing else is asked for: as many as fit at `DEADLINE_RHO`.
+) -> tuple[int, float]:
+    """How many epochs to train before a deadline, if nothing else is asked for, and the interval of selections.
 
-    At most `most` of them, unless more fit at rho 1: with more time than that, rho rises first. At least one.
+    As many epochs as fit at `DEADLINE_RHO`. At most `most` of them, unless more fit at rho 1: with more time than that,
+    rho rises first. At least one. The interval is longer than asked for where selections would take more than
+    `MAX_SELECTING` of the time.
 
     Args:
         table: timing table of the network.
@@ -340,14 +343,19 @@ def deadline_epochs(
     validation = _first_validation_seconds(table, validation_batches)
     full = steps_per_epoch * table.full_step_ms / 1e3
 
+    one = _first_selections_seconds(table, 1) - _first_selections_seconds(table, 0)
+    allowed = max(int(MAX_SELECTING * seconds / one), 1) if one else math.inf
+
     def fitting(rho: float) -> int:
         epoch = rho * full + validation
         for count in range(int(seconds / epoch), 1, -1):
-            if count * epoch + _first_selections_seconds(table, math.ceil(count / interval)) <= seconds:
+            selections = math.ceil(min(count / interval, allowed))
+            if count * epoch + _first_selections_seconds(table, selections) <= seconds:
                 return count
         return 1
 
-    return max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
+    epochs = max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
+    return epochs, max(interval, math.ceil(epochs / allowed))
 
 
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:

@@ -59,7 +59,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     hurried = [*flags, "--deadline", "6", "--run_name", "hurried"]
     done = command("main.py", *hurried)
     assert done.returncode == 0, done.stderr
-    [epochs] = re.findall(r"--deadline 6: (\d+) epochs; --num_epochs sets another number", done.stdout)
+    [epochs] = re.findall(r"--deadline 6: (\d+) epochs, a selection every", done.stdout)
     assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
     again = command("main.py", *hurried, "--resume")
     assert again.returncode == 0 and "hurried is finished: accuracy" in again.stdout, again.stderr

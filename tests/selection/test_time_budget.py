@@ -1,5 +1,6 @@
 """The time budget is corrected by measurements, within bounds, and deadlines are met on a device that slows down."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -71,7 +72,15 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
 def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, compiling_ms, epochs, small_model):
     details = {} if compiling_ms is None else {"compiling_ms": compiling_ms}
     table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, details=details)
-    assert deadline_epochs(table, seconds, 100, 10, most=12, interval=3) == epochs
+    assert deadline_epochs(table, seconds, 100, 10, most=12, interval=3)[0] == epochs
+
+
+def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
+    """24 photos: an epoch is one step, and a selection takes as long as dozens of them."""
+    table = replace(make_table(small_model), full_step_ms=50.0, forward_ms=20.0, details={"compiling_ms": 1500.0})
+    epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=12, interval=4)
+    assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
+    assert deadline_epochs(table, 6000.0, 1000, 1, most=12, interval=4)[1] == 4
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):
