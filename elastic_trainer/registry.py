@@ -6,10 +6,10 @@ and docs/flags.md read them. An entry refers to its code by module and name, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from elastic_trainer.errors import UserError, not_one_of
 
@@ -35,37 +35,25 @@ class Lazy:
         return f"Lazy({self._place!r})"
 
 
-class Registry(Mapping[str, Entry], Generic[Entry]):
-    """Entries by name, in the order in which they were added.
+class Registry(dict[str, Entry], Generic[Entry]):
+    """Entries by name. Looking up an unknown name raises `UserError`.
 
     Args:
         flag: the flag whose values are the names, for error messages.
     """
 
     def __init__(self, flag: str) -> None:
+        super().__init__()
         self.flag = flag
-        self._entries: dict[str, Entry] = {}
 
     def add(self, name: str, entry: Entry) -> None:
         """Add an entry. Raises `ValueError` if the name is registered already."""
         if name in self:
             raise ValueError(f"{self.flag} {name}: is registered already")
-        self._entries[name] = entry
+        self[name] = entry
 
-    def __getitem__(self, name: str) -> Entry:
-        """The entry of this name. Raises `UserError` for an unknown name."""
-        if name not in self:
-            raise UserError(f"{self.flag}: {not_one_of(name, [*self])}")
-        return self._entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __missing__(self, name: str) -> NoReturn:
+        raise UserError(f"{self.flag}: {not_one_of(name, [*self])}")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """A flag is one field and a name is one entry: one of each is added from outside, and used."""
 
 from argparse import ArgumentTypeError
+from contextlib import ExitStack
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import numpy as np
 import plotting
@@ -58,10 +60,12 @@ TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, 
 
 
 @pytest.fixture(autouse=True)
-def registries(monkeypatch):
+def registries():
     """What a test adds is gone after it."""
-    for registry in REGISTRIES:
-        monkeypatch.setattr(registry, "_entries", {**registry._entries})
+    with ExitStack() as stack:
+        for registry in REGISTRIES:
+            stack.enter_context(patch.dict(registry))
+        yield
 
 
 def moved(model, before):

@@ -3,6 +3,7 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -34,11 +35,11 @@ STEPS = 100  # an epoch
 
 
 @pytest.fixture(autouse=True)
-def variants(monkeypatch):
+def variants():
     """The study's schemes are registered in its tests only."""
-    for registry in (SCHEMES, IMPORTANCES):
-        monkeypatch.setattr(registry, "_entries", {**registry._entries})
-    register_variants()
+    with patch.dict(SCHEMES), patch.dict(IMPORTANCES):
+        register_variants()
+        yield
 
 
 def fixed_masks(model):
@@ -87,7 +88,8 @@ def test_a_variant_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_
     assert started.config["train_type"] == "elastic_training_greedy"
     write_json(tmp_path / "mine" / CONFIG, started.config)
     assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_greedy"
-    monkeypatch.setattr(SCHEMES, "_entries", {name: SCHEMES[name] for name in SCHEMES if name not in VARIANTS.values()})
+    for name in {*VARIANTS.values()} & {*SCHEMES}:
+        monkeypatch.delitem(SCHEMES, name)
     with pytest.raises(UserError, match="--train_type: 'elastic_training_greedy' is not one of"):
         parse_training(["--resume", str(tmp_path / "mine")])
 
