@@ -20,7 +20,7 @@ from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
-from elastic_trainer.runs.folder import run_folder
+from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
 from elastic_trainer.settings import BEST_MODEL, Settings
@@ -75,6 +75,7 @@ def train_run(command: TrainCommand) -> None:
         command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
     _check_unchanged(command)
     network = command.network
+    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     model = models.build(network)
     _check_saving(model, command)
     mask = trainable_mask(command.train_type, model, settings.trained_layers)
@@ -85,10 +86,16 @@ def train_run(command: TrainCommand) -> None:
     _check_unchanged(command, dataset)
     budget = None
     if table is not None:
-        if command.chooses_epochs:
+        chooses_epochs = command.chooses_epochs
+        if chooses_epochs:
             command = _with_chosen_epochs(command, table, dataset)
             settings = command.training
         budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
+        if chooses_epochs:
+            print(
+                f"--deadline {settings.deadline:g}: {settings.num_epochs} epochs, a selection every "
+                f"{settings.interval:g}; --num_epochs and --interval set other numbers"
+            )
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
@@ -110,7 +117,7 @@ def train_run(command: TrainCommand) -> None:
 
 
 def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: ImageData) -> TrainCommand:
-    """A copy with the epochs that fit into the deadline, and their interval of selections. Prints both."""
+    """A copy with the epochs that fit into the deadline, and their interval of selections."""
     from elastic_trainer.selection.time_budget import deadline_epochs
 
     settings = command.training
@@ -125,10 +132,6 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
     )
     if settings.interval != Settings.interval:  # it was given
         interval = settings.interval
-    print(
-        f"--deadline {settings.deadline:g}: {epochs} epochs, a selection every {interval:g}; "
-        "--num_epochs and --interval set other numbers"
-    )
     return command.with_epochs(epochs, interval)
 
 

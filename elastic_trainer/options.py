@@ -155,7 +155,9 @@ def duration(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a time above 0 such as 3600, 90m or 2.5h, not '{text}'")
+        raise argparse.ArgumentTypeError(
+            f"must be a time above 0 and below 1e9 seconds, such as 3600, 90m or 2.5h, not '{text}'"
+        )
     return seconds
 
 

@@ -105,6 +105,10 @@ WITH_RECIPE = Use(
     lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
     lambda _, run: not SCHEMES[run["train_type"]].changes_network,
 )
+RECIPE_OPTIMIZER = Use(
+    lambda _: f"--optimizer {users(OPTIMIZERS, 'gradient_clipping')}",
+    lambda _, run: run["recipe"] == "paper" or "gradient_clipping" in OPTIMIZERS[run["optimizer"]].uses,
+)
 NAMED_HERE = Use(lambda _: "runs that --resume DIR does not name", lambda _, run: not isinstance(run["resume"], Path))
 
 
@@ -263,7 +267,7 @@ class RunSettings:
         help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE,), help="{names}: defaults of four flags, see [Recipes](#recipes)")
+        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of four flags, see [Recipes](#recipes)")
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +31,34 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
     is_reused = (overwrite or resume) and (logdir / run_name).exists()
     with writing(logdir):
         folder = logdir / run_name if is_reused else _new_folder(logdir, run_name)
+    with _claimed(folder, is_reused, overwrite) as leftovers:
+        with writing(folder):
+            if overwrite:
+                _empty(folder)
+            for path in leftovers:
+                path.unlink(missing_ok=True)
+        yield folder
+
+
+def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> None:
+    """Raise now the `UserError` that `run_folder` would raise, before images are read for minutes. Changes nothing."""
+    folder = logdir / run_name
+    if (overwrite or resume) and folder.exists():
+        with _claimed(folder, is_reused=True, overwrite=overwrite):
+            return
+    with writing(logdir):
+        above = next(path for path in (logdir.absolute(), *logdir.absolute().parents) if path.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, is_reused: bool, overwrite: bool) -> Iterator[list[Path]]:
+    """Lock the folder of a run; yields temporary files of a killed one. Raises `UserError` as `run_folder`."""
     if not folder.is_dir():
-        raise UserError(f"--run_name {run_name}: {folder} is a file; choose another name")
+        raise UserError(f"--run_name {folder.name}: {folder} is a file; choose another name")
     with contextlib.ExitStack() as lock:
         with writing(folder):
             if lock.enter_context(locked(folder)) is False:
@@ -39,11 +67,7 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
             if is_reused and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
                 flag = "--overwrite" if overwrite else "--resume"
                 raise UserError(f"{flag}: {folder} contains no run (no config.json); give the name of a run")
-            if overwrite:
-                _empty(folder)
-            for path in leftovers:
-                path.unlink(missing_ok=True)
-        yield folder
+        yield leftovers
 
 
 def _new_folder(logdir: Path, run_name: str) -> Path:

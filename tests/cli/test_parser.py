@@ -217,6 +217,7 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
             ["--time_resolution, --importance_batches: no effect here, only for schemes that select by"],
         ),
         (["--optimizer", "adam", "--warmup", "0.1"], ["--warmup: no effect here, only for --optimizer sgd"]),
+        (["--optimizer", "adam", "--recipe", "robust"], ["--recipe: no effect here, only for --optimizer sgd"]),
         (
             ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
             ["--importance_batches: no effect here, only for schemes that measure importance on images"],

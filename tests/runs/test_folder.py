@@ -7,8 +7,9 @@ import sys
 import pytest
 from command_line import ROOT
 
+import main
 from elastic_trainer.errors import UserError
-from elastic_trainer.runs.folder import run_folder
+from elastic_trainer.runs.folder import check_run_folder, run_folder
 
 
 def test_second_run_in_the_same_folder_is_refused(tmp_path):
@@ -31,6 +32,9 @@ with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
                 run_folder(tmp_path, "mine", **how),
             ):
                 pass
+            with pytest.raises(UserError, match=r"another run is writing .*--run_name"):
+                check_run_folder(tmp_path, "mine", **how)
+        check_run_folder(tmp_path, "mine")
         with run_folder(tmp_path, "mine") as other:
             assert other.name == "mine-2"
     finally:
@@ -83,3 +87,30 @@ def test_overwriting_a_folder_without_a_run_is_refused(tmp_path):
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
     with run_folder(tmp_path, "mine") as folder:
         assert folder.name == "mine-2"
+
+
+def test_what_would_be_refused_later_is_refused_before_images_are_read_and_nothing_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    for arguments, message in (
+        ((tmp_path / "file" / "logs", "mine"), "Not a directory"),
+        ((tmp_path, "file", True), "--run_name file: .* is a file"),
+        ((tmp_path, "photos", True), "--overwrite: .* contains no run"),
+        ((tmp_path, "photos", False, True), "--resume: .* contains no run"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_run_folder(*arguments)
+    check_run_folder(tmp_path / "new" / "logs", "mine")
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "photos", "cat.jpg"}
+
+
+def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):
+    """The images here do not even exist."""
+    from elastic_trainer.cli.train_command import parse_training
+
+    (tmp_path / "file").touch()
+    flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path), "--num_classes", "3"]
+    command = parse_training([*flags, "--logdir", str(tmp_path / "file" / "logs"), "--train_type", "full_training"])
+    with pytest.raises(UserError, match="Not a directory"):
+        main.train_run(command)
