@@ -113,5 +113,5 @@ def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):
     flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path), "--num_classes", "3"]
     flags += ["--logdir", str(tmp_path), "--run_name", "file", "--overwrite"]
     command = parse_training([*flags, "--train_type", "full_training"])
-    with pytest.raises(UserError, match="--run_name file: .* is a file"):
+    with pytest.raises(UserError, match=r"--run_name file: .* is a file"):
         main.train_run(command)
