@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,8 @@ SHOWN_CLASSES = 20  # rows of the printed table
 COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
 
 
-class ClassResult(NamedTuple):
+@dataclass(frozen=True)
+class ClassResult:
     """The result of one class: a row of classes.csv, with `COLUMNS`.
 
     Attributes:
@@ -96,7 +98,7 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     """
     results, counts = class_results(predictions, class_names), confusion(predictions, class_names)
     names = output_names(predictions, class_names)
-    write_csv(folder / "classes.csv", COLUMNS, results)
+    write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
     rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
     save_figure(draw_confusion(counts, names), folder / "confusion")

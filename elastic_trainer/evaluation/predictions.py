@@ -111,4 +111,5 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
                 (heapq.heappushpop if len(worst) == kept else heapq.heappush)(worst, one)
             parts.append((labels, predicted, losses))
             bar.update(len(predicted))
-    return Predictions(*map(np.concatenate, zip(*parts, strict=True)), sorted(worst, reverse=True))
+    all_labels, all_predicted, all_losses = map(np.concatenate, zip(*parts, strict=True))
+    return Predictions(all_labels, all_predicted, all_losses, sorted(worst, reverse=True))
