@@ -195,7 +195,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         assert rows_of(tmp_path / stem)
 
 
-@pytest.mark.parametrize("kind", ["plot_accuracy_time.py RUN", "plot_bars.py RUN", "plot_costs.py maps RUN"])
+@pytest.mark.parametrize("kind", ["curves", "bars", "maps"])
 def test_a_folder_as_output_is_refused_in_one_line(kind):
     for output in (".", "/"):
         line = error_line("scripts/figures/plot.py", kind, "RUN", "--output", output)
