@@ -54,7 +54,7 @@ class PaperFigure:
     Attributes:
         title: what it shows, at any scale.
         paper: on what the paper shows it, if one of its figures differs from another in this alone.
-        plot: which plot of scripts/figures/plot_*.py draws it; of bars, also the quantities.
+        plot: the kind of `plot.KINDS` that draws it, or "profiling"; of bars, also the quantities.
         hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts, or estimated from its
             Fig 17 (ResNet50 on CUB: 2.94 and 35.25 of full training, 1.75 and 25.0 at ρ = 0.7, 1.25 and 18.7 at 0.5,
             0.695 and 9.75 of the head), the size of the data set (Pet has 0.61 of CUB's images, Dogs twice as many) and

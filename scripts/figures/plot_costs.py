@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import plotting
-from plot_accuracy_time import seconds
-from plotting import FinishedRun, Group
+from plotting import FinishedRun, Group, seconds
 from solver_problems import RESNET50_TENSORS, measure_recursion
 
 from elastic_trainer.cli.train_command import parse_training

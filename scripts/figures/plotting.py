@@ -147,6 +147,11 @@ class Group(NamedTuple):
         return float(values.mean()) if len(values) else np.nan
 
 
+def seconds(run: FinishedRun) -> np.ndarray:
+    """Training and testing up to the end of each epoch."""
+    return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
+
+
 def deviation(values: np.ndarray) -> float:
     """Standard deviation of a sample; 0 for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0

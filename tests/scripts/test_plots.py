@@ -5,8 +5,7 @@ from dataclasses import replace
 import matplotlib.axes
 import numpy as np
 import paper_figures
-import plot_accuracy_time
-import plot_bars
+import plot
 import plot_costs
 import plotting
 import pytest
@@ -24,9 +23,9 @@ def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
     runs.append(made_up_run(tmp_path / "elastic", "elastic_training", rho=0.5, scale=0.5))
     groups = plotting.group_runs(runs)
     assert [len(group.runs) for group in groups] == [1, 3]
-    table = plot_accuracy_time.table(groups)
+    table = plot.table(groups)
     assert "48.0%" in table and "48.0 " in table and "0.42" in table  # the mean of seeds; elastic over it: 20 / 48
-    plot_accuracy_time.draw(groups, tmp_path / "curves")
+    plot.draw_curves(groups, tmp_path / "curves")
     rows = rows_of(tmp_path / "curves")
     assert len(rows) == 4 * EPOCHS
     last = [row for row in rows if row["seed"] == "2"][-1]
@@ -37,7 +36,7 @@ def test_bars_show_mean_and_spread_and_nan_for_unknown_energy(tmp_path):
     runs = [made_up_run(tmp_path / f"full{k}", seed=k, scale=1 + 0.2 * k) for k in range(3)]
     runs += [made_up_run(tmp_path / f"elastic{rho}", "elastic_training", rho, scale=rho) for rho in (0.4, 0.6)]
     groups = plotting.group_runs(runs)
-    plot_bars.draw(groups, ("accuracy", "hours", "energy"), tmp_path / "bars")
+    plot.draw_bars(groups, ("accuracy", "hours", "energy"), tmp_path / "bars")
     rows = {(row["scheme"], row["quantity"]): row for row in rows_of(tmp_path / "bars")}
     full = rows["Full training", "test accuracy (%)"]
     assert float(full["mean"]) == pytest.approx(48) and float(full["standard_deviation"]) == pytest.approx(8)
@@ -129,7 +128,7 @@ def test_paper_values_are_marked_only_for_the_papers_setting(tmp_path, monkeypat
     runs.append(made_up_run(tmp_path / "small", **{**config, "batch_size": 8}, num_epochs=12))
     drawn = []
     monkeypatch.setattr(matplotlib.axes.Axes, "hlines", lambda self, y, *place, **how: drawn.append(y))
-    plot_bars.draw(plotting.group_runs(runs), ("memory",), tmp_path / "bars", paper_figures.REFERENCE["22"])
+    plot.draw_bars(plotting.group_runs(runs), ("memory",), tmp_path / "bars", paper_figures.REFERENCE["22"])
     assert drawn == [7.3]
 
 
@@ -168,9 +167,9 @@ def test_title_of_a_quick_figure_names_the_scale_and_the_length_of_its_runs(tmp_
 def test_runs_of_one_data_set_with_different_batch_sizes_are_refused(tmp_path):
     runs = [made_up_run(tmp_path / "one"), made_up_run(tmp_path / "other", "traditional_tl_training", batch_size=8)]
     with pytest.raises(UserError, match=r"/other: --batch_size differs from that of .*/one; name runs of one setting"):
-        plot_accuracy_time.check_alike(plotting.group_runs(runs))
+        plot.check_alike(plotting.group_runs(runs))
     elsewhere = made_up_run(tmp_path / "elsewhere", dataset_name="oxford_iiit_pet", num_classes=37)
-    plot_accuracy_time.check_alike(plotting.group_runs([runs[0], elsewhere]))
+    plot.check_alike(plotting.group_runs([runs[0], elsewhere]))
 
 
 @pytest.mark.parametrize("data_dir", ["$\\frac{$", "caf\udce9 $5\n$"])
@@ -181,8 +180,8 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         made_up_run(tmp_path / "it", "elastic_training", 0.5, **odd),
     ]
     groups = plotting.group_runs(runs)
-    plot_accuracy_time.draw(groups, tmp_path / "curves")
-    plot_bars.draw(groups, ("accuracy",), tmp_path / "bars")
+    plot.draw_curves(groups, tmp_path / "curves")
+    plot.draw_bars(groups, ("accuracy",), tmp_path / "bars")
     plot_costs.draw_maps(groups[:1], tmp_path / "maps")
     plot_costs.draw_time_to_accuracy(groups, tmp_path / "time")
     table = replace(
@@ -195,7 +194,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         assert rows_of(tmp_path / stem)
 
 
-@pytest.mark.parametrize("kind", ["plot_accuracy_time.py RUN", "plot_bars.py RUN", "plot_costs.py maps RUN"])
+@pytest.mark.parametrize("kind", ["curves", "bars", "maps"])
 def test_a_folder_as_output_is_refused_in_one_line(kind):
     for output in (".", "/"):
         line = error_line("scripts/figures/plot.py", kind, "RUN", "--output", output)
