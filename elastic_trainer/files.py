@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """What cannot be read in this block, or fails pydantic's checks, becomes a `UserError` of `path` and the field."""
     try:
         yield

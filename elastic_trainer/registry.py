@@ -127,7 +127,7 @@ class DatasetEntry:
     """Images.
 
     Attributes:
-        read: the flags of `uses` by name -> `datasets.data_source.DataSource`.
+        read: the flags of `uses` by name -> `datasets.sources.DataSource`.
         count_classes: `data_dir`, if it uses that -> number of classes, without reading images.
         defaults: of flags, where they are not those of `settings.PAPER`.
         uses: flags that only data sets which list them use.

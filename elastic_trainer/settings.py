@@ -36,6 +36,7 @@ FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # of gradients, where they are clipped and nothing else was asked for
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run that keeps its models
+TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see datasets/trained_images.py
 
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
@@ -171,7 +172,7 @@ class DataSettings:
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(
         None, DATA, number(float, 1e-9, 0.9, "above 0 and at most 0.9"), "SHARE", evaluate="run", help=(
-        "for an `image_folder` without `test/` and `val/`: the share of each class used for testing"))
+        "for an `image_folder` without `test/` and `val/`: about this share of the images is for testing"))
     skip_broken: bool = flag(False, DATA, evaluate="run", help=(
         "for an `image_folder`: leave out images that cannot be decoded"))
     image_memory: float | None = flag(

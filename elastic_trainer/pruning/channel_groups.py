@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer.networks.batch_norm_folding import find_pairs
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph
 from elastic_trainer.pruning.disjoint_groups import DisjointGroups, Groups
 from elastic_trainer.pruning.layer_graph import ACTIVATIONS, channel_role, walk
@@ -28,7 +30,7 @@ class Kernel:
         depthwise: whether the layer is a DepthwiseConv2D.
         padded: whether padding adds zeros to the sums that the layer computes.
         calls: number of times the network applies the layer.
-        norm: the batch norm that reads the layer's output, if nothing else reads it; otherwise None.
+        norm: the frozen batch norm that alone reads the layer's output, see `batch_norm_folding.find_pairs`; or None.
     """
 
     layer: Any
@@ -130,23 +132,8 @@ class ChannelGroups:
         return np.concatenate([start + inside for start, inside in zip(starts, indices, strict=True)])
 
 
-@dataclass(eq=False)
-class _Signal:
-    """A tensor of the graph.
-
-    Attributes:
-        groups: the groups of its last axis.
-        maker: the linear layer whose output it is; None for any other tensor.
-        readers: number of layers that read it.
-    """
-
-    groups: Groups
-    maker: Kernel | None = None
-    readers: int = 0
-
-
 class _ChannelFlow:
-    """Follows the channels from a model's inputs to its outputs, and collects the groups.
+    """Follows the groups of each tensor's last axis from a model's inputs to its outputs.
 
     Attributes:
         kernels: see `ChannelGroups`.
@@ -160,59 +147,48 @@ class _ChannelFlow:
         self.groups = DisjointGroups()
         self.axes: dict[int, dict[int, Groups]] = {}
         self.inputs: dict[int, Groups] = {}
-        self._norm_inputs: list[tuple[_Signal, Any]] = []
-        self._norm_calls: dict[int, int] = {}
+        self._norms = {id(pair.layer): pair.norm for pair in find_pairs(model)}
         if is_graph(model):
-            outputs = walk(model, [self._fixed_signal(tensor.shape) for tensor in model.inputs], self._visit)
-            for signal in outputs:
-                self.groups.fix(signal.groups)
-                signal.readers += 1
-        for signal, norm in self._norm_inputs:
-            maker = signal.maker
-            if maker is not None and signal.readers == maker.calls == self._norm_calls[id(norm)] == 1:
-                maker.norm = norm
+            for groups in walk(model, [self._fixed_groups(tensor.shape) for tensor in model.inputs], self._visit):
+                self.groups.fix(groups)
 
-    def _visit(self, node: Any, arguments: list[_Signal]) -> list[_Signal]:
+    def _visit(self, node: Any, arguments: list[Groups]) -> list[Groups]:
         layer = node.operation
         if is_graph(layer):
-            for tensor, signal in zip(functional_graph(layer).inputs, arguments, strict=True):
-                self.inputs[id(tensor)] = self.groups.join(signal.groups, self.inputs.get(id(tensor), signal.groups))
+            for tensor, groups in zip(functional_graph(layer).inputs, arguments, strict=True):
+                self.inputs[id(tensor)] = self.groups.join(groups, self.inputs.get(id(tensor), groups))
             return walk(layer, arguments, self._visit)
-        for signal in arguments:
-            signal.readers += 1
         role = channel_role(node)
         if role == "opaque":
-            for signal in arguments:
-                self.groups.fix(signal.groups)
-            return [self._fixed_signal(tensor.shape) for tensor in node.outputs]
-        groups = arguments[0].groups
+            for groups in arguments:
+                self.groups.fix(groups)
+            return [self._fixed_groups(tensor.shape) for tensor in node.outputs]
+        groups = arguments[0]
         if role == "merge":
-            for signal in arguments[1:]:
-                groups = self.groups.join(groups, signal.groups)
+            for others in arguments[1:]:
+                groups = self.groups.join(groups, others)
         elif role == "concatenation":
-            groups = tuple(group for signal in arguments for group in signal.groups)
+            groups = tuple(itertools.chain.from_iterable(arguments))
         elif role == "flattening":
             groups = groups * (node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
         elif role == "norm":
             for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
                 self._bind(variable, 0, groups)
-            self._norm_calls[id(layer)] = self._norm_calls.get(id(layer), 0) + 1
-            self._norm_inputs.append((arguments[0], layer))
         elif role in ("kernel", "depthwise"):
             return [self._apply_kernel(layer, groups, node.outputs[0].shape[-1], role == "depthwise")]
-        return [_Signal(groups)]
+        return [groups]
 
-    def _apply_kernel(self, layer: Any, source: Groups, outputs: int, depthwise: bool) -> _Signal:
+    def _apply_kernel(self, layer: Any, source: Groups, outputs: int, depthwise: bool) -> Groups:
         rank = len(layer.kernel.shape)
         source = self._bind(layer.kernel, rank - 2, source)
         target = source if depthwise else self._bind(layer.kernel, rank - 1, self.groups.new(outputs))
         self._bind(getattr(layer, "bias", None), 0, target)
         padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
-        kernel = self.kernels.setdefault(id(layer), Kernel(layer, source, target, depthwise, padded))
-        kernel.calls += 1
+        new = Kernel(layer, source, target, depthwise, padded, norm=self._norms.get(id(layer)))
+        self.kernels.setdefault(id(layer), new).calls += 1
         if layer.activation not in ACTIVATIONS:  # for example softmax, where every channel depends on all others
             self.groups.fix(target)
-        return _Signal(target, kernel if layer.activation is keras.activations.linear else None)
+        return target
 
     def _bind(self, variable: keras.Variable | None, axis: int, groups: Groups) -> Groups:
         """Let an axis of a variable index the channels of `groups`; a shared variable joins them with its earlier ones.
@@ -226,8 +202,8 @@ class _ChannelFlow:
         axes[axis] = self.groups.join(groups, axes.get(axis, groups))
         return axes[axis]
 
-    def _fixed_signal(self, shape: Sequence[int | None]) -> _Signal:
-        """A tensor [batch, ..., channels] of one new group that is fixed."""
+    def _fixed_groups(self, shape: Sequence[int | None]) -> Groups:
+        """The groups of a tensor [batch, ..., channels]: a new one that is fixed."""
         groups = self.groups.new((shape[-1] if len(shape) > 1 else None) or 0)
         self.groups.fix(groups)
-        return _Signal(groups)
+        return groups

@@ -1,6 +1,8 @@
-"""Groups of channels that can be joined: a union-find structure."""
+"""Groups of channels that can be joined."""
 
 from __future__ import annotations
+
+from scipy.cluster.hierarchy import DisjointSet
 
 Groups = tuple[int, ...]  # the groups of one axis, in the order in which the axis holds their channels
 
@@ -12,21 +14,20 @@ class DisjointGroups:
     """
 
     def __init__(self) -> None:
-        self._parents: list[int] = []
+        self._joined = DisjointSet()
         self._sizes: list[int] = []
         self._fixed: set[int] = set()
 
     def new(self, size: int) -> Groups:
         """An axis that consists of one new group of `size` channels."""
-        self._parents.append(len(self._parents))
+        group = len(self._sizes)
+        self._joined.add(group)
         self._sizes.append(size)
-        return (self._parents[-1],)
+        return (group,)
 
     def root(self, group: int) -> int:
         """The number that stands for `group` and all groups joined with it."""
-        while self._parents[group] != group:
-            group = self._parents[group]
-        return group
+        return self._joined[group]
 
     def roots(self, groups: Groups) -> Groups:
         """`root` of each group of an axis."""
@@ -34,15 +35,15 @@ class DisjointGroups:
 
     def size(self, group: int) -> int:
         """Number of channels of a group."""
-        return self._sizes[self.root(group)]
+        return self._sizes[group]
 
     def is_fixed(self, group: int) -> bool:
         """Whether all channels of `group` must stay."""
-        return self.root(group) in self._fixed
+        return not self._fixed.isdisjoint(self._joined.subset(group))
 
     def fix(self, groups: Groups) -> None:
         """Make all channels of these groups stay."""
-        self._fixed.update(self.roots(groups))
+        self._fixed.update(groups)
 
     def join(self, groups: Groups, others: Groups) -> Groups:
         """Join the groups of two axes pairwise. Axes of different group sizes are fixed instead.
@@ -52,10 +53,7 @@ class DisjointGroups:
         """
         if [self.size(group) for group in groups] != [self.size(group) for group in others]:
             self.fix((*groups, *others))
-            return groups
-        for group, other in zip(groups, others, strict=True):
-            parent, child = self.root(group), self.root(other)
-            self._parents[child] = parent
-            if child in self._fixed:
-                self._fixed.add(parent)
+        else:
+            for pair in zip(groups, others, strict=True):
+                self._joined.merge(*pair)
         return groups

@@ -14,25 +14,23 @@ As in the paper:
       addition and all layers that read from it can do without the channel. No gather or scatter is needed.
 
 Different from the paper:
-    - The threshold is relative. A layer gets from a channel the norm of its slice of the kernel times the channel's
-      standard deviation over 64 training images. A channel is dead if every layer that reads it gets less than
-      `threshold` times the median over that layer's channels at the first removal. This covers channels that nothing
-      reads and channels that nothing writes. A channel that is zero on all 64 images is dead whatever its weights are.
-      Why: the paper trains from scratch and removes channels when the lasso has reduced their weights to less than
-      1e-4. The lasso can change a norm by at most 2 * lambda * (sum of the learning rates) / (1 - momentum). This is
-      much at a learning rate of 0.1, but little in fine-tuning: 24 epochs of digits at 2e-3 with the paper's ratio
-      reduced the sum of all norms by 0.05 %, and 1e-4 would have removed nothing. The initial weights therefore decide
-      most of what is removed. Most channels are removed at the first removal, and the training after it recovers the
-      accuracy. With the norms of the slices alone, of those that read or of those that write, accuracy fell more: from
-      92 % to 12 % at 0.69 of the FLOPs. With our threshold it fell from 89 % to 69 % at 0.67 of the FLOPs.
-    - A norm is that of the kernel times the scale of the batch norm behind it, whose statistics are frozen here.
+    - The threshold is relative. A layer gets from a channel the norm of its slice of the kernel (times the scale of the
+      batch norm behind it, whose statistics are frozen here) times the channel's standard deviation over 64 training
+      images. A channel is dead if every layer that reads it gets less than `threshold` times the median over that
+      layer's channels at the first removal. A channel that is zero on all 64 images is dead whatever its weights are.
+      Why: the paper trains from scratch, and removes channels whose weights the lasso has reduced below 1e-4. The lasso
+      changes a norm by at most 2 * lambda * (sum of the learning rates) / (1 - momentum), which is little in
+      fine-tuning: 24 epochs of digits at 2e-3 with the paper's ratio reduced the sum of all norms by 0.05 %. So the
+      initial weights decide most of what is removed, mostly at the first removal, and the training after it recovers
+      the accuracy. At that removal accuracy fell from 89 % to 69 % at 0.67 of the FLOPs; with the norms of the slices
+      alone it fell from 92 % to 12 % at 0.69 of the FLOPs.
     - The mean of a removed channel is folded into the mean of the batch norm or into the bias behind the layer that
       reads it. This is exact for a constant channel. It is impossible where padding adds zeros to the sums of a larger
       kernel, for example. The root mean square then takes the place of the standard deviation.
     - The number of channels that stay is rounded up to a multiple of 8; those that contribute least are removed first.
       TensorFlow's CPU kernels are slow for other numbers: without this rule, a step of MobileNetV2 0.35 with 13 % fewer
       channels took 1.26 times as long as a step of the full network.
-    - No layer disappears. At least one channel stays everywhere, and the number of tensors stays the same.
+    - No layer disappears: at least one channel stays everywhere, and the number of tensors stays the same.
     - The batch size stays the same. The paper increases it to fill the free memory.
 
 `channel_groups.py` finds the weights that belong to one channel from the data flow alone. A layer that it does not know
@@ -159,7 +157,12 @@ class PruneTrainScheme(Scheme):
             for name, indices in self.kept.items()
             if len(indices) < self.full_counts[name]
         }
-        return {"lambda": self._lambda, "probes": self._batches_drawn, "typical": self._medians, "channels": kept}
+        return {
+            "lambda": self._lambda,
+            "batches_drawn": self._batches_drawn,
+            "medians": self._medians,
+            "channels": kept,
+        }
 
     def restore(
         self, record: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
@@ -179,8 +182,8 @@ class PruneTrainScheme(Scheme):
                     f"--train_type prunetrain: the saved run had {kept['of']} channels at {name}, this network has "
                     f"{self.full_counts.get(name, 'no such layer')}; resume with the same --model_name and its options"
                 )
-        self._lambda, self._batches_drawn = float(record["lambda"]), int(record["probes"])
-        self._medians = dict(record["typical"])
+        self._lambda, self._batches_drawn = float(record["lambda"]), int(record["batches_drawn"])
+        self._medians = dict(record["medians"])
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         self.kept |= {name: np.array(kept["kept"], np.int64) for name, kept in record["channels"].items()}
         if not record["channels"]:
