@@ -70,11 +70,11 @@ class PruneTrainScheme(Scheme):
         model: the full network with the weights that training starts from.
         data: its batches set lambda and measure what each channel contributes.
         settings: only `prune_interval`, `prune_ratio` and `prune_threshold` are used.
-        multiple: the number of channels that stay in a group is rounded up to a multiple of this.
+        multiple: the number of a kernel's channels that stay is rounded up to a multiple of this.
 
     Attributes:
-        full_counts: {name of a group as in `ChannelGroups.prunable`: number of its channels in the full network}.
-        kept: {name of a group: indices in the full network of the channels that are left}.
+        full_counts: {name as in `ChannelGroups.prunable`: number of its channels in the full network}.
+        kept: {name: indices of the channels that are left, among those of the full network}.
 
     Raises:
         UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
@@ -82,7 +82,8 @@ class PruneTrainScheme(Scheme):
 
     def __init__(self, model: keras.Model, data: ShuffledData, settings: Settings, multiple: int = 8) -> None:
         channels = ChannelGroups(model)
-        if not channels.prunable():
+        prunable = channels.prunable()
+        if not prunable:
             raise UserError(
                 f"--train_type prunetrain: {model.name} has no convolution or dense layer whose channels could be "
                 "removed; choose another --train_type"
@@ -92,7 +93,7 @@ class PruneTrainScheme(Scheme):
         self._tensor_count = len(model.trainable_variables)
         self._batches_drawn = 1
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
-        self.full_counts = {name: channels.size(group) for name, group in channels.prunable().items()}
+        self.full_counts = {name: len(numbers) for name, numbers in prunable.items()}
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         [batch] = data.importance_batches(0)
         loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
@@ -138,20 +139,19 @@ class PruneTrainScheme(Scheme):
         if not self._medians:
             self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
         thresholds = {name: self._settings.prune_threshold * median for name, median in self._medians.items()}
-        prunable = channels.prunable()
-        kept = {name: contributions.kept(group, thresholds, self._multiple) for name, group in prunable.items()}
-        if all(len(indices) == len(self.kept[name]) for name, indices in kept.items()):
+        kept = contributions.kept(thresholds, self._multiple)
+        if kept.all():
             return None
-        self.kept = {name: old[kept[name]] if name in kept else old for name, old in self.kept.items()}
-        kept_by_group = {prunable[name]: indices for name, indices in kept.items()}
-        return rebuild_network(model, optimizer, channels, kept_by_group, contributions.folded_means(kept_by_group))
+        for name, numbers in channels.prunable().items():
+            self.kept[name] = self.kept[name][kept[numbers]]
+        return rebuild_network(model, optimizer, channels, kept, contributions.folded_means(kept))
 
     def channels(self) -> tuple[int, int]:
-        """Number of channels left in all groups, and in the full network."""
+        """Number of removable channels that are left, and that the full network has."""
         return sum(map(len, self.kept.values())), sum(self.full_counts.values())
 
     def to_record(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each group."""
+        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each kernel."""
         kept = {
             name: {"of": self.full_counts[name], "kept": indices.tolist()}
             for name, indices in self.kept.items()
@@ -189,8 +189,10 @@ class PruneTrainScheme(Scheme):
         if not record["channels"]:
             return model, optimizer
         channels = ChannelGroups(model)
-        kept_by_group = {channels.prunable()[name]: indices for name, indices in self.kept.items()}
-        return rebuild_network(model, optimizer, channels, kept_by_group, {})
+        kept = np.ones(channels.count, bool)
+        for name, numbers in channels.prunable().items():
+            kept[np.delete(numbers, self.kept[name])] = False
+        return rebuild_network(model, optimizer, channels, kept, {})
 
 
 def prunetrain(context: SchemeContext) -> Scheme:
