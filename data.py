@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 import utils
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.datasets.archive import pack, prepare, unpack
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes
-from elastic_trainer.datasets.images import fingerprint, read
+from elastic_trainer.datasets.images import read
 from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import find
 from elastic_trainer.errors import UserError
@@ -48,7 +50,7 @@ def load(
             <class>/ alone; for the TFDS names the folder of TFDS.
         num_classes: outputs of the network, at least as many as the data set has classes.
         skip_broken: for image_folder, leave out images that cannot be decoded, and print how many.
-        test_fraction: for image_folder without test/ or val/, the share of each class to test on.
+        test_fraction: for image_folder without test/ or val/, the share of the images to test on.
         cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
         augment, cached_views: of training images, see `augmentation.Augmentation`.
 
@@ -63,39 +65,27 @@ def load(
             "it out"
         )
     train, test = read([source.train, source.test], input_size, name, cache_dir, image_memory)
-    broken = [*train.broken.values(), *test.broken.values()]
+    broken = [*train.broken, *test.broken]
     if broken:
         count = f"{len(broken)} of {source.train.count + source.test.count} images"
         if DATASETS[name].is_tfds:
             raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
         if not skip_broken:
             raise broken_images(broken, count)
-        print(f"left out as broken: {count}; the first: {broken[0]}")
+        print(f"skipped (unreadable): {count}; the first: {broken[0]}")
         check_classes(source.class_names, train.labels, test.labels, data_dir)
-    fingerprints = fingerprint(source.train), fingerprint(source.test)
-    return ImageData(
-        name, source.class_names, train, test, batch_size, seed, fingerprints, augment, cached_views, image_memory
-    )
+    shared = int(np.isin(test.digests, train.digests).sum())
+    if shared:
+        print(f"warning: {name}: {shared} of {len(test.labels)} test images are training images too")
+    return ImageData(name, source.class_names, train, test, batch_size, seed, augment, cached_views, image_memory)
 
 
 def load_settings(
     data: DataSettings, input_size: int, batch_size: int, seed: int = 0, num_classes: int | None = None
 ) -> ImageData:
     """The data set of these settings; arguments and errors as `load`."""
-    return load(
-        data.dataset_name,
-        input_size,
-        batch_size,
-        seed,
-        data.data_dir,
-        num_classes,
-        data.skip_broken,
-        data.test_fraction,
-        data.cache_dir,
-        data.image_memory,
-        data.augment,
-        data.cached_views,
-    )
+    given = {**vars(data)}
+    return load(given.pop("dataset_name"), input_size, batch_size, seed, num_classes=num_classes, **given)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def train_run(command: TrainCommand) -> None:
     import models
     import train
     from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
@@ -83,6 +85,7 @@ def train_run(command: TrainCommand) -> None:
     check_memory(model, network, mask, scheme.importance is not None)
     table = _timing_table(model, command) if scheme.is_elastic else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+    earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     budget = None
     if table is not None:
@@ -106,6 +109,7 @@ def train_run(command: TrainCommand) -> None:
         )
         config = {**command.config, "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model)) as log, StopSignals() as stop:
+            write_trained_images(folder, dataset.training_digests, earlier_images)
             results = train.train(command.train_type, model, dataset, settings, log, budget, stop)
             summary = log.finish(results)
         utils.run_each(
@@ -216,7 +220,8 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     """
     import data
     import models
-    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.datasets.sources import count_classes, find
+    from elastic_trainer.datasets.trained_images import leave_out_trained
     from elastic_trainer.evaluation.loading import fixed_input_size, with_checked_outputs
     from elastic_trainer.networks.pretrained import load_saved
     from elastic_trainer.networks.saved_model import load_model
@@ -224,6 +229,9 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
 
     images = command.data
     classes = count_classes(images.dataset_name, images.data_dir)
+    if command.class_names and len(command.class_names) != classes:
+        source = find(images.dataset_name, images.data_dir, images.skip_broken, images.test_fraction)
+        _check_class_names(command, source.class_names)
     default_size = defaults_of(images.dataset_name)["input_size"]
     if command.model_name is not None:
         size = command.input_size or default_size
@@ -234,13 +242,19 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
         size = fixed_input_size(model, command.input_size, command.model) or default_size
     model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
     dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
-    change = changed_class(dataset.class_names, command.class_names or dataset.class_names)
+    _check_class_names(command, dataset.class_names)
+    leave_out_trained(dataset, command.model, "--evaluate")
+    return model, dataset
+
+
+def _check_class_names(command: EvaluateCommand, names: Sequence[str]) -> None:
+    """Raise `UserError` if the model to evaluate was trained on classes with other names."""
+    change = changed_class(names, command.class_names or names)
     if change is not None:
         raise UserError(
             f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
             "the same names"
         )
-    return model, dataset
 
 
 # --- finished runs, and results after training ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """Errors of reading and of pydantic's checks in this block become a `UserError` that names `path` and the field."""
     try:
         yield

@@ -115,7 +115,7 @@ class DatasetEntry:
     """A data set of images.
 
     Attributes:
-        read: the flags of `uses` by name -> `datasets.data_source.DataSource`.
+        read: the flags of `uses` by name -> `datasets.sources.DataSource`.
         count_classes: `data_dir`, if it uses that -> number of classes, without reading images.
         defaults: defaults of flags that differ from `settings.PAPER`.
         uses: flags used only by the data sets that list them.

@@ -37,6 +37,7 @@ FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # the robust recipe's bound of gradients
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
+TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see datasets/trained_images.py
 
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
@@ -172,7 +173,7 @@ class DataSettings:
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
-        "for an `image_folder` without `test/` and `val/`: the share of each class used for testing"))
+        "for an `image_folder` without `test/` and `val/`: about this share of the images is for testing"))
     skip_broken: bool = flag(False, DATA, evaluate="run", help=(
         "for an `image_folder`: skip images that cannot be decoded"))
     image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",

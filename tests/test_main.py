@@ -94,6 +94,32 @@ def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photo
         load_to_evaluate(parse_evaluation(words))
 
 
+def test_evaluating_with_one_more_class_names_it(photos):
+    run = train(photos, "--save_model")
+    for split in ("train", "test"):
+        shutil.copytree(photos / split / "ant", photos / split / "wasp")
+    with pytest.raises(UserError, match=r"--evaluate .*best\.keras: was trained with class 4 none, not 'wasp'; give"):
+        load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
+
+
+def test_images_that_a_model_was_trained_on_do_not_test_it(photos, capsys):
+    first = train(photos, "--save_model")
+    shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")
+    assert load_to_evaluate(parse_evaluation(["--evaluate", str(first)]))[1].test_count == 9
+    assert "--evaluate" in (line := capsys.readouterr().out) and "trained on 1 of 10 test images" in line
+
+    others = Path(shutil.copytree(photos, photos.with_name("others")))
+    shutil.rmtree(others / "train" / "bee")
+    shutil.move(others / "test" / "bee", others / "train" / "bee")
+    train(others, "--save_model", "--weights", first, "--run_name", "second")
+    printed = capsys.readouterr().out
+    assert "trained on 1 of 7 test images" in printed and "and 6 test images" in printed
+    shutil.rmtree(photos / "test")
+    shutil.copytree(photos / "train", photos / "test")
+    with pytest.raises(UserError, match=r"trained on all 12 test images"):
+        load_to_evaluate(parse_evaluation(["--evaluate", str(photos.parent / "second"), "--data_dir", str(photos)]))
+
+
 def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
     missing = photos.parent / "power.csv"
     with pytest.raises(SystemExit) as stopped:

@@ -19,9 +19,8 @@ from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.cli.flags import add_flags
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.datasets.data_source import DataSource
 from elastic_trainer.datasets.images import ImageFiles
-from elastic_trainer.datasets.sources import count_classes
+from elastic_trainer.datasets.sources import DataSource, count_classes
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.networks.tensors import head_mask, tensor_names

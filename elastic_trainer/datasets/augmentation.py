@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import tensorflow as tf
 
-MOST_ROTATED = 0.2  # of a turn, either way
+MAX_ROTATION = 0.2  # of a turn, either way
 # Last word of a random seed. Without one, and so with 0, the seed is that of the order of an epoch's images.
 _CHOICE, _PARAMETERS = 1, 2
 
@@ -72,7 +72,7 @@ class Augmentation:
     def _drawn_parameters(self, view: int) -> tuple[np.ndarray, np.ndarray]:
         """As `_parameters_of`, of one view of all images: one generator for each image would take 20 µs."""
         rng = np.random.default_rng([self._seed, view, _PARAMETERS])
-        return rng.random(self._count) < 0.5, rng.uniform(-MOST_ROTATED, MOST_ROTATED, self._count)
+        return rng.random(self._count) < 0.5, rng.uniform(-MAX_ROTATION, MAX_ROTATION, self._count)
 
 
 def rotated(images: tf.Tensor, turns: np.ndarray) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ class ImageData(ShuffledData):
         train, test: the images of both splits.
         batch_size: images per step.
         seed: of the training order and of augmentation.
-        fingerprints: of the training and the test images, see `images.fingerprint`.
         augment, cached_views: kind and number of views of training images, see `Augmentation`.
         image_memory: MB that images and their features may take in memory, see `images.room_mb`.
 
@@ -33,6 +33,7 @@ class ImageData(ShuffledData):
         num_classes: number of classes of the data set itself; a network may have more outputs.
         input_size: height and width in pixels.
         skipped_images: number of broken images in both splits; no other count includes them.
+        training_digests: uint64, sorted, of the content of the training images, see `decoding.digest`.
 
     Raises:
         UserError: there are fewer training images than a batch needs.
@@ -46,7 +47,6 @@ class ImageData(ShuffledData):
         test: DecodedImages,
         batch_size: int,
         seed: int = 0,
-        fingerprints: tuple[str, str] = ("", ""),
         augment: str = "none",
         cached_views: int | None = None,
         image_memory: float | None = None,
@@ -55,15 +55,26 @@ class ImageData(ShuffledData):
         self.class_names, self.num_classes = tuple(class_names), len(class_names)
         self.input_size = train.images.shape[1]
         self.skipped_images = len(train.broken) + len(test.broken)
-        self._train, self._test = train, test
-        self._fingerprints, self._image_memory = fingerprints, image_memory
+        self._train, self._test, self._image_memory = train, test, image_memory
+        self._test_rows = np.arange(self.test_count)
+        self.training_digests = np.unique(train.digests)
         self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
         self.view_count = self._augmentation.view_count
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
-        training, test = self._fingerprints
-        return {"class_names": [*self.class_names], "training_images": training, "test_images": test}
+        return {
+            "class_names": [*self.class_names],
+            "training_images": _fingerprint(self._train.digests, self._train.labels),
+            "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
+        }
+
+    def leave_out_of_test(self, digests: np.ndarray) -> int:
+        """Test without the images whose content has one of these `digests`, uint64. Returns how many are left out."""
+        before = self.test_count
+        self._test_rows = self._test_rows[~np.isin(self._test.digests[self._test_rows], digests)]
+        self.test_count = len(self._test_rows)
+        return before - self.test_count
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [images], that each training image shows in an epoch."""
@@ -83,11 +94,9 @@ class ImageData(ShuffledData):
         """Test images as they are."""
         import tensorflow as tf
 
-        as_they_are = Augmentation("none", self.seed, self.test_count)
-        return Batch(
-            lambda: as_they_are.show(self._test.images[rows], rows, np.zeros_like(rows)),
-            tf.constant(self._test.labels[rows]),
-        )
+        places = self._test_rows[rows]
+        labels = tf.constant(self._test.labels[places])
+        return Batch(lambda: tf.cast(tf.constant(self._test.images[places]), tf.float32), labels)
 
     @property
     def room_mb(self) -> float:
@@ -100,3 +109,9 @@ class ImageData(ShuffledData):
         """Cross-entropy of predicting each class's share of the training images, whatever the image."""
         shares = np.bincount(self._train.labels) / self.train_count
         return float(-np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))))
+
+
+def _fingerprint(digests: np.ndarray, labels: np.ndarray) -> str:
+    """The number of images, and a digest of their content, order and labels; of their files' names only the order."""
+    total = hashlib.sha256(digests.astype("<u8").tobytes() + labels.astype("<i4").tobytes())
+    return f"{len(labels)}, digest {total.hexdigest()[:16]}"

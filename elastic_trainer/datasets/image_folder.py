@@ -1,24 +1,27 @@
 """Reads a folder of the user's photos, with one subfolder per class.
 
-Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, from which a share of each class
-is taken for testing. Whether a file is an image is decided by its content, not by its extension. Broken images are
-found before training starts.
+Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, of which a share is taken for
+testing. Whether a file is an image is decided by its content, not by its extension. Broken images are found before
+training starts.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
-from elastic_trainer.datasets.data_source import SPLIT_SEED, DataSource
-from elastic_trainer.datasets.decoding import KINDS, header_error
+from elastic_trainer import files
+from elastic_trainer.datasets.decoding import KINDS, content, digest, header_error
 from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
@@ -26,13 +29,9 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file 
 LabelledPaths = list[tuple[str, int]]
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn an `OSError` in this block into a `UserError` that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--data_dir {path}: cannot be read: {error.strerror or error}") from error
+def reading(path: Path) -> AbstractContextManager[None]:
+    """What cannot be read in this block becomes a `UserError` that names `path` and its flag."""
+    return files.reading(f"--data_dir {path}")
 
 
 def image_folder(data_dir: Path | None) -> Path:
@@ -88,7 +87,7 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     Args:
         data_dir: the folder, with one of the layouts above.
         skip_broken: do not refuse broken images; `images.read` leaves them out later.
-        test_fraction: share of each class to test on if there is no test/ or val/, else None.
+        test_fraction: share of the images to test on if there is no test/ or val/, else None.
 
     Raises:
         UserError: the layout is wrong, a class has no training images, a split has no images, or an image is broken.
@@ -105,17 +104,16 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     found = [_image_files(place, classes) for place in (train_folder, test_folder) if place is not None]
     broken = [f"{path}: {why}" for _, wrong in found for path, why in wrong.items()]
     if broken and not skip_broken:
-        raise broken_images(broken, f"{len(broken)} of {sum(len(files) for files, _ in found)} images")
+        raise broken_images(broken, f"{len(broken)} of {sum(len(images) for images, _ in found)} images")
     if test_folder is None:
-        train, test = _split_by_class(found[0][0], len(classes), test_fraction or 0)
+        train, test = _split_by_content(*found[0], test_fraction or 0)
     else:
-        train, test = (files for files, _ in found)
-    train_labels, test_labels = ([label for _, label in files] for files in (train, test))
+        train, test = (images for images, _ in found)
+    train_labels, test_labels = ([label for _, label in images] for images in (train, test))
     shown = [printable(name) for name in classes]  # a class has one line in labels.txt
     check_classes(shown, train_labels, test_labels, folder)
-    return DataSource(
-        shown, *(ImageFiles(len(files), partial(iter, files), [path for path, _ in files]) for files in (train, test))
-    )
+    sources = (ImageFiles(len(part), partial(iter, part), [path for path, _ in part]) for part in (train, test))
+    return DataSource(shown, *sources)
 
 
 def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
@@ -127,7 +125,7 @@ def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) 
     if test_folder is None and test_fraction is None:
         raise UserError(
             f"--data_dir {folder}: has neither 'test' nor 'val' with one folder for each class; give "
-            "--test_fraction 0.2 to test on a fifth of each class"
+            "--test_fraction 0.2 to test on a fifth of the images"
         )
     if test_folder is not None and test_fraction is not None:
         raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{test_folder.name}'; leave it out")
@@ -183,18 +181,41 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
     return images, broken
 
 
-def _split_by_class(files: LabelledPaths, classes: int, fraction: float) -> tuple[LabelledPaths, LabelledPaths]:
-    """Split `files` for training and testing.
+def _split_by_content(
+    images: LabelledPaths, broken: Collection[str], fraction: float
+) -> tuple[LabelledPaths, LabelledPaths]:
+    """Split images for training and testing by digests of their content.
 
-    `fraction` of each class is for testing, but at least one image of a class that has two or more.
+    A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So an image stays where
+    it is whatever is added, removed, renamed or copied, and copies of an image stay together. Only in a class that
+    would be left without test images, its smallest digest is tested nevertheless; in one that would be left without
+    training images, the largest trains.
+
+    Args:
+        images: to split.
+        broken: paths of those that cannot be read; they count as training images.
+        fraction: share of the images that are for testing, approximately.
     """
-    rng = np.random.default_rng(SPLIT_SEED)
-    tested: set[str] = set()
-    for label in range(classes):
-        paths = [path for path, path_label in files if path_label == label]
-        count = min(max(round(fraction * len(paths)), 1), len(paths) - 1)
-        tested.update(paths[k] for k in rng.permutation(len(paths))[: max(count, 0)])
-    return [file for file in files if file[0] not in tested], [file for file in files if file[0] in tested]
+    intact = [image for image in images if image[0] not in broken]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(_digest_of, (path for path, _ in intact))
+        digests = [*tqdm(found, total=len(intact), desc="splitting images", unit="image", leave=False)]
+    tested = {number for number in digests if number < fraction * 2**64}
+    of_class: dict[int, set[int]] = {}
+    for (_, label), number in zip(intact, digests, strict=True):
+        of_class.setdefault(label, set()).add(number)
+    for numbers in of_class.values():
+        if numbers.isdisjoint(tested):
+            tested.add(min(numbers))
+        if numbers <= tested:
+            tested.remove(max(numbers))
+    test = {image: None for image, number in zip(intact, digests, strict=True) if number in tested}
+    return [image for image in images if image not in test], [*test]
+
+
+def _digest_of(path: str) -> int:
+    with reading(Path(path)):
+        return digest(content(path))
 
 
 def check_classes(

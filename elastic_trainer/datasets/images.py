@@ -6,30 +6,27 @@ they go to a file that later runs use again; the system then loads only what a b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.lib import format as npy
 from tqdm import tqdm
 
-from elastic_trainer.datasets.decoding import ImageSource, decode, decode_failure
+from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure, digest
 from elastic_trainer.files import atomic_large_path, remove_leftovers, write_json, writing
 from elastic_trainer.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
-_TAIL_BYTES = 4096  # of a file that its fingerprint covers
 _CHUNK = 64  # images that are decoded at a time
-_READER_VERSION = 1  # increase it when `decode` returns different pixels: files of earlier versions are then ignored
+_READER_VERSION = 2  # increase it when `decode` returns different pixels: files of earlier versions are then ignored
 
 
 @dataclass(frozen=True)
@@ -47,22 +44,34 @@ class ImageFiles:
     files: Sequence[str] = ()
 
 
+class Example(NamedTuple):
+    """What is known of an image besides its pixels.
+
+    Attributes:
+        label: index of its class.
+        why_broken: why it cannot be read, or None.
+        digest: of its content, see `decoding.digest`; 0 if it cannot be read.
+    """
+
+    label: int
+    why_broken: str | None = None
+    digest: int = 0
+
+
 class DecodedImages(NamedTuple):
     """Images that have been read.
 
     Attributes:
         images: uint8 [count, size, size, 3], in memory or mapped from a file.
         labels: int32 [count].
-        broken: for each image that could not be read, its position in `ImageFiles.examples` and the reason. `images`
-            and `labels` leave it out.
+        broken: a line on each image that could not be read. No other field includes it.
+        digests: uint64 [count], of each image's content, see `decoding.digest`; empty if they are not known.
     """
 
     images: np.ndarray
     labels: np.ndarray
-    broken: dict[int, str]
-
-
-_Label = tuple[int, str | None]  # of one image: its label, and why it cannot be read (None if it can)
+    broken: Collection[str]
+    digests: np.ndarray = np.zeros(0, np.uint64)
 
 
 def read(
@@ -88,21 +97,25 @@ def read(
     needed_mb = count * size * size * 3 / 1e6
     memory_mb = room_mb(memory_mb)
     if folder is not None:
-        remove_leftovers(folder, ".npy")
+        remove_leftovers(folder, ".pixels")
     if folder is None or needed_mb <= memory_mb:
-        return _by_part(*_read_into_memory(parts, size, count), parts)
-    stem = folder / f"{name}_{size}_{_digest(parts, size)}"
-    record, pixels = stem.with_suffix(".json"), stem.with_suffix(".npy")
-    cached = _read_cached(record, pixels, size, count)
-    if cached is not None:
+        images = np.empty((count, size, size, 3), np.uint8)
+        rows = iter(images)
+        return _by_part(images, _decode_all(parts, size, lambda pixels: np.copyto(next(rows), pixels)), parts)
+    stem = folder / f"{name}_{size}_{_digest_of_files(parts, size)}"
+    record, pixels = stem.with_suffix(".json"), stem.with_suffix(".pixels")
+    examples = _read_cached(record, pixels, size, count)
+    if examples is not None:
         print(f"{name}: images at {size}×{size} from {pixels}")
-        return _by_part(*cached, parts)
-    print(
-        f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take in "
-        f"memory (--image_memory); writing them to {pixels}"
-    )
-    labels = _write(parts, size, record, pixels)
-    return _by_part(np.load(pixels, mmap_mode="r"), labels, parts)
+    else:
+        print(
+            f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take "
+            f"in memory (--image_memory); writing them to {pixels}"
+        )
+        examples = _write(parts, size, record, pixels)
+    shape = _shape(examples, size)
+    images = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
+    return _by_part(images, examples, parts)
 
 
 def room_mb(limit_mb: float | None, taken_mb: float = 0.0) -> float:
@@ -113,29 +126,15 @@ def room_mb(limit_mb: float | None, taken_mb: float = 0.0) -> float:
     return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
 
 
-def _read_into_memory(parts: Sequence[ImageFiles], size: int, count: int) -> tuple[np.ndarray, list[_Label]]:
-    images = np.empty((count, size, size, 3), np.uint8)
-    labels: list[_Label] = []
-    row = 0
-    for image, label, why in decoded(parts, size):
-        if image is not None:
-            images[row] = image
-            row += 1
-        labels.append((label, why))
-    return images, labels
+def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
+    """What `_write` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
+    from pydantic import Field, NonNegativeInt, TypeAdapter
 
-
-def _read_cached(record: Path, pixels: Path, size: int, count: int) -> tuple[np.ndarray, list[_Label]] | None:
-    """What `_write` has written for `count` images, or None if a file is missing, or damaged, which is printed."""
-    from pydantic import NonNegativeInt, TypeAdapter
-
+    fields = tuple[NonNegativeInt, str | None, Annotated[int, Field(ge=0, lt=2**64)]]
     try:
-        labels = TypeAdapter(list[tuple[NonNegativeInt, str | None]]).validate_json(record.read_bytes(), strict=True)
-        rows = sum(why is None for _, why in labels)
-        header = _header(rows, size)
-        with pixels.open("rb") as file:
-            is_intact = len(labels) == count and file.read(len(header)) == header
-            is_intact &= file.seek(0, os.SEEK_END) == len(header) + rows * size * size * 3
+        rows = TypeAdapter(list[fields]).validate_json(record.read_bytes(), strict=True)  # type: ignore[valid-type]
+        examples = [Example(*row) for row in rows]
+        is_intact = len(examples) == count and pixels.stat().st_size == prod(_shape(examples, size))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -143,51 +142,52 @@ def _read_cached(record: Path, pixels: Path, size: int, count: int) -> tuple[np.
     if not is_intact:
         print(f"{pixels} or {record.name}: is damaged; writing both again")
         return None
-    return np.load(pixels, mmap_mode="r"), labels
+    return examples
 
 
-def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[_Label]:
-    """Read the images into the file `pixels`; write labels and reasons to `record`, and return them."""
+def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[Example]:
+    """Read the images into the file `pixels`; write the rest of what is known to `record`, and return it."""
     with writing(pixels):
         pixels.parent.mkdir(parents=True, exist_ok=True)
-    labels: list[_Label] = []
-    rows = 0
     # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
     with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
-        file.write(_header(0, size))
-        for image, label, why in decoded(parts, size):
-            if image is not None:
-                file.write(image.tobytes())
-                rows += 1
-            labels.append((label, why))
-        file.seek(0)
-        file.write(_header(rows, size))
-    write_json(record, labels)
-    return labels
+        examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
+    write_json(record, examples)
+    return examples
 
 
-def _header(count: int, size: int) -> bytes:
-    """The header of a .npy file. Its length does not depend on `count`, so it can be overwritten."""
-    file = io.BytesIO()
-    npy.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (count, size, size, 3)})
-    return file.getvalue()
+def _shape(examples: Sequence[Example], size: int) -> tuple[int, int, int, int]:
+    """Shape of the pixels of all examples that can be read."""
+    return (sum(example.why_broken is None for example in examples), size, size, 3)
 
 
-def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, int, str | None]]:
+def _decode_all(parts: Sequence[ImageFiles], size: int, keep: Callable[[np.ndarray], object]) -> list[Example]:
+    """Decode all images, and call `keep` with the pixels of each that can be read."""
+    examples = []
+    for pixels, example in decoded(parts, size):
+        if pixels is not None:
+            keep(pixels)
+        examples.append(example)
+    return examples
+
+
+def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, Example]]:
     """Decode all images on all cores, in order.
 
     Yields:
-        (pixels, label, None) for an image, or (None, label, reason) for one that cannot be read.
+        The pixels uint8 [size, size, 3] of an image, or None if it cannot be read, and the rest.
     """
 
-    def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, int, str | None]:
+    def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, Example]:
         index, (source, label) = example
         try:
-            return decode(source, size), label, None
+            encoded = content(source)
+            pixels = decode(source if isinstance(source, np.ndarray) else encoded, size)
+            return pixels, Example(label, None, digest(encoded))
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises many types for a damaged image
-            return None, label, decode_failure(source, index, error)
+            return None, Example(label, decode_failure(source, index, error))
 
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -201,41 +201,30 @@ def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray
                     yield result
 
 
-def _by_part(images: np.ndarray, labels: Sequence[_Label], parts: Sequence[ImageFiles]) -> list[DecodedImages]:
-    """Divide the images and labels of all `parts`, one after the other, into those of each part."""
-    result, start, row = [], 0, 0
+def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[ImageFiles]) -> list[DecodedImages]:
+    """Divide the images of all `parts`, one after the other, into those of each part."""
+    result, remaining, row = [], iter(examples), 0
     for part in parts:
-        part_labels = labels[start : start + part.count]
-        read_labels = np.array([label for label, why in part_labels if why is None], np.int32)
-        broken = {k: why for k, (_, why) in enumerate(part_labels) if why is not None}
-        result.append(DecodedImages(images[row : row + len(read_labels)], read_labels, broken))
-        start, row = start + part.count, row + len(read_labels)
+        own = [*itertools.islice(remaining, part.count)]
+        intact = [example for example in own if example.why_broken is None]
+        result.append(
+            DecodedImages(
+                images[row : row + len(intact)],
+                np.array([example.label for example in intact], np.int32),
+                [example.why_broken for example in own if example.why_broken is not None],
+                np.array([example.digest for example in intact], np.uint64),
+            )
+        )
+        row += len(intact)
     return result
 
 
-def fingerprint(part: ImageFiles) -> str:
-    """The number of images, and a digest that changes with the order, names, sizes and last bytes of their files.
-
-    It stays the same where the folder is moved or copied. Reading all bytes would take minutes of a large data set;
-    the last ones distinguish images that are not compressed, whose sizes agree.
-    """
-    digest = hashlib.sha256()
-    for name in part.files:
-        path = Path(name)
-        digest.update("|".join(path.parts[-2:]).encode(errors="surrogateescape"))
-        with contextlib.suppress(OSError), path.open("rb") as file:  # it may be an image that --skip_broken leaves out
-            size = file.seek(0, os.SEEK_END)
-            file.seek(-min(size, _TAIL_BYTES), os.SEEK_END)
-            digest.update(f"|{size}|".encode() + file.read())
-    return f"{part.count}, digest {digest.hexdigest()[:16]}"
-
-
-def _digest(parts: Sequence[ImageFiles], size: int) -> str:
-    """A digest that changes when one of the files that hold the images changes."""
-    digest = hashlib.sha256(f"{_READER_VERSION} {size}".encode())
+def _digest_of_files(parts: Sequence[ImageFiles], size: int) -> str:
+    """A digest that changes when one of the files that hold the images changes. It reads none of them."""
+    total = hashlib.sha256(f"{_READER_VERSION} {size}".encode())
     for part in parts:
-        digest.update(f"|{part.count}".encode())
+        total.update(f"|{part.count}".encode())
         for path in part.files:
             status = Path(path).stat()
-            digest.update(f"|{path}|{status.st_size}|{status.st_mtime_ns}".encode(errors="surrogateescape"))
-    return digest.hexdigest()[:16]
+            total.update(f"|{path}|{status.st_size}|{status.st_mtime_ns}".encode(errors="surrogateescape"))
+    return total.hexdigest()[:16]

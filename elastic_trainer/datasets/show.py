@@ -14,8 +14,8 @@ from elastic_trainer.files import atomic_path
 
 THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
 SHEET_IMAGES = 60  # approximate size of a contact sheet, which shows at least one image of each class
-MOST_PER_CLASS = 6
-MOST_REASONS = 10  # broken images that are listed for each split
+MAX_PER_CLASS = 6
+MAX_REASONS = 10  # broken images that are listed for each split
 
 
 def show(name: str, data_dir: Path | None, test_fraction: float | None, output: Path) -> None:
@@ -32,7 +32,7 @@ def show(name: str, data_dir: Path | None, test_fraction: float | None, output: 
     """
     source = find(name, data_dir, True, test_fraction)
     names = source.class_names
-    per_class = max(1, min(MOST_PER_CLASS, SHEET_IMAGES // len(names)))
+    per_class = max(1, min(MAX_PER_CLASS, SHEET_IMAGES // len(names)))
     counts: dict[str, Counter[int]] = {}
     broken: Counter[int] = Counter()
     for split, files in (("train", source.train), ("test", source.test)):
@@ -43,10 +43,10 @@ def show(name: str, data_dir: Path | None, test_fraction: float | None, output: 
                 temporary
             )
         print(f"{split}: {path}")
-        for _, why in reasons[:MOST_REASONS]:
+        for _, why in reasons[:MAX_REASONS]:
             print(why)
-        if len(reasons) > MOST_REASONS:
-            print(f"… and {len(reasons) - MOST_REASONS} more broken images")
+        if len(reasons) > MAX_REASONS:
+            print(f"… and {len(reasons) - MAX_REASONS} more broken images")
         broken.update(label for label, _ in reasons)
     _print_table(names, {**counts, "broken": broken} if broken else counts)
     if broken:
@@ -65,7 +65,7 @@ def _count(
     counts: Counter[int] = Counter()
     pictures: dict[int, list[Image.Image | None]] = {}
     broken: list[tuple[int, str]] = []
-    for image, label, why in decoded([files], THUMBNAIL):
+    for image, (label, why, _) in decoded([files], THUMBNAIL):
         if why is None:
             counts[label] += 1
         else:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from elastic_trainer.datasets.data_source import DataSource
+from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.registry import DATASETS
+
+
+class DataSource(NamedTuple):
+    """The images of both splits, not yet read; a label is an index into `class_names`."""
+
+    class_names: Sequence[str]
+    train: ImageFiles
+    test: ImageFiles
 
 
 def count_classes(name: str, data_dir: Path | None) -> int:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_trainer.datasets.data_source import DataSource
 from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import load_tensorflow
 

@@ -6,6 +6,7 @@ keras.applications, so every network of Keras can be named.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,6 @@ import keras
 import numpy as np
 
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.names import KERAS_NETWORKS, WIDTHS
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
@@ -112,15 +112,26 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         alpha: width of a MobileNet.
 
     Raises:
-        UserError: the size is too small or not a multiple of the patch size, or there are no such ImageNet weights.
+        UserError: the size is too small or not a multiple of the patch size, or there are no ImageNet weights for this
+            width, or they cannot be downloaded. The message says which file to download by hand.
     """
     parts = architecture(name)
     if size < SMALLEST_SIZE or size % parts.size_step:
         rule = f"a multiple of {parts.size_step} and " if parts.size_step > 1 else ""
         raise UserError(f"--input_size {size}: {name} needs {rule}at least {SMALLEST_SIZE}")
+    if weights != "imagenet":
+        try:
+            return parts.build(size, alpha, None)
+        except ValueError as error:  # smaller than Keras allows
+            raise UserError(f"--input_size {size}: {name} cannot be built at this size: {first_line(error)}") from error
     try:
-        if weights == "imagenet":
-            return pretrained.with_imagenet_weights(partial(parts.build, size, alpha), name, alpha)
-        return parts.build(size, alpha, None)
-    except ValueError as error:  # smaller than Keras allows
-        raise UserError(f"--input_size {size}: {name} cannot be built at this size: {first_line(error)}") from error
+        return parts.build(size, alpha, "imagenet")
+    except ValueError as error:  # a width for which no weights exist
+        raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
+    except Exception as error:  # Keras raises a bare Exception when its download fails
+        url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
+        where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
+        raise UserError(
+            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
+            "one, and give --weights FILE or --weights none"
+        ) from error

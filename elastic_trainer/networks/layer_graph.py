@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import keras
@@ -19,6 +20,13 @@ def is_graph(layer: Any) -> bool:
 
 
 def graph_nodes(model: Any) -> list[Any]:
-    """The nodes of a functional or sequential model, its inputs left out."""
-    nodes = (node for depth in functional_graph(model)._nodes_by_depth.values() for node in depth)
-    return [node for node in nodes if not node.is_input]
+    """The nodes of a model's graph, its inputs left out; none if it has no graph."""
+    nodes_by_depth = getattr(functional_graph(model), "_nodes_by_depth", {})
+    return [node for nodes in nodes_by_depth.values() for node in nodes if not node.is_input]
+
+
+def nested_nodes(model: Any) -> list[Any]:
+    """The nodes of a model's graph and of the graphs of the models in it, each model once."""
+    nodes = graph_nodes(model)
+    inner = {id(node.operation): node.operation for node in nodes if isinstance(node.operation, keras.Model)}
+    return [*nodes, *itertools.chain.from_iterable(map(nested_nodes, inner.values()))]

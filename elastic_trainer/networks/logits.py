@@ -39,7 +39,7 @@ def with_logits(model: keras.Model, shape: Sequence[int], num_classes: int, name
     kind = _kind(answers)
     plain = None if kind is None else _left_out(model, kind, probe, answers)
     if plain is not None:
-        print(f"{name}: ends in a {kind}; it is left out, and its input used as logits")
+        print(f"{name}: stripping the final {kind}; what it reads are the logits")
         model, kind = plain, None
     model = _with_new_head(model, num_classes, name)
     if kind is None:

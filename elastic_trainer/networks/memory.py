@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb
+from elastic_trainer.networks.layer_graph import nested_nodes
 from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.settings import NetworkSettings
 
@@ -58,33 +59,18 @@ def memory_needed_mb(
     trained = {id(v) for v, taken in zip(model.trainable_variables, mask, strict=True) if taken}
     kept: dict[int, int] = {}
     largest_call = 0
-    for layer, inputs, outputs in _layer_calls(model):
+    for node in nested_nodes(model):
+        layer = node.operation
         if not isinstance(layer, _INPUT_KEEPERS):
             continue
-        sizes = {id(tensor): _tensor_bytes(tensor, batch_size) for tensor in map(_source, inputs) if tensor is not None}
+        sources = [source for tensor in node.input_tensors if (source := _source(tensor)) is not None]
+        sizes = {id(source): _tensor_bytes(source, batch_size) for source in sources}
         if not isinstance(layer, keras.layers.BatchNormalization):  # batch norm may overwrite its input
-            largest_call = max(largest_call, sum(sizes.values()) + _tensor_bytes(outputs[0], batch_size))
+            largest_call = max(largest_call, sum(sizes.values()) + _tensor_bytes(node.outputs[0], batch_size))
         if any(id(v) in trained and v.name not in ("bias", "beta") for v in layer.trainable_variables):
             kept |= sizes
     batch_bytes = 4 * batch_size * prod(model.input_shape[1:])
     return (batch_bytes + lasting_bytes + max(sum(kept.values()), largest_call, gradient_bytes)) / 1e6
-
-
-def _layer_calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]]:
-    """Each call (layer, inputs, outputs) in the graphs of `model` and of the models inside it, if they have graphs."""
-    calls: list[tuple[Any, list[Any], list[Any]]] = []
-    paths, seen = list(getattr(model, "outputs", None) or ()), set[tuple[int, int]]()
-    while paths:
-        operation, index, _ = paths.pop()._keras_history
-        if (id(operation), index) in seen:
-            continue
-        if getattr(operation, "outputs", None) and not any(id(operation) == done for done, _ in seen):
-            calls += _layer_calls(operation)
-        seen.add((id(operation), index))
-        node = operation._inbound_nodes[index]
-        calls.append((operation, node.input_tensors, node.output_tensors))
-        paths += node.input_tensors
-    return calls
 
 
 def _source(tensor: Any) -> Any:

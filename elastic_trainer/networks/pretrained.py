@@ -6,13 +6,12 @@ silently keep random weights for some layers.
 
 from __future__ import annotations
 
-import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -22,34 +21,7 @@ from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
-if TYPE_CHECKING:
-    import h5py
-
 KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that saved its model"
-
-
-def with_imagenet_weights(build: Callable[[str], keras.Model], name: str, alpha: float) -> keras.Model:
-    """The backbone that `build("imagenet")` returns, with ImageNet weights from Keras or vit-keras.
-
-    Args:
-        build: takes "imagenet" and returns the backbone.
-        name, alpha: of the network, for error messages.
-
-    Raises:
-        UserError: there are no weights for this width, or they cannot be downloaded. The message says which file to
-            download by hand.
-    """
-    try:
-        return build("imagenet")
-    except ValueError as error:  # a width for which no weights exist
-        raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
-    except Exception as error:  # Keras raises a bare Exception when its download fails
-        url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
-        where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
-        raise UserError(
-            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
-            "one, and give --weights FILE or --weights none"
-        ) from error
 
 
 def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> None:
@@ -89,43 +61,43 @@ def _model_of_run(folder: Path) -> Path:
 
 
 def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
-    import h5py  # a dependency of Keras
-
     what = name if is_custom_model(name) else f"{name} without its top layers"
-
     try:
-        with h5py.File(path) as file:
-            arrays = _count_arrays(file)
+        _count_arrays(path)
     except Exception as error:  # h5py raises many types for a damaged file
         raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {first_line(error)}") from error
+    _load_all(backbone, path, f"--weights {path}: does not fit {what}")
+
+
+def _load_all(model: keras.Model, path: Path, refusal: str) -> None:
+    """Load all weights in an .h5, .weights.h5 or .keras file into all layers of `model`.
+
+    Raises:
+        UserError: a layer has other weights or none in the file (which Keras skips with a warning), or the file has
+            weights that no layer asks for, as of a deeper network (which Keras ignores). It starts with `refusal`.
+    """
     try:
-        with _all_layers_must_fit():
-            backbone.load_weights(path)
-    except Exception as error:  # Keras raises many types for a file that does not fit
-        raise UserError(f"--weights {path}: does not fit {what}: {_mismatch(error)}") from error
-    _check_all_used(arrays, backbone, f"--weights {path}: does not fit {what}")
-
-
-@contextmanager
-def _all_layers_must_fit() -> Iterator[None]:
-    """Make Keras raise in this block when a layer does not fit; otherwise it skips the layer with a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Skipping")
-        yield
-
-
-def _check_all_used(arrays: int, model: keras.Model, refusal: str) -> None:
-    """Raise `UserError` for arrays that no layer asked for, as of a deeper network: Keras ignores them."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Skipping")
+            model.load_weights(path)
+        arrays = _count_arrays(path)
+    except Exception as error:  # Keras and h5py raise many types for a file that does not fit
+        raise UserError(f"{refusal}: {_mismatch(error)}") from error
     if arrays > len(model.weights):
         raise UserError(f"{refusal}: it has {arrays} arrays, the network has {len(model.weights)}")
 
 
-def _count_arrays(file: h5py.File) -> int:
+def _count_arrays(path: Path) -> int:
     """Number of weights in a file of Keras, without those of an optimizer or a random seed."""
-    import h5py
+    import h5py  # a dependency of Keras
 
     names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    with ExitStack() as stack:
+        source: Any = path
+        if path.suffix == ".keras":
+            source = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open("model.weights.h5"))
+        file = stack.enter_context(h5py.File(source))
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     return sum("optimizer" not in name and "seed_generator" not in name for name in names)
 
 
@@ -165,17 +137,7 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     Raises:
         UserError: the file is damaged, or belongs to another network.
     """
-    import h5py
-
-    refusal = f"{flag} {path}: does not fit {name}"
-    try:
-        with _all_layers_must_fit():
-            model.load_weights(path)
-        with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as weights, h5py.File(weights) as file:
-            arrays = _count_arrays(file)
-    except Exception as error:  # Keras and h5py raise many types for a file that does not fit
-        raise UserError(f"{refusal}: {_mismatch(error)}") from error
-    _check_all_used(arrays, model, refusal)
+    _load_all(model, path, f"{flag} {path}: does not fit {name}")
     check_finite(model, f"{flag} {path}")
 
 
@@ -203,8 +165,8 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
         raise UserError(f"--weights {path}: does not fit {name}: {_difference([*body, *head], source)}")
     for weight, given in zip(body, source, strict=False):
         weight.assign(given)
-    classes = f"for {rest[-1].shape[-1]} outputs " if rest else ""
-    print(f"{path}: its head {classes}is not used; a new one is for {model.output_shape[-1]} classes")
+    classes = f"{rest[-1].shape[-1]}-class " if rest else ""
+    print(f"{path}: replacing its {classes}head with a new {model.output_shape[-1]}-class one")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:

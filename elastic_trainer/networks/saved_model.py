@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import (
     KERAS_NAME,
     FrozenBatchNormalization,
@@ -51,11 +51,18 @@ def load_model(path: Path | str, flag: str) -> keras.Model:
         model = _load(path)
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
-            f"{flag} {path}: Keras cannot load it: {first_line(error)} (a model with custom layers is "
+            f"{flag} {path}: Keras cannot load it: {_reason(error)} (a model with custom layers is "
             "given as file.py:function)"
         ) from error
     check_finite(model, f"{flag} {path}")
     return model
+
+
+def _reason(error: Exception) -> str:
+    """Why Keras can neither load nor save a model, in one line."""
+    if "safe_mode" in str(error):  # what Keras advises is an argument that no flag sets
+        return "it has a Lambda layer, whose code is not run from a file"
+    return " ".join(str(error).strip().partition("\n\n")[0].split()).rstrip(".") or type(error).__name__
 
 
 def _load(path: Path | str) -> keras.Model:
@@ -86,9 +93,8 @@ def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:
             else:
                 model.load_weights(path)
     except Exception as error:  # Keras and custom layers raise many kinds
-        reason = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
         raise UserError(
-            f"{flag}: Keras cannot save this model and load it again: {reason.rstrip('.')}; or leave out --save_model "
+            f"{flag}: Keras cannot save this model and load it again: {_reason(error)}; or leave out --save_model "
             "and --export (with --resume, give --save_model False)"
         ) from error
 

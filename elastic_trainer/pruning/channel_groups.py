@@ -8,13 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
+from elastic_trainer.networks.batch_norm_folding import find_pairs
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph
-from elastic_trainer.pruning.disjoint_groups import DisjointGroups, Groups
 from elastic_trainer.pruning.layer_graph import ACTIVATIONS, channel_role, walk
 
-# Indices of the channels that stay, by group. A group that is missing keeps all its channels.
-KeptChannels = dict[int, np.ndarray]
+Channels = np.ndarray  # int [places of an axis]: the number of the channel at each place
 
 
 @dataclass(eq=False)
@@ -23,60 +24,75 @@ class Kernel:
 
     Attributes:
         layer: Conv2D, Dense or DepthwiseConv2D.
-        source: groups of the layer's input channels.
-        target: groups of the layer's output channels; the same as `source` for a depthwise convolution.
+        source: the layer's input channels.
+        target: the layer's output channels; the same as `source` for a depthwise convolution.
         depthwise: whether the layer is a DepthwiseConv2D.
         padded: whether padding adds zeros to the sums that the layer computes.
+        norm: the frozen batch norm that alone reads the layer's output, see `batch_norm_folding.find_pairs`; or None.
         calls: number of times the network applies the layer.
-        norm: the batch norm that reads the layer's output, if nothing else reads it; otherwise None.
     """
 
     layer: Any
-    source: Groups
-    target: Groups
+    source: Channels
+    target: Channels
     depthwise: bool
     padded: bool
-    calls: int = 0
     norm: Any = None
+    calls: int = 0
 
 
 class ChannelGroups:
-    """The groups of channels of a network, and the axes of its weights that these groups index.
+    """The channels of a network, by number, at each place of the axes that hold them.
 
-    To remove a channel of a group, its index is removed from every axis that belongs to the group. Two axes belong to
-    the same group if the data flow forces them to have the same channels: through batch norm, activations, pooling,
-    depthwise convolutions and additions. Each convolution and each dense layer starts a new group. A concatenated
-    tensor holds the channels of several groups one after the other. A flattened tensor repeats its groups for each
-    place of the image.
+    Two places have the same channel if the data flow forces them to: through batch norm, activations, pooling,
+    depthwise convolutions and additions. Each convolution and each dense layer starts new channels. A concatenated
+    tensor holds those of its parts one after the other. A flattened tensor repeats its channels for each place of the
+    image. To remove a channel, it is removed from every place.
 
-    The groups of the images and of the logits are fixed: all their channels stay. So are the groups that an unknown
-    layer reads or makes.
+    The channels of the images and of the logits are fixed: they stay. So are those that an unknown layer reads or
+    makes.
 
     Args:
-        model: any Keras model. One that is not a functional or sequential model has no groups.
+        model: any Keras model. One that is not a functional or sequential model has no channels.
 
     Attributes:
         kernels: the layers with kernels in the order of the data flow, by `id(layer)`.
+        count: how many channels there are; their numbers are below it.
+        is_fixed: bool [count].
     """
 
     def __init__(self, model: keras.Model) -> None:
-        flow = _ChannelFlow(model)
-        self.kernels = flow.kernels
-        self._groups, self._axes, self._inputs = flow.groups, flow.axes, flow.inputs
+        self.kernels: dict[int, Kernel] = {}
+        self._axes: dict[int, dict[int, Channels]] = {}
+        self._inputs: dict[int, Channels] = {}
+        self._norms = {id(pair.layer): pair.norm for pair in find_pairs(model)}
+        # The walk gives each layer's output new numbers, and notes which of them are the same channel.
+        self.count = 0
+        none = np.zeros(0, int)
+        self._same, self._fixed = [(none, none)], [none]
+        if is_graph(model):
+            self._fixed += walk(model, [self._new_fixed(tensor.shape) for tensor in model.inputs], self._visit)
+        self._renumber()
 
-    def prunable(self) -> dict[str, int]:
-        """The groups whose channels may be removed, by the path of the first kernel that makes them."""
-        found: dict[int, str] = {}
-        for name, kernel in self.readers().items():
-            group = self._groups.root(kernel.target[0])
-            if not self._groups.is_fixed(group) and group not in found and self.readers(group):
-                found[group] = name
-        return {name: group for group, name in found.items()}
+    def prunable(self) -> dict[str, Channels]:
+        """The channels that may be removed, each once, by the path of the first kernel that makes them."""
+        readers = self.readers()
+        is_read = np.zeros(self.count, bool)
+        for kernel in readers.values():
+            is_read[kernel.source] = True
+        is_open = is_read & ~self.is_fixed
+        found = {}
+        for name, kernel in readers.items():
+            channels = [*dict.fromkeys(kernel.target[is_open[kernel.target]].tolist())]
+            if channels:
+                found[name] = np.array(channels)
+                is_open[channels] = False
+        return found
 
-    def readers(self, group: int | None = None) -> dict[str, Kernel]:
-        """The convolutions and dense layers that read channels of `group`, by the path of their kernel.
+    def readers(self) -> dict[str, Kernel]:
+        """The convolutions and dense layers, by the path of their kernel.
 
-        Depthwise convolutions do not count: their output has the same channels. None means any group.
+        Depthwise convolutions do not count: their output has the same channels.
         """
         found: dict[str, Kernel] = {}
         seen: dict[str, int] = {}
@@ -84,150 +100,87 @@ class ChannelGroups:
             if not kernel.depthwise:
                 path = kernel.layer.kernel.path
                 seen[path] = seen.get(path, 0) + 1
-                if group is None or self._groups.root(group) in self.roots(kernel.source):
-                    found[path if seen[path] == 1 else f"{path}#{seen[path]}"] = kernel
+                found[path if seen[path] == 1 else f"{path}#{seen[path]}"] = kernel
         return found
 
-    def roots(self, groups: Groups) -> Groups:
-        """The groups of an axis as `prunable` and `KeptChannels` number them: joined groups have one number."""
-        return self._groups.roots(groups)
+    def axes(self, variable: keras.Variable) -> dict[int, Channels]:
+        """The axes of a variable that hold channels: {axis: its channels}."""
+        return self._axes.get(id(variable), {})
 
-    def size(self, group: int) -> int:
-        """Number of channels of a group."""
-        return self._groups.size(group)
+    def inputs(self, tensor: keras.KerasTensor) -> Channels:
+        """The channels of an inner model's input tensor; none for any other tensor."""
+        return self._inputs.get(id(tensor), np.zeros(0, int))
 
-    def axes(self, variable: keras.Variable) -> dict[int, Groups]:
-        """The axes of a variable that index channels: {axis: its groups}."""
-        return {axis: self.roots(groups) for axis, groups in self._axes.get(id(variable), {}).items()}
+    def _renumber(self) -> None:
+        """Give places that have the same channel the same number."""
+        numbers = np.zeros(0, int)
+        if self.count:
+            ends = tuple(np.concatenate(side) for side in zip(*self._same, strict=True))
+            edges = coo_matrix((np.ones(len(ends[0])), ends), shape=(self.count, self.count))
+            self.count, numbers = connected_components(edges, directed=False)
+        self.is_fixed = np.zeros(self.count, bool)
+        self.is_fixed[numbers[np.concatenate(self._fixed)]] = True
+        self._axes = {key: {axis: numbers[old] for axis, old in axes.items()} for key, axes in self._axes.items()}
+        self._inputs = {key: numbers[old] for key, old in self._inputs.items()}
+        for kernel in self.kernels.values():
+            kernel.source, kernel.target = numbers[kernel.source], numbers[kernel.target]
 
-    def input_groups(self, tensor: keras.KerasTensor) -> Groups:
-        """The groups of an inner model's input tensor; empty for any other tensor."""
-        return self.roots(self._inputs.get(id(tensor), ()))
-
-    def not_fixed(self, groups: Groups) -> np.ndarray:
-        """Bool [channels of the axis]: False for the channels of fixed groups."""
-        return np.concatenate([np.full(self.size(group), not self._groups.is_fixed(group)) for group in groups])
-
-    def gather(self, values: np.ndarray, groups: Groups, group: int) -> np.ndarray:
-        """The values that belong to one group.
-
-        Args:
-            values: one value for each channel of an axis.
-            groups: the groups of that axis.
-            group: one of them.
-
-        Returns:
-            [number of times that `group` occurs in `groups`, channels of `group`]
-        """
-        ends = np.cumsum([self.size(other) for other in groups])[:-1]
-        parts = zip(np.split(values, ends), self.roots(groups), strict=True)
-        return np.stack([part for part, other in parts if other == self._groups.root(group)])
-
-    def kept_indices(self, groups: Groups, kept: KeptChannels) -> np.ndarray:
-        """Indices of the kept channels along an axis with these groups."""
-        starts = np.cumsum([0, *(self.size(group) for group in groups)])[:-1]
-        indices = [kept.get(group, np.arange(self.size(group))) for group in self.roots(groups)]
-        return np.concatenate([start + inside for start, inside in zip(starts, indices, strict=True)])
-
-
-@dataclass(eq=False)
-class _Signal:
-    """A tensor of the graph.
-
-    Attributes:
-        groups: the groups of its last axis.
-        maker: the linear layer whose output it is; None for any other tensor.
-        readers: number of layers that read it.
-    """
-
-    groups: Groups
-    maker: Kernel | None = None
-    readers: int = 0
-
-
-class _ChannelFlow:
-    """Follows the channels from a model's inputs to its outputs, and collects the groups.
-
-    Attributes:
-        kernels: see `ChannelGroups`.
-        groups: all groups of channels.
-        axes: {id of a variable: {axis: its groups}}.
-        inputs: {id of an inner model's input tensor: its groups}.
-    """
-
-    def __init__(self, model: keras.Model) -> None:
-        self.kernels: dict[int, Kernel] = {}
-        self.groups = DisjointGroups()
-        self.axes: dict[int, dict[int, Groups]] = {}
-        self.inputs: dict[int, Groups] = {}
-        self._norm_inputs: list[tuple[_Signal, Any]] = []
-        self._norm_calls: dict[int, int] = {}
-        if is_graph(model):
-            outputs = walk(model, [self._fixed_signal(tensor.shape) for tensor in model.inputs], self._visit)
-            for signal in outputs:
-                self.groups.fix(signal.groups)
-                signal.readers += 1
-        for signal, norm in self._norm_inputs:
-            maker = signal.maker
-            if maker is not None and signal.readers == maker.calls == self._norm_calls[id(norm)] == 1:
-                maker.norm = norm
-
-    def _visit(self, node: Any, arguments: list[_Signal]) -> list[_Signal]:
+    def _visit(self, node: Any, arguments: list[Channels]) -> list[Channels]:
         layer = node.operation
         if is_graph(layer):
-            for tensor, signal in zip(functional_graph(layer).inputs, arguments, strict=True):
-                self.inputs[id(tensor)] = self.groups.join(signal.groups, self.inputs.get(id(tensor), signal.groups))
+            for tensor, channels in zip(functional_graph(layer).inputs, arguments, strict=True):
+                self._unite(channels, self._inputs.setdefault(id(tensor), channels))
             return walk(layer, arguments, self._visit)
-        for signal in arguments:
-            signal.readers += 1
         role = channel_role(node)
         if role == "opaque":
-            for signal in arguments:
-                self.groups.fix(signal.groups)
-            return [self._fixed_signal(tensor.shape) for tensor in node.outputs]
-        groups = arguments[0].groups
+            self._fixed += arguments
+            return [self._new_fixed(tensor.shape) for tensor in node.outputs]
+        channels = arguments[0]
         if role == "merge":
-            for signal in arguments[1:]:
-                groups = self.groups.join(groups, signal.groups)
+            for others in arguments[1:]:
+                self._unite(channels, others)
         elif role == "concatenation":
-            groups = tuple(group for signal in arguments for group in signal.groups)
+            channels = np.concatenate(arguments)
         elif role == "flattening":
-            groups = groups * (node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
+            channels = np.tile(channels, node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
         elif role == "norm":
             for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
-                self._bind(variable, 0, groups)
-            self._norm_calls[id(layer)] = self._norm_calls.get(id(layer), 0) + 1
-            self._norm_inputs.append((arguments[0], layer))
+                self._bind(variable, 0, channels)
         elif role in ("kernel", "depthwise"):
-            return [self._apply_kernel(layer, groups, node.outputs[0].shape[-1], role == "depthwise")]
-        return [_Signal(groups)]
+            channels = self._apply_kernel(layer, channels, node.outputs[0].shape[-1], role == "depthwise")
+        return [channels]
 
-    def _apply_kernel(self, layer: Any, source: Groups, outputs: int, depthwise: bool) -> _Signal:
+    def _apply_kernel(self, layer: Any, source: Channels, outputs: int, depthwise: bool) -> Channels:
         rank = len(layer.kernel.shape)
-        source = self._bind(layer.kernel, rank - 2, source)
-        target = source if depthwise else self._bind(layer.kernel, rank - 1, self.groups.new(outputs))
+        target = source if depthwise else self._new(outputs)
+        self._bind(layer.kernel, rank - 2, source)
+        if not depthwise:
+            self._bind(layer.kernel, rank - 1, target)
         self._bind(getattr(layer, "bias", None), 0, target)
         padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
-        kernel = self.kernels.setdefault(id(layer), Kernel(layer, source, target, depthwise, padded))
-        kernel.calls += 1
+        new = Kernel(layer, source, target, depthwise, padded, self._norms.get(id(layer)))
+        self.kernels.setdefault(id(layer), new).calls += 1
         if layer.activation not in ACTIVATIONS:  # for example softmax, where every channel depends on all others
-            self.groups.fix(target)
-        return _Signal(target, kernel if layer.activation is keras.activations.linear else None)
+            self._fixed.append(target)
+        return target
 
-    def _bind(self, variable: keras.Variable | None, axis: int, groups: Groups) -> Groups:
-        """Let an axis of a variable index the channels of `groups`; a shared variable joins them with its earlier ones.
+    def _bind(self, variable: keras.Variable | None, axis: int, channels: Channels) -> None:
+        """Let an axis of a variable hold `channels`; of a shared variable they are the same as its earlier ones."""
+        if variable is not None:
+            self._unite(channels, self._axes.setdefault(id(variable), {}).setdefault(axis, channels))
 
-        Returns:
-            the groups of the axis
-        """
-        if variable is None:
-            return groups
-        axes = self.axes.setdefault(id(variable), {})
-        axes[axis] = self.groups.join(groups, axes.get(axis, groups))
-        return axes[axis]
+    def _unite(self, channels: Channels, others: Channels) -> None:
+        """Make channels the same, place by place. They are fixed if a number of channels is not known."""
+        if len(channels) == len(others):
+            self._same.append((channels, others))
+        else:
+            self._fixed += [channels, others]
 
-    def _fixed_signal(self, shape: Sequence[int | None]) -> _Signal:
-        """A tensor [batch, ..., channels] of one new group that is fixed."""
-        groups = self.groups.new((shape[-1] if len(shape) > 1 else None) or 0)
-        self.groups.fix(groups)
-        return _Signal(groups)
+    def _new(self, count: int) -> Channels:
+        self.count += count
+        return np.arange(self.count - count, self.count)
+
+    def _new_fixed(self, shape: Sequence[int | None]) -> Channels:
+        """New channels that are fixed, of a tensor [batch, ..., channels]."""
+        self._fixed.append(self._new((shape[-1] if len(shape) > 1 else None) or 0))
+        return self._fixed[-1]

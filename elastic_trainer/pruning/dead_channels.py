@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.networks.layer_graph import is_graph
-from elastic_trainer.pruning.channel_groups import ChannelGroups, KeptChannels, Kernel
+from elastic_trainer.pruning.channel_groups import ChannelGroups, Kernel
 from elastic_trainer.pruning.layer_graph import walk
 
 
@@ -23,7 +23,7 @@ class ChannelContributions:
     layer. Otherwise it is the root mean square.
 
     Args:
-        channels: the channel groups of `model`.
+        channels: of `model`.
         model: the network.
         batches: images [batch, height, width, 3] each.
 
@@ -41,33 +41,33 @@ class ChannelContributions:
             for name, kernel in channels.readers().items()
         }
 
-    def kept(self, group: int, thresholds: dict[str, float], multiple: int) -> np.ndarray:
-        """Choose the channels of a group that stay.
+    def kept(self, thresholds: dict[str, float], multiple: int) -> np.ndarray:
+        """Choose the channels that stay, bool [channels of the network].
 
-        A channel is alive if it contributes more than the threshold to at least one layer. The number of channels that
-        stay is that of the alive ones, at least 1, rounded up to a multiple of `multiple` if there are enough channels.
-        The channels that contribute most stay.
+        A channel is alive if it contributes more than the threshold to at least one layer. Of the channels that a
+        kernel makes, as many stay as are alive, at least 1, rounded up to a multiple of `multiple` if there are enough;
+        those stay that contribute most.
 
         Args:
-            group: a group of `ChannelGroups.prunable`.
             thresholds: {name of a layer as in `by_reader`: threshold}. If all are 0, a channel is alive if it
                 contributes anything.
             multiple: see above.
-
-        Returns:
-            sorted indices of the kept channels
         """
-        relative = [
-            self._channels.gather(self.by_reader[name] / max(thresholds[name], 1e-30), kernel.source, group)
-            for name, kernel in self._channels.readers(group).items()
-        ]
-        largest = np.max(np.concatenate(relative), axis=0)
-        alive = int((largest > (1.0 if any(thresholds.values()) else 0.0)).sum())
-        count = math.ceil(max(alive, 1) / multiple) * multiple
-        return np.sort(np.argsort(-largest, kind="stable")[:count])
+        largest = np.zeros(self._channels.count)
+        for name, kernel in self._channels.readers().items():
+            np.maximum.at(largest, kernel.source, self.by_reader[name] / max(thresholds[name], 1e-30))
+        kept = np.ones(self._channels.count, bool)
+        for channels in self._channels.prunable().values():
+            alive = int((largest[channels] > (1.0 if any(thresholds.values()) else 0.0)).sum())
+            count = math.ceil(max(alive, 1) / multiple) * multiple
+            kept[channels[np.argsort(-largest[channels], kind="stable")[count:]]] = False
+        return kept
 
-    def folded_means(self, kept: KeptChannels) -> dict[int, np.ndarray]:
+    def folded_means(self, kept: np.ndarray) -> dict[int, np.ndarray]:
         """The means of the removed channels, folded into the batch-norm means and biases behind their readers.
+
+        Args:
+            kept: bool [channels of the network].
 
         Returns:
             {id of the variable: its new values}, for the variables that change
@@ -75,7 +75,7 @@ class ChannelContributions:
         values: dict[int, np.ndarray] = {}
         for kernel in self._channels.readers().values():
             means = self._moments[id(kernel.layer)].mean()
-            removed = np.setdiff1d(np.arange(len(means)), self._channels.kept_indices(kernel.source, kept))
+            removed = np.flatnonzero(~kept[kernel.source])
             if not (len(removed) and _is_foldable(kernel)):
                 continue
             weights = kernel.layer.kernel.numpy()[..., removed, :]

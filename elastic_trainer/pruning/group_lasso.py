@@ -15,7 +15,7 @@ from elastic_trainer.pruning.channel_groups import ChannelGroups
 def group_lasso(model: keras.Model) -> tf.Tensor:
     """Sum of ‖W[..., c, :]‖ and of ‖W[..., k]‖ over the input channels c and the output channels k of all kernels.
 
-    Channels of fixed groups do not count (see `ChannelGroups`). A slice of zeros has gradient 0.
+    Fixed channels do not count (see `ChannelGroups`). A slice of zeros has gradient 0.
 
     Returns:
         a scalar tensor
@@ -26,8 +26,8 @@ def group_lasso(model: keras.Model) -> tf.Tensor:
         squares = tf.square(kernel.layer.kernel.value)
         rank = squares.shape.rank
         inverse_norms = []
-        for axis, groups in channels.axes(kernel.layer.kernel).items():
-            counts = channels.not_fixed(groups)
+        for axis, numbers in channels.axes(kernel.layer.kernel).items():
+            counts = ~channels.is_fixed[numbers]
             if counts.any():
                 rest = [other for other in range(rank) if other != axis]
                 inverse_norm = tf.math.rsqrt(tf.reduce_sum(squares, rest, keepdims=True) + 1e-20)

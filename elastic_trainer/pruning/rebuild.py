@@ -10,15 +10,14 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph
-from elastic_trainer.pruning.channel_groups import ChannelGroups, KeptChannels
-from elastic_trainer.pruning.disjoint_groups import Groups
+from elastic_trainer.pruning.channel_groups import ChannelGroups
 
 
 def rebuild_network(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     channels: ChannelGroups,
-    kept: KeptChannels,
+    kept: np.ndarray,
     changed: dict[int, np.ndarray],
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Build a model and an optimizer like the given ones, with fewer channels. The given ones do not change.
@@ -26,8 +25,8 @@ def rebuild_network(
     Args:
         model: the network.
         optimizer: its optimizer, built.
-        channels: the channel groups of `model`.
-        kept: the channels that stay.
+        channels: of `model`.
+        kept: bool [channels of the network], those that stay.
         changed: {id of a variable of `model`: values of its shape}, used instead of the variable's values.
 
     Returns:
@@ -46,13 +45,13 @@ def rebuild_network(
 def check_rebuildable(model: keras.Model, channels: ChannelGroups) -> None:
     """Raise `UserError` if Keras cannot rebuild `model`. Tries it only if `model` has Lambda or custom layers."""
     if any(type(layer) is keras.layers.Lambda or _is_custom(layer) for layer in model._flatten_layers()):
-        _rebuild_model(model, channels, {})
+        _rebuild_model(model, channels, np.ones(channels.count, bool))
 
 
-def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: KeptChannels) -> np.ndarray:
+def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: np.ndarray) -> np.ndarray:
     """The slice of `values`, which have the shape of `variable`, that belongs to the kept channels."""
-    for axis, groups in channels.axes(variable).items():
-        values = np.take(values, channels.kept_indices(groups, kept), axis)
+    for axis, numbers in channels.axes(variable).items():
+        values = np.compress(kept[numbers], values, axis)
     return values
 
 
@@ -61,7 +60,7 @@ def _is_custom(layer: Any) -> bool:
     return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
 
 
-def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: KeptChannels) -> keras.Model:
+def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
     """A model like `model` with the kept numbers of channels and new weights. Raises `UserError` if Keras cannot."""
     classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
     try:
@@ -86,12 +85,12 @@ def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
     return variable.name, len(variable.shape), variable.trainable
 
 
-def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: KeptChannels) -> None:
+def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: np.ndarray) -> None:
     """Write the kept numbers of channels into the configuration of a functional or sequential model."""
     graph = functional_graph(model)
     layers = {layer.name: layer for layer in graph.operations}
     if config.get("build_input_shape"):
-        _set_last_dimension(config, "build_input_shape", channels, channels.input_groups(graph.inputs[0]), kept)
+        _set_last_dimension(config, "build_input_shape", kept[channels.inputs(graph.inputs[0])])
     for entry in config["layers"]:
         inner = entry["config"]
         layer = layers[entry.get("name") or inner["name"]]
@@ -99,21 +98,19 @@ def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kep
             entry.pop("build_config", None)
             _set_widths(inner, layer, channels, kept)
         elif isinstance(layer, keras.layers.InputLayer):
-            _set_last_dimension(inner, "batch_shape", channels, channels.input_groups(layer.output), kept)
+            _set_last_dimension(inner, "batch_shape", kept[channels.inputs(layer.output)])
         elif any(channels.axes(variable) for variable in getattr(layer, "variables", ())):
             entry.pop("build_config", None)  # it holds the old shapes; without it, the first call builds the layer
             if id(layer) in channels.kernels and not channels.kernels[id(layer)].depthwise:
-                groups = channels.axes(layer.kernel)[len(layer.kernel.shape) - 1]
+                numbers = channels.axes(layer.kernel)[len(layer.kernel.shape) - 1]
                 key = "units" if isinstance(layer, keras.layers.Dense) else "filters"
-                inner[key] = len(channels.kept_indices(groups, kept))
+                inner[key] = int(kept[numbers].sum())
 
 
-def _set_last_dimension(
-    config: dict[str, Any], key: str, channels: ChannelGroups, groups: Groups, kept: KeptChannels
-) -> None:
-    """Write the kept number of channels into the shape `config[key]`, if any of its groups loses channels."""
-    if any(group in kept for group in groups):
-        config[key] = (*config[key][:-1], len(channels.kept_indices(groups, kept)))
+def _set_last_dimension(config: dict[str, Any], key: str, kept: np.ndarray) -> None:
+    """Write the kept number of channels into the shape `config[key]`, if any of its channels, bool [n], is removed."""
+    if not kept.all():
+        config[key] = (*config[key][:-1], int(kept.sum()))
 
 
 def _rebuild_optimizer(
@@ -121,7 +118,7 @@ def _rebuild_optimizer(
     model: keras.Model,
     smaller: keras.Model,
     channels: ChannelGroups,
-    kept: KeptChannels,
+    kept: np.ndarray,
 ) -> keras.optimizers.Optimizer:
     """An optimizer for `smaller` with the slots, step counts and learning rate of the optimizer for `model`."""
     variables = model.trainable_variables

@@ -14,25 +14,23 @@ As in the paper:
       addition and all layers that read from it can do without the channel. No gather or scatter is needed.
 
 Different from the paper:
-    - The threshold is relative. A layer gets from a channel the norm of its slice of the kernel times the channel's
-      standard deviation over 64 training images. A channel is dead if every layer that reads it gets less than
-      `threshold` times the median over that layer's channels at the first removal. This covers channels that nothing
-      reads and channels that nothing writes. A channel that is zero on all 64 images is dead whatever its weights are.
-      Why: the paper trains from scratch and removes channels when the lasso has reduced their weights to less than
-      1e-4. The lasso can change a norm by at most 2 * lambda * (sum of the learning rates) / (1 - momentum). This is
-      much at a learning rate of 0.1, but little in fine-tuning: 24 epochs of digits at 2e-3 with the paper's ratio
-      reduced the sum of all norms by 0.05 %, and 1e-4 would have removed nothing. The initial weights therefore decide
-      most of what is removed. Most channels are removed at the first removal, and the training after it recovers the
-      accuracy. With the norms of the slices alone, of those that read or of those that write, accuracy fell more: from
-      92 % to 12 % at 0.69 of the FLOPs. With our threshold it fell from 89 % to 69 % at 0.67 of the FLOPs.
-    - A norm is that of the kernel times the scale of the batch norm behind it, whose statistics are frozen here.
+    - The threshold is relative. A layer gets from a channel the norm of its slice of the kernel (times the scale of the
+      batch norm behind it, whose statistics are frozen here) times the channel's standard deviation over 64 training
+      images. A channel is dead if every layer that reads it gets less than `threshold` times the median over that
+      layer's channels at the first removal. A channel that is zero on all 64 images is dead whatever its weights are.
+      Why: the paper trains from scratch, and removes channels whose weights the lasso has reduced below 1e-4. The lasso
+      changes a norm by at most 2 * lambda * (sum of the learning rates) / (1 - momentum), which is little in
+      fine-tuning: 24 epochs of digits at 2e-3 with the paper's ratio reduced the sum of all norms by 0.05 %. So the
+      initial weights decide most of what is removed, mostly at the first removal, and the training after it recovers
+      the accuracy. At that removal accuracy fell from 89 % to 69 % at 0.67 of the FLOPs; with the norms of the slices
+      alone it fell from 92 % to 12 % at 0.69 of the FLOPs.
     - The mean of a removed channel is folded into the mean of the batch norm or into the bias behind the layer that
       reads it. This is exact for a constant channel. It is impossible where padding adds zeros to the sums of a larger
       kernel, for example. The root mean square then takes the place of the standard deviation.
     - The number of channels that stay is rounded up to a multiple of 8; those that contribute least are removed first.
       TensorFlow's CPU kernels are slow for other numbers: without this rule, a step of MobileNetV2 0.35 with 13 % fewer
       channels took 1.26 times as long as a step of the full network.
-    - No layer disappears. At least one channel stays everywhere, and the number of tensors stays the same.
+    - No layer disappears: at least one channel stays everywhere, and the number of tensors stays the same.
     - The batch size stays the same. The paper increases it to fill the free memory.
 
 `channel_groups.py` finds the weights that belong to one channel from the data flow alone. A layer that it does not know
@@ -72,11 +70,11 @@ class PruneTrainScheme(Scheme):
         model: the full network with the weights that training starts from.
         data: its batches set lambda and measure what each channel contributes.
         settings: only `prune_interval`, `prune_ratio` and `prune_threshold` are used.
-        multiple: the number of channels that stay in a group is rounded up to a multiple of this.
+        multiple: the number of a kernel's channels that stay is rounded up to a multiple of this.
 
     Attributes:
-        full_counts: {name of a group as in `ChannelGroups.prunable`: number of its channels in the full network}.
-        kept: {name of a group: indices in the full network of the channels that are left}.
+        full_counts: {name as in `ChannelGroups.prunable`: number of its channels in the full network}.
+        kept: {name: indices of the channels that are left, among those of the full network}.
 
     Raises:
         UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
@@ -84,7 +82,8 @@ class PruneTrainScheme(Scheme):
 
     def __init__(self, model: keras.Model, data: ShuffledData, settings: Settings, multiple: int = 8) -> None:
         channels = ChannelGroups(model)
-        if not channels.prunable():
+        prunable = channels.prunable()
+        if not prunable:
             raise UserError(
                 f"--train_type prunetrain: {model.name} has no convolution or dense layer whose channels could be "
                 "removed; choose another --train_type"
@@ -94,7 +93,7 @@ class PruneTrainScheme(Scheme):
         self._tensor_count = len(model.trainable_variables)
         self._batches_drawn = 1
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
-        self.full_counts = {name: channels.size(group) for name, group in channels.prunable().items()}
+        self.full_counts = {name: len(numbers) for name, numbers in prunable.items()}
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         [batch] = data.importance_batches(0)
         loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
@@ -140,26 +139,30 @@ class PruneTrainScheme(Scheme):
         if not self._medians:
             self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
         thresholds = {name: self._settings.prune_threshold * median for name, median in self._medians.items()}
-        prunable = channels.prunable()
-        kept = {name: contributions.kept(group, thresholds, self._multiple) for name, group in prunable.items()}
-        if all(len(indices) == len(self.kept[name]) for name, indices in kept.items()):
+        kept = contributions.kept(thresholds, self._multiple)
+        if kept.all():
             return None
-        self.kept = {name: old[kept[name]] if name in kept else old for name, old in self.kept.items()}
-        kept_by_group = {prunable[name]: indices for name, indices in kept.items()}
-        return rebuild_network(model, optimizer, channels, kept_by_group, contributions.folded_means(kept_by_group))
+        for name, numbers in channels.prunable().items():
+            self.kept[name] = self.kept[name][kept[numbers]]
+        return rebuild_network(model, optimizer, channels, kept, contributions.folded_means(kept))
 
     def channels(self) -> tuple[int, int]:
-        """Number of channels left in all groups, and in the full network."""
+        """Number of removable channels that are left, and that the full network has."""
         return sum(map(len, self.kept.values())), sum(self.full_counts.values())
 
     def to_record(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each group."""
+        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each kernel."""
         kept = {
             name: {"of": self.full_counts[name], "kept": indices.tolist()}
             for name, indices in self.kept.items()
             if len(indices) < self.full_counts[name]
         }
-        return {"lambda": self._lambda, "probes": self._batches_drawn, "typical": self._medians, "channels": kept}
+        return {
+            "lambda": self._lambda,
+            "batches_drawn": self._batches_drawn,
+            "medians": self._medians,
+            "channels": kept,
+        }
 
     def restore(
         self, record: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
@@ -179,15 +182,17 @@ class PruneTrainScheme(Scheme):
                     f"--train_type prunetrain: the saved run had {kept['of']} channels at {name}, this network has "
                     f"{self.full_counts.get(name, 'no such layer')}; resume with the same --model_name and its options"
                 )
-        self._lambda, self._batches_drawn = float(record["lambda"]), int(record["probes"])
-        self._medians = dict(record["typical"])
+        self._lambda, self._batches_drawn = float(record["lambda"]), int(record["batches_drawn"])
+        self._medians = dict(record["medians"])
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         self.kept |= {name: np.array(kept["kept"], np.int64) for name, kept in record["channels"].items()}
         if not record["channels"]:
             return model, optimizer
         channels = ChannelGroups(model)
-        kept_by_group = {channels.prunable()[name]: indices for name, indices in self.kept.items()}
-        return rebuild_network(model, optimizer, channels, kept_by_group, {})
+        kept = np.ones(channels.count, bool)
+        for name, numbers in channels.prunable().items():
+            kept[np.delete(numbers, self.kept[name])] = False
+        return rebuild_network(model, optimizer, channels, kept, {})
 
 
 def prunetrain(context: SchemeContext) -> Scheme:

@@ -14,7 +14,7 @@ from elastic_trainer.files import is_temporary, locked, writing
 from elastic_trainer.registry import EXPORTERS
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, TRAINED_IMAGES
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def _new_folder(logdir: Path, run_name: str) -> Path:
 
 def _empty(folder: Path) -> None:
     """Delete the files that a run, an evaluation and an export write."""
-    written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL}
+    written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL, TRAINED_IMAGES}
     written |= {name for entry in EXPORTERS.values() for name in entry.files}
     written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
     Checkpoints(folder / "checkpoints").clear()

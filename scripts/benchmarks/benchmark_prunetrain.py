@@ -64,7 +64,7 @@ class Measured:
 
 
 def weaken(model: keras.Model, share: float) -> None:
-    """Zero the kernel slices that read the weakest `share` of each group's channels.
+    """Zero the kernel slices that read the weakest `share` of each kernel's channels.
 
     The weakest channels have the smallest norms of the slices that read them, as a share of each layer's sum.
     """
@@ -72,17 +72,16 @@ def weaken(model: keras.Model, share: float) -> None:
     from elastic_trainer.pruning.dead_channels import reading_norms
 
     channels = ChannelGroups(model)
-    for group in channels.prunable().values():
-        readers = channels.readers(group).values()
-        norms = [channels.gather(reading_norms(kernel), kernel.source, group) for kernel in readers]
-        total = np.sum([norm.sum(axis=0) / max(float(norm.sum()), 1e-30) for norm in norms], axis=0)
-        weakest = np.argsort(total, kind="stable")[: int(share * len(total))]
-        for kernel in readers:
-            # Along the kernel's axis, only these channels of this group, and none of any other group.
-            only = {other: np.arange(0) for other in channels.roots(kernel.source)} | {group: weakest}
-            weights = kernel.layer.kernel.numpy()
-            weights[..., channels.kept_indices(kernel.source, only), :] = 0.0
-            kernel.layer.kernel.assign(weights)
+    total, is_weak = np.zeros(channels.count), np.zeros(channels.count, bool)
+    for kernel in channels.readers().values():
+        norms = reading_norms(kernel)
+        np.add.at(total, kernel.source, norms / max(float(norms.sum()), 1e-30))
+    for numbers in channels.prunable().values():
+        is_weak[numbers[np.argsort(total[numbers], kind="stable")[: int(share * len(numbers))]]] = True
+    for kernel in channels.readers().values():
+        weights = kernel.layer.kernel.numpy()
+        weights[..., is_weak[kernel.source], :] = 0.0
+        kernel.layer.kernel.assign(weights)
 
 
 def pruned_network(

@@ -1,6 +1,7 @@
 """Decoding one image: formats, colour modes, orientation, and files that are not images."""
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -84,6 +85,27 @@ def test_16_bit_grey_is_scaled_to_8_bits():
     values = np.array([[0, 65535], [32896, 257]], np.uint16)
     pixels = decoding.decode(encoded(Image.fromarray(values), "PNG"), 2)
     assert pixels[..., 0].tolist() == [[0, 255], [128, 1]]
+
+
+def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(tmp_path, monkeypatch):
+    """The limit is lowered, as a photo of 200 megapixels takes long to write."""
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encoded(halves().resize((640, 480)), "JPEG", quality=95))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(decoding, "MAX_MB", 0.5)  # at full size it would take 1.2 MB
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pixels = decoding.decode(str(path), 16)
+        assert decoding.header_error(str(path)) is None
+    assert close(pixels[:6], RED) and close(pixels[10:], BLUE) and Image.MAX_IMAGE_PIXELS == 1000
+
+
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("GIF", {}), ("JPEG", {"progressive": True})])
+def test_an_image_that_takes_too_much_memory_is_refused_in_a_line(kind, options, monkeypatch):
+    content = encoded(halves().resize((640, 480)), kind, **options)
+    monkeypatch.setattr(decoding, "MAX_MB", 0.5)
+    with pytest.raises(ValueError, match=r"^640×480 pixels take 1 MB .* the limit is 0\.5 MB; make it smaller"):
+        decoding.decode(content, 16)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

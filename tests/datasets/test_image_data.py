@@ -1,11 +1,15 @@
 """Batches: their content, their order, and where decoded images are kept."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_images import labels_of, pairs, write_red_and_blue
+from PIL import Image
+from small_images import labels_of, pairs, write_noise, write_red_and_blue
 
 import data
+from elastic_trainer.datasets.decoding import digest
 from elastic_trainer.settings import DataSettings
 
 
@@ -91,8 +95,44 @@ def test_batches_need_no_files_after_loading(folder):
 def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_path):
     in_memory = data.load("image_folder", 16, 2, data_dir=folder)
     mapped = data.load("image_folder", 16, 2, data_dir=folder, cache_dir=tmp_path / "cache", image_memory=0)
-    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".npy"]
+    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".pixels"]
     for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
             np.testing.assert_array_equal(images, same_images)
             np.testing.assert_array_equal(labels, same_labels)
+
+
+def test_the_record_stays_where_the_folder_moves_and_changes_with_an_image(folder, tmp_path):
+    def recorded(place, **more):
+        return data.load("image_folder", 16, 2, data_dir=place, **more).record()
+
+    moved = tmp_path / "moved"
+    for split in ("train", "test"):
+        shutil.copytree(folder / split, moved / split)
+    before = recorded(folder)
+    assert before == recorded(moved) and before["training_images"].startswith("10, digest ")
+    colour = np.full((20, 30, 3), 7, np.uint8)
+    Image.fromarray(colour).save(moved / "train" / "red" / "1.png")
+    after = recorded(moved)
+    assert after["training_images"] != before["training_images"] and after["test_images"] == before["test_images"]
+    (moved / "train" / "red" / "1.png").write_bytes(b"")
+    skipped = recorded(moved, skip_broken=True)
+    (moved / "train" / "red" / "1.png").unlink()
+    assert skipped == recorded(moved) != after, "an image that is left out is as if it did not exist"
+
+
+@pytest.mark.parametrize("memory_mb", [1e3, 0])
+def test_test_images_that_are_left_out_are_in_no_batch(tmp_path, memory_mb):
+    photos = write_noise(tmp_path / "photos")
+    images = data.load("image_folder", 12, 2, data_dir=photos, cache_dir=tmp_path / "cache", image_memory=memory_mb)
+    before = np.concatenate([batch.inputs for batch in images.test()])
+    known = [digest((photos / "test" / name).read_bytes()) for name in ("ant/1.png", "cat/0.png")]
+    record = images.record()
+    assert images.leave_out_of_test(np.array([*known, 7], np.uint64)) == 2
+    assert (images.test_count, images.test_batches) == (7, 4)
+    np.testing.assert_array_equal(
+        np.concatenate([batch.inputs for batch in images.test()]), before[[0, 2, 3, 4, 5, 7, 8]]
+    )
+    assert labels_of(images.test()).tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert images.leave_out_of_test(np.array(known, np.uint64)) == 0
+    assert images.record()["test_images"] != record["test_images"]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 from small_images import labels_of, pairs, shades, write_red_and_blue
 
 import data
-from elastic_trainer.datasets.sources import count_classes
+from elastic_trainer.datasets.sources import count_classes, find
 from elastic_trainer.errors import UserError, printable
 
 
@@ -78,7 +79,7 @@ def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
 
 
 @pytest.mark.parametrize("inside", ["", "train"])
-def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, inside, capsys):
+def test_test_fraction_splits_all_images_the_same_way_for_every_seed(loose, inside, capsys):
     if inside:
         (loose / "train").mkdir()
         for name in ("blue", "green", "red", "white"):
@@ -86,15 +87,82 @@ def test_test_fraction_splits_each_class_the_same_way_for_every_seed(loose, insi
     assert count_classes("image_folder", loose) == 4
     split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
     train, test = shades(split.train(0)), shades(split.test())
-    assert {label: len(values) for label, values in test.items()} == {0: 4, 1: 1, 2: 2}
-    assert {label: len(values) for label, values in train.items()} == {0: 16, 1: 2, 2: 8, 3: 1}
-    for label in test:
-        both = train[label] + test[label]
-        assert len(set(both)) == len(both), "no image is in both"
+    assert {*test} == {0, 1, 2} and {*train} == {0, 1, 2, 3}, "a class with several images has one in each part"
+    for label, count in enumerate((20, 3, 10, 1)):
+        both = train[label] + test.get(label, [])
+        assert len(set(both)) == len(both) == count, "each image is in one part"
+    assert 3 <= split.test_count <= 12
     assert re.search(r"has no test images of class: 'white'; the accuracy", capsys.readouterr().out)
     other_seed = data.load("image_folder", 8, 1, seed=7, data_dir=loose, test_fraction=0.2)
     assert shades(other_seed.test()) == test
     assert shades(data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.5).test()) != test
+
+
+def write_noisy_photos(folder, classes=4, count=40, seed=0):
+    """Write `count` images of noise, all different, to each of `classes` class folders."""
+    rng = np.random.default_rng(seed)
+    for label in range(classes):
+        where = folder / f"class {label}"
+        where.mkdir(parents=True, exist_ok=True)
+        for k in range(count):
+            Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).save(where / f"{seed}-{k}.png")
+    return folder
+
+
+def split_of(folder, fraction=0.25):
+    """The content of the training and of the test images of a folder, in their order."""
+    source = find("image_folder", folder, test_fraction=fraction)
+    return [[Path(path).read_bytes() for path in part.files] for part in (source.train, source.test)]
+
+
+def test_an_image_stays_in_its_part_when_others_are_added_renamed_or_copied(tmp_path):
+    photos = write_noisy_photos(tmp_path / "photos")
+    train, test = split_of(photos)
+    assert 0.15 < len(test) / 160 < 0.35 and not {*train} & {*test}
+    write_noisy_photos(photos, count=10, seed=1)
+    more_train, more_test = split_of(photos)
+    assert {*train} < {*more_train} and {*test} < {*more_test}
+    for path in sorted(photos.glob("*/*"))[::3]:
+        path.rename(path.with_name(f"renamed {path.name}"))
+    for path in sorted(photos.glob("*/*"))[::5]:
+        shutil.copy(path, photos / "class 2" / f"copy of {path.parent.name} {path.name}")
+    copied_train, copied_test = split_of(photos)
+    assert {*copied_train} == {*more_train} and {*copied_test} == {*more_test}
+    assert len(copied_train) + len(copied_test) == 240 and len({*copied_train} | {*copied_test}) == 200
+
+
+def test_a_larger_test_fraction_only_adds_test_images(tmp_path):
+    photos = write_noisy_photos(tmp_path / "photos")
+    (_, some), (_, more) = split_of(photos, 0.2), split_of(photos, 0.4)
+    assert {*some} < {*more}
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 0.2, 0.9])
+def test_a_class_of_two_images_has_one_in_each_part_and_copies_stay_together(tmp_path, fraction):
+    photos = write_noisy_photos(tmp_path / "photos", classes=12, count=2)
+    train, test = split_of(photos, fraction)
+    assert len(train) == len(test) == 12
+    for path in photos.glob("class 1*/*-1.png"):  # now two copies of one image: both train
+        shutil.copy(path.with_name(path.name.replace("-1.", "-0.")), path)
+    train, test = split_of(photos, fraction)
+    assert not {*train} & {*test} and len(test) == 9
+
+
+def test_an_image_that_cannot_be_read_does_not_change_the_split(tmp_path):
+    photos = write_noisy_photos(tmp_path / "photos", classes=2, count=9)
+    train, test = split_of(photos)
+    (photos / "class 0" / "broken.jpg").write_bytes(b"")
+    source = find("image_folder", photos, skip_broken=True, test_fraction=0.25)
+    assert [Path(path).read_bytes() for path in source.test.files] == test
+    assert len(source.train.files) == len(train) + 1
+
+
+def test_test_images_that_are_training_images_too_are_warned_about(tmp_path, capsys):
+    write_noisy_photos(tmp_path / "train", classes=2, count=4)
+    write_noisy_photos(tmp_path / "test", classes=2, count=4, seed=1)
+    shutil.copy(tmp_path / "train" / "class 0" / "0-1.png", tmp_path / "test" / "class 0" / "known.png")
+    data.load("image_folder", 8, 2, data_dir=tmp_path)
+    assert "1 of 9 test images are training images too" in capsys.readouterr().out
 
 
 def test_a_class_without_training_images_is_refused_and_one_without_test_images_warned_about(folder, capsys):
@@ -257,7 +325,9 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     assert images.steps_per_epoch == 4
     assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
     printed = capsys.readouterr().out
-    assert re.search(r"left out as broken: 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed)
+    assert re.search(
+        r"skipped \(unreadable\): 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed
+    )
     again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
     np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
 
@@ -306,4 +376,4 @@ def test_main_names_a_broken_image_in_the_last_line_of_stderr(folder):
     assert re.match(r"main\.py: error: .*/train/red/1\.png: cannot be read as an", done.stderr.splitlines()[-1])
     done = run("--skip_broken")
     assert done.returncode == 0, done.stderr
-    assert "left out as broken: 1 of 14 images" in done.stdout and ": 9 training and 4 test images" in done.stdout
+    assert "skipped (unreadable): 1 of 14 images" in done.stdout and ": 9 training and 4 test images" in done.stdout

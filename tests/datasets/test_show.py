@@ -10,7 +10,7 @@ from command_line import run_data
 from PIL import Image
 from small_images import write_photos
 
-from elastic_trainer.datasets.show import GAP, MOST_REASONS, THUMBNAIL
+from elastic_trainer.datasets.show import GAP, MAX_REASONS, THUMBNAIL
 from elastic_trainer.errors import UserError
 
 
@@ -44,7 +44,7 @@ def test_show_counts_and_names_broken_images_beyond_those_it_draws(photos, tmp_p
     run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
     printed = capsys.readouterr().out
     assert re.search(r"^blue +4 +2 +12$", printed, re.MULTILINE)
-    assert printed.count("cannot be read as an image") == MOST_REASONS and "… and 3 more broken images" in printed
+    assert printed.count("cannot be read as an image") == MAX_REASONS and "… and 3 more broken images" in printed
     assert "leave them out with --skip_broken" in printed
 
 

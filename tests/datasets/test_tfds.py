@@ -32,7 +32,7 @@ def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
         data.load("oxford_iiit_pet", 16, 4, data_dir=tmp_path, cache_dir=tmp_path / "cache", image_memory=0)
         for _ in range(2)
     )
-    assert len([*(tmp_path / "cache").glob("*.npy")]) == 1
+    assert len([*(tmp_path / "cache").glob("*.pixels")]) == 1
     assert shades(first.train(0)) == shades(again.train(0))
 
 

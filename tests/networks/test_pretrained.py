@@ -169,7 +169,7 @@ def test_a_saved_model_supplies_its_head_only_for_the_same_number_of_classes(nam
         assert not differ(models.build_model(name, 32, 5, str(path), alpha=0.35), saved)
         assert not capsys.readouterr().out
     other = models.build_model(name, 32, 7, str(run), alpha=0.35)
-    assert "its head for 5 outputs is not used; a new one is for 7 classes" in capsys.readouterr().out
+    assert "replacing its 5-class head with a new 7-class one" in capsys.readouterr().out
     backbones = [next(one for one in model.layers if isinstance(one, keras.Model)) for model in (other, saved)]
     assert not differ(*backbones)
     wrong = "vgg16" if name != "vgg16" else "mobilenetv2"
@@ -182,7 +182,7 @@ def test_a_keras_application_with_top_layers_supplies_its_backbone(tmp_path, cap
     complete.save(tmp_path / "whole.keras")
     model = models.build_model("mobilenetv2", 32, 5, str(tmp_path / "whole.keras"), alpha=0.35)
     np.testing.assert_array_equal(model.get_weights()[0], complete.get_weights()[0])
-    assert "its head for 9 outputs is not used" in capsys.readouterr().out
+    assert "replacing its 9-class head" in capsys.readouterr().out
 
 
 def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
@@ -234,7 +234,7 @@ def test_a_custom_network_takes_all_but_the_head_of_a_model_for_other_classes(tm
     saved = models.build_model(zoo, 12, 5)
     save_model(saved, tmp_path / "best.keras")
     model = models.build_model(zoo, 12, 3, str(tmp_path))
-    assert "its head for 5 outputs is not used; a new one is for 3 classes" in capsys.readouterr().out
+    assert "replacing its 5-class head with a new 3-class one" in capsys.readouterr().out
     for weight, given in zip(model.weights[:-2], saved.weights[:-2], strict=True):
         np.testing.assert_array_equal(weight, given)
 

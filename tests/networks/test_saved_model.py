@@ -166,3 +166,11 @@ def test_a_pruned_model_with_custom_layers_cannot_be_exported():
         UserError, match=r"^--export tflite: Keras cannot save this model and load it again: .*deserialized"
     ):
         check_saving(model, "--export tflite", changes_shape=True)
+
+
+def test_a_model_with_a_lambda_layer_is_refused_without_advice_that_no_flag_follows(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x + 1), keras.layers.Dense(2)])
+    model.save(tmp_path / "my.keras")
+    with pytest.raises(UserError, match=r"--model_name .*my\.keras: .* Lambda layer.*file\.py:function") as caught:
+        load_model(tmp_path / "my.keras", "--model_name")
+    assert "safe_mode" not in str(caught.value)

@@ -93,32 +93,33 @@ def zero(variable, axis, indices):
 
 
 def kill_readers(model, share=SHARE, seed=0):
-    """Zero the kernel slices that read a share of each group's channels; returns {group's name: their indices}."""
+    """Zero the kernel slices that read a share of each kernel's channels; returns {kernel's name: their indices}."""
     channels, rng, killed = ChannelGroups(model), np.random.default_rng(seed), {}
-    for name, group in channels.prunable().items():
-        count = channels.size(group)
+    for name, numbers in channels.prunable().items():
+        count = len(numbers)
         killed[name] = np.sort(rng.choice(count, int(share * count), replace=False))
-        for kernel in channels.readers(group).values():
-            only = {group: killed[name]} | {
-                other: np.arange(0) for other in channels.roots(kernel.source) if other != group
-            }
-            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, channels.kept_indices(kernel.source, only))
+        for kernel in channels.readers().values():
+            read = np.flatnonzero(np.isin(kernel.source, numbers[killed[name]]))
+            zero(kernel.layer.kernel, len(kernel.layer.kernel.shape) - 2, read)
     return killed
 
 
 def kill_writers(model, depthwise, share=SHARE):
-    """Zero the slices that write each group's first channels, in the depthwise or in all other kernels."""
+    """Zero the slices that write the first channels of each kernel, in the depthwise or in all other kernels."""
     channels = ChannelGroups(model)
-    for group in channels.prunable().values():
+    for numbers in channels.prunable().values():
         for kernel in channels.kernels.values():
-            if kernel.depthwise == depthwise and channels.roots(kernel.target) == (group,):
+            if kernel.depthwise == depthwise and np.array_equal(kernel.target, numbers):
                 axis = len(kernel.layer.kernel.shape) - 1 - kernel.depthwise
-                zero(kernel.layer.kernel, axis, np.arange(int(share * channels.size(group))))
+                zero(kernel.layer.kernel, axis, np.arange(int(share * len(numbers))))
 
 
 def kept_of(scheme, channels):
-    """The kept channels by group, after the first removal."""
-    return {group: scheme.kept[name] for name, group in channels.prunable().items()}
+    """The kept channels, bool [channels], after the first removal."""
+    kept = np.ones(channels.count, bool)
+    for name, numbers in channels.prunable().items():
+        kept[np.delete(numbers, scheme.kept[name])] = False
+    return kept
 
 
 def assert_survivors_equal(new, old, channels, kept, rtol=1e-4, skip=()):

@@ -5,7 +5,6 @@ import numpy as np
 from pruning_networks import build, built_optimizer, scheme_of, zero
 
 from elastic_trainer.pruning.channel_groups import ChannelGroups
-from elastic_trainer.pruning.disjoint_groups import DisjointGroups
 
 
 def test_channel_of_an_addition_is_removed_only_if_no_layer_reads_it():
@@ -14,10 +13,10 @@ def test_channel_of_an_addition_is_removed_only_if_no_layer_reads_it():
     name = "conv2_block1_0_conv/kernel"  # its group holds the channels of all additions of the first stage
     if name not in channels.prunable():
         name = next(other for other in channels.prunable() if other.startswith("conv2_block1") and "3_conv" in other)
-    group = channels.prunable()[name]
-    readers = list(channels.readers(group).values())
-    writers = [kernel for kernel in channels.kernels.values() if channels.roots(kernel.target) == (group,)]
-    assert (len(readers), len(writers), channels.size(group)) == (4, 4, 256)
+    numbers = channels.prunable()[name]
+    readers = [kernel for kernel in channels.readers().values() if np.array_equal(kernel.source, numbers)]
+    writers = [kernel for kernel in channels.kernels.values() if np.array_equal(kernel.target, numbers)]
+    assert (len(readers), len(writers), len(numbers)) == (4, 4, 256)
     scheme = scheme_of(model)
     for kernel in readers[1:]:
         zero(kernel.layer.kernel, 2, [3, 7])
@@ -37,50 +36,54 @@ def branched_model():
     return keras.Model(inputs, keras.layers.Dense(5, name="head")(keras.layers.Flatten()(x)))
 
 
-def test_added_outputs_share_a_group_and_the_logits_have_none_to_prune():
+def test_added_outputs_share_their_channels_and_the_logits_have_none_to_prune():
     channels = ChannelGroups(branched_model())
-    assert {name: channels.size(group) for name, group in channels.prunable().items()} == {
+    assert {name: len(numbers) for name, numbers in channels.prunable().items()} == {
         "first/kernel": 4,
         "third/kernel": 2,
     }
+    first, second = (channels.readers()[f"{name}/kernel"].target for name in ("first", "second"))
+    np.testing.assert_array_equal(first, second)
 
 
-def test_kept_indices_of_a_flattened_concatenation_repeat_for_each_place():
+def test_a_flattened_concatenation_repeats_its_channels_for_each_place():
     model = branched_model()
     channels = ChannelGroups(model)
-    kept = {channels.prunable()["first/kernel"]: np.array([1, 3]), channels.prunable()["third/kernel"]: np.array([0])}
-    groups = channels.axes(model.get_layer("head").kernel)[0]
-    expected = [6 * place + index for place in range(9) for index in (1, 3, 4)]
-    np.testing.assert_array_equal(channels.kept_indices(groups, kept), expected)
+    first, third = (channels.prunable()[f"{name}/kernel"] for name in ("first", "third"))
+    [read, made] = channels.axes(model.get_layer("head").kernel).values()
+    np.testing.assert_array_equal(read, [*first, *third] * 9)
+    assert channels.is_fixed[made].all() and not channels.is_fixed[read].any()
 
 
-def test_gather_returns_one_row_for_each_place_of_the_group():
-    model = branched_model()
-    channels = ChannelGroups(model)
-    groups = channels.axes(model.get_layer("head").kernel)[0]
-    rows = channels.gather(np.arange(9 * 6), groups, channels.prunable()["third/kernel"])
-    np.testing.assert_array_equal(rows, [[6 * place + 4, 6 * place + 5] for place in range(9)])
+def test_a_concatenation_that_is_added_has_the_channels_of_its_parts():
+    inputs = keras.Input((3, 3, 3))
+    parts = [keras.layers.Conv2D(count, 1, name=f"part{count}")(inputs) for count in (2, 3)]
+    both = keras.layers.Conv2D(5, 1, name="both")(inputs)
+    x = keras.layers.Flatten()(keras.layers.Add()([keras.layers.Concatenate()(parts), both]))
+    channels = ChannelGroups(keras.Model(inputs, keras.layers.Dense(5, name="head")(x)))
+    targets = {name: kernel.target.tolist() for name, kernel in channels.readers().items()}
+    assert targets["both/kernel"] == targets["part2/kernel"] + targets["part3/kernel"]
+    assert sum(map(len, channels.prunable().values())) == 5
 
 
-def test_joined_groups_of_equal_sizes_have_one_root_and_stay_free():
-    groups = DisjointGroups()
-    some, others = groups.new(4) + groups.new(2), groups.new(4) + groups.new(2)
-    groups.join(some, others)
-    assert groups.roots(some) == groups.roots(others)
-    assert not any(map(groups.is_fixed, some + others))
+def test_channels_that_are_added_to_two_copies_of_others_are_removed_with_both():
+    inputs = keras.Input((3, 3, 3))
+    part = keras.layers.Conv2D(2, 1, name="part")(inputs)
+    both = keras.layers.Conv2D(4, 1, name="both")(inputs)
+    x = keras.layers.Flatten()(keras.layers.Add()([both, keras.layers.Concatenate()([part, part])]))
+    model = keras.Model(inputs, keras.layers.Dense(5, name="head")(x))
+    assert [len(numbers) for numbers in ChannelGroups(model).prunable().values()] == [2]
+    zero(model.get_layer("head").kernel, 0, np.arange(18) * 2 + 1)
+    scheme = scheme_of(model)
+    smaller, _ = scheme.reconfigure(model, built_optimizer(model))
+    assert [smaller.get_layer(name).filters for name in ("part", "both")] == [1, 2]
+    images = np.random.default_rng(0).uniform(0, 255, (2, 3, 3, 3)).astype(np.float32)
+    np.testing.assert_allclose(smaller(images), model(images), rtol=1e-4)
 
 
-def test_joined_groups_of_different_sizes_stay_apart_and_become_fixed():
-    groups = DisjointGroups()
-    some, others = groups.new(4) + groups.new(2), groups.new(6)
-    groups.join(some, others)
-    assert len(set(groups.roots(some + others))) == 3
-    assert all(map(groups.is_fixed, some + others))
-
-
-def test_group_joined_with_a_fixed_one_becomes_fixed():
-    groups = DisjointGroups()
-    free, fixed = groups.new(4), groups.new(4)
-    groups.fix(fixed)
-    groups.join(free, fixed)
-    assert groups.is_fixed(free[0])
+def test_channels_that_are_added_to_those_of_the_image_are_fixed():
+    inputs = keras.Input((3, 3, 3))
+    x = keras.layers.Add()([inputs, keras.layers.Conv2D(3, 1, name="fixed")(inputs)])
+    x = keras.layers.Flatten()(keras.layers.Conv2D(4, 1, name="free")(x))
+    channels = ChannelGroups(keras.Model(inputs, keras.layers.Dense(5, name="head")(x)))
+    assert [*channels.prunable()] == ["free/kernel"]
