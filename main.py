@@ -16,7 +16,7 @@ from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
@@ -69,6 +69,7 @@ def train_run(command: TrainCommand) -> None:
     from elastic_trainer.selection.schemes import make_budget, trainable_mask
 
     run, settings, images = command.run, command.training, command.data
+    reached = {"tensorflow": seconds_since_start()}
     if run.deterministic:
         import tensorflow as tf
 
@@ -87,6 +88,7 @@ def train_run(command: TrainCommand) -> None:
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
+    reached["images"] = seconds_since_start()
     budget = None
     if table is not None:
         chooses_epochs = command.chooses_epochs
@@ -108,7 +110,7 @@ def train_run(command: TrainCommand) -> None:
             f"and {dataset.test_count} test images, {network.num_classes} classes; run folder {folder}"
         )
         config = {**command.config, "images": dataset.record()}
-        with RunLog(folder, config, tensor_names(model)) as log, StopSignals() as stop:
+        with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, earlier_images)
             results = train.train(command.train_type, model, dataset, settings, log, budget, stop)
             summary = log.finish(results)

@@ -40,6 +40,14 @@ def stolen_seconds(root: Path = Path("/")) -> float:
     return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
+def seconds_since_start(root: Path = Path("/")) -> float | None:
+    """Wall seconds since this process started, to a hundredth; None if the system does not report it."""
+    fields, uptime = text_of(root / "proc" / "self" / "stat").rpartition(")")[2].split(), text_of(root / "proc/uptime")
+    if len(fields) < 20 or not uptime:
+        return None
+    return float(uptime.split()[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def environment() -> dict[str, Any]:
     """Versions, hardware and limits on threads, which are part of every record of a result."""
     versions = {}

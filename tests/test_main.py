@@ -130,3 +130,11 @@ def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
     assert f"--power_csv {missing}: cannot be read: No such file" in line
     assert "accuracy" in captured.out
     assert {"model.tflite", "mine.txt", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
+
+
+def test_summary_says_when_a_person_saw_what(photos, capsys):
+    run = train(photos)
+    reached = json.loads((run / "summary.json").read_text())["seconds_after_start"]
+    assert [*reached] == ["tensorflow", "images", "first_step", "end"]
+    assert 0 < reached["tensorflow"] <= reached["images"] <= reached["first_step"] <= reached["end"]
+    assert f"{reached['end']:.0f} s in all" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
-from elastic_trainer.machine import environment
+from elastic_trainer.machine import environment, seconds_since_start
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.reader import CONFIG, SUMMARY
@@ -26,14 +26,22 @@ class RunLog(Listener):
         folder: the folder of this run alone; empty, or that of the run to continue.
         config: the options of the run; they and the environment are written to config.json, unless it exists.
         tensor_names: names of `model.trainable_variables`, in their order.
+        reached: seconds after the program's start at which it had done what the keys name.
 
     Attributes:
         checkpoints: those of this run.
         events: writes TensorBoard's events; a listener, too.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any], tensor_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        tensor_names: Sequence[str],
+        reached: dict[str, float | None] | None = None,
+    ) -> None:
         super().__init__()
+        self._reached = {**(reached or {})}
         self.folder, self._config, self._names = folder, config, list(tensor_names)
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.events = EventsWriter(folder)
@@ -51,6 +59,10 @@ class RunLog(Listener):
         """Drop what an interrupted run wrote after its checkpoint."""
         write_tables(self.folder, self.trainer.history, self._names)
 
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if "first_step" not in self._reached:
+            self._reached["first_step"] = seconds_since_start()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         write_tables(self.folder, self.trainer.history, self._names)
 
@@ -61,7 +73,8 @@ class RunLog(Listener):
             What summary.json contains.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        summary = {**{key: self._config.get(key) for key in keys}, **results}
+        reached = {**self._reached, "end": seconds_since_start()}
+        summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
         self.events.finish()
         write_json(self.folder / SUMMARY, summary)
         self.checkpoints.clear()

@@ -62,6 +62,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     """All of training time, selecting included, over that of full training as it would have run; or why there is none.
 
     Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
+
     Args:
         history: of the run.
         training_ms: of all steps.
@@ -112,6 +113,9 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
         step += (
             f"; no epoch was better than the model that training started from ({start:.1%}): best.keras is that model"
         )
+    reached = summary.get("seconds_after_start") or {}
+    if reached.get("first_step") and reached.get("end"):
+        step += f"; {reached['first_step']:.0f} s from the start to the first step, {reached['end']:.0f} s in all"
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
         f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it on selecting and "

@@ -43,6 +43,16 @@ def test_benchmark_prints_its_results_as_json_last_and_draws_a_figure(script, ke
     assert (tmp_path / "picture.png").stat().st_size > 1000 and (tmp_path / "picture.pdf").is_file()
 
 
+def test_benchmark_of_waiting_says_when_a_run_had_done_what():
+    done = command("scripts/benchmarks/benchmark_waiting.py", "--quick", "--size", 32, "--batch_sizes", 64)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout.splitlines()[-1])["batch_64"]
+    for name in ("full_training", "elastic_training_upper_part"):
+        times = [row[name][f"{what}_after"] for what in ("tensorflow", "images", "first_step", "end")]
+        assert times == sorted(times) and times[0] > 0
+    assert row["profile_in_all"] > 5 and row["elastic_training_upper_part"]["trace_in_all"] > 0
+
+
 def test_plotting_a_folder_without_a_run_is_refused(tmp_path):
     assert "does not hold a finished run" in error_line("scripts/figures/plot.py", "curves", tmp_path)
 
