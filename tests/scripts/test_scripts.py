@@ -54,7 +54,7 @@ def test_benchmark_of_waiting_says_when_a_run_had_done_what():
 
 
 def test_plotting_a_folder_without_a_run_is_refused(tmp_path):
-    assert "does not hold a finished run" in error_line("scripts/figures/plot.py", "curves", tmp_path)
+    assert "contains no finished run" in error_line("scripts/figures/plot.py", "curves", tmp_path)
 
 
 def test_index_of_the_records_is_what_its_script_writes():
