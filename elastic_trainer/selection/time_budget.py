@@ -37,7 +37,7 @@ CARRIED = 0.03  # share of a full step by which a selection's budget may differ 
 MIN_SCATTER = 0.05  # a few measurements may agree by chance
 LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how fast steps are
 # Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
-# interval of less than a hundred steps has one for every twenty, and at least one.
+# interval of less than 25 steps has one for every five, and at least one.
 GRADIENT_PASSES = (5, 15)
 MAX_SELECTING = 0.1  # share of a deadline that selections may take, where the interval is not given
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
@@ -368,7 +368,7 @@ def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
     for start, end in pairwise(ends):
         fewest, most = GRADIENT_PASSES
         steps = end - start
-        passes = min(max(steps // 100, min(steps // 20, fewest), 1), most)
+        passes = min(max(steps // 100, min(steps // 5, fewest), 1), most)
         found |= {end - (2 * k + 1) * steps // (2 * passes) for k in range(passes)}
     return found
 
