@@ -232,7 +232,9 @@ def test_noisy_measurements_change_the_correction_less(case):
     assert with_outlier == pytest.approx(many, abs=0.01)
 
 
-@pytest.mark.parametrize(("start", "end", "passes"), [(0, 1, 1), (3, 6, 1), (0, 19, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)])
+@pytest.mark.parametrize(
+    ("start", "end", "passes"), [(0, 1, 1), (3, 6, 1), (0, 19, 3), (0, 90, 5), (100, 1100, 10), (0, 9000, 15)]
+)
 def test_gradient_passes_are_spread_evenly_over_each_interval(start, end, passes):
     steps = sorted(gradient_pass_steps([start, end]))
     assert len(steps) == passes
