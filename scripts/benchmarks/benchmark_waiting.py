@@ -60,7 +60,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             shared = [*data, "--logdir", folder, "--batch_size", str(batch_size)]
             shared += ["--input_size", str(args.size)] if args.size else []
-            found[f"batch_{batch_size}"] = row = {"profile_in_all": call("profiler.py", [*shared, "--seconds", "5"])}
+            row: dict[str, Any] = {"profile_in_all": call("profiler.py", [*shared, "--seconds", "5"])}
+            found[f"batch_{batch_size}"] = row
             for scheme in SCHEMES:
                 flags = ["--train_type", scheme, "--num_epochs", str(args.epochs), "--run_name", scheme]
                 call("main.py", [*shared, *flags])
