@@ -1,5 +1,7 @@
 """What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
+from types import SimpleNamespace
+
 from elastic_trainer.machine import load_tensorflow
 
 load_tensorflow()
@@ -13,6 +15,7 @@ from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.optimizers import make_optimizer
@@ -71,6 +74,12 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):
         settings={},
         details={},
     )
+
+
+def attribute_times(step, variables, op_ms):
+    """What `attribute` finds, and the times that it adds up to."""
+    attribution = attribute(step, variables)
+    return SimpleNamespace(**vars(attribution), **attribution.times(op_ms)._asdict())
 
 
 def full_step(model, optimizer_name="sgd"):

@@ -24,9 +24,9 @@ the operations really needed. The paper has rules by layer type; here no rule lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,23 +38,15 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 
-_TIMES = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "update_ms", "preprocessing_ms", "forward_ms", "other_ms")
-
-
-@dataclass(frozen=True)
-class Attribution:
-    """Operation times given to tensors; arrays [N] are in backward order.
+class OperationTimes(NamedTuple):
+    """Times of operations in ms, added up by what they belong to; arrays [N] are in backward order.
 
     Attributes:
-        positions: index into `model.trainable_variables` of each tensor of the backward order.
         t_dw_ms, t_dy_ms, t_fw_ms: as in the module's header; update_ms is the part of t_dw_ms that applies the update.
         preprocessing_ms: operations of F that depend on the inputs alone, such as rescaling them.
         forward_ms, other_ms: operations the loss needs, and those of no tensor (metrics, the schedule).
-        kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
-        features_mb: what passes from the frozen prefix to the rest of a step that trains down to each tensor, in MB.
     """
 
-    positions: np.ndarray
     t_dw_ms: np.ndarray
     t_dy_ms: np.ndarray
     t_fw_ms: np.ndarray
@@ -62,20 +54,58 @@ class Attribution:
     preprocessing_ms: float
     forward_ms: float
     other_ms: float
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Which tensor each operation of a full step belongs to, by data flow; arrays [N] are in backward order.
+
+    Attributes:
+        positions: index into `model.trainable_variables` of each tensor of the backward order.
+        kernels: int [N], of the gamma of a folded pair the place of its kernel in the backward order, else -1.
+        features_mb: what passes from the frozen prefix to the rest of a step that trains down to each tensor, in MB.
+        operations: names; the arrays below have an entry for each.
+        own, shared, update, recomputed: place of the tensor whose t_dw, t_dy, update or t_fw an operation is part of;
+            -1: of none.
+        in_forward, in_preprocessing, in_other: bool.
+    """
+
+    positions: np.ndarray
     kernels: np.ndarray
     features_mb: np.ndarray
+    operations: list[str]
+    own: np.ndarray
+    shared: np.ndarray
+    update: np.ndarray
+    recomputed: np.ndarray
+    in_forward: np.ndarray
+    in_preprocessing: np.ndarray
+    in_other: np.ndarray
 
-    def with_untraced(self, operations: Attribution, untraced_ms: float) -> Attribution:
-        """The same with `untraced_ms` more for each operation; `operations` holds counts where this holds times."""
-        times = {name: getattr(self, name) + untraced_ms * getattr(operations, name) for name in _TIMES}
-        return replace(self, **times)
+    def times(self, op_ms: Mapping[str, float]) -> OperationTimes:
+        """The times of operations, by name, added up; those without one take none."""
+        ms = np.array([op_ms.get(name, 0.0) for name in self.operations])
+
+        def of_tensors(places: np.ndarray) -> np.ndarray:
+            has_place = places >= 0
+            return np.bincount(places[has_place], ms[has_place], len(self.positions))
+
+        update_ms = of_tensors(self.update)
+        return OperationTimes(
+            t_dw_ms=of_tensors(self.own) + update_ms,
+            t_dy_ms=of_tensors(self.shared),
+            t_fw_ms=of_tensors(self.recomputed),
+            update_ms=update_ms,
+            preprocessing_ms=float(ms[self.in_preprocessing].sum()),
+            forward_ms=float(ms[self.in_forward].sum()),
+            other_ms=float(ms[self.in_other].sum()),
+        )
 
 
-def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms: dict[str, float]) -> Attribution:
-    """Give each operation's time to a tensor by the data flow of a step that trains all of `variables`."""
+def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attribution:
+    """Give each operation of a step that trains all of `variables` to a tensor, by data flow."""
     operations = inputs_first(step.graph)
     number = {op.name: i for i, op in enumerate(operations)}
-    times = np.array([op_ms.get(op.name, 0.0) for op in operations])
     inputs = [
         sorted({number[t.op.name] for t in op.inputs} | {number[c.name] for c in op.control_inputs})
         for op in operations
@@ -98,31 +128,25 @@ def attribute_times(step: TrainStep, variables: Sequence[keras.Variable], op_ms:
     depth, chain_depth = needed_by.sum(axis=0), needed_by[sharers > 1].sum(axis=0)
     trained = np.array([bool(tensors) for tensors in tensors_of])
     positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], chain_depth[k], depth[k], -k)))
-    in_order = needed_by[:, positions]
-    first = np.argmax(in_order, axis=1)
-    own, shared = sharers == 1, sharers > 1
-    count = len(variables)
-    t_dw = np.bincount(first[own], times[own], count)
-    t_dy = np.bincount(first[shared], times[shared], count)
-
-    owner = _update_owners(step, variables, tensors_of, in_forward | (sharers > 0))
-    updates = owner >= 0
-    update_ms = np.bincount(owner[updates], times[updates], count)[positions]
-    other = ~(in_forward | (sharers > 0) | updates)
-    reached, reads_inputs = forward_reach(step, [variables[k] for k in positions])
-    from_images = in_forward & reads_inputs & (reached >= 0)
-    of_tensor = from_images & (reached < count)
+    in_order = [variables[k] for k in positions]
+    first = np.argmax(needed_by[:, positions], axis=1)
+    place = np.empty(len(positions) + 1, np.int64)
+    place[positions], place[-1] = np.arange(len(positions)), -1
+    update = place[_update_owners(step, variables, tensors_of, in_forward | (sharers > 0))]
+    reached, reads_inputs = forward_reach(step, in_order)
+    from_images, count = in_forward & reads_inputs & (reached >= 0), len(positions)
     return Attribution(
-        positions=positions,
-        t_dw_ms=t_dw + update_ms,
-        t_dy_ms=t_dy,
-        t_fw_ms=np.bincount(reached[of_tensor], times[of_tensor], count),
-        update_ms=update_ms,
-        preprocessing_ms=float(times[from_images & ~of_tensor].sum()),
-        forward_ms=float(times[in_forward].sum()),
-        other_ms=float(times[other].sum()),
+        positions,
+        kernels=_kernels(step, in_order),
         features_mb=_features_mb(operations, inputs, in_forward, reached, reads_inputs, count),
-        kernels=_kernels(step, [variables[k] for k in positions]),
+        operations=[op.name for op in operations],
+        own=np.where(sharers == 1, first, -1),
+        shared=np.where(sharers > 1, first, -1),
+        update=update,
+        recomputed=np.where(from_images & (reached < count), reached, -1),
+        in_forward=in_forward,
+        in_preprocessing=from_images & (reached == count),
+        in_other=~(in_forward | (sharers > 0) | (update >= 0)),
     )
 
 
@@ -134,7 +158,7 @@ def _features_mb(
     reads_inputs: np.ndarray,
     count: int,
 ) -> np.ndarray:
-    """`Attribution.features_mb` [count] from what `attribute_times` knows of each operation.
+    """`Attribution.features_mb` [count] from what `attribute` knows of each operation.
 
     A tensor passes to the rest of a step if it depends on no trained variable, and one of its readers does.
     """
@@ -195,7 +219,7 @@ def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variabl
 
     Args:
         needed_by: bool [operations, N], changed in place.
-        step, variables: as for `attribute_times`.
+        step, variables: as for `attribute`.
     """
     index = {id(variable): k for k, variable in enumerate(variables)}
     sharers = needed_by.sum(axis=1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.timing.attribution import attribute_times
+from elastic_trainer.timing.attribution import Attribution, attribute
 from elastic_trainer.timing.fit import with_kernels
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 
@@ -168,6 +168,7 @@ class Measurement:
     Attributes:
         task: as of `measure`.
         full: the step that trains everything; `run_full` runs it.
+        attribution: of that step.
         masks: selections, bool [N] over `model.trainable_variables`, the full one last.
         step_ms: [rounds, len(masks)] wall times.
         cached: indices into `masks` of the selections that were measured on cached features, too.
@@ -179,6 +180,7 @@ class Measurement:
 
     task: Task
     full: TrainStep
+    attribution: Attribution
     run_full: Callable[[], object]
     masks: list[np.ndarray]
     step_ms: np.ndarray
@@ -212,8 +214,10 @@ def measure(
     from elastic_trainer.training.step import AllGradients, forward_pass
 
     [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
-    costs = attribute_times(full, task.model.trainable_variables, {})
-    masks = calibration_masks(costs.positions, costs.kernels, head_mask(task.model), is_short=not with_features)
+    attribution = attribute(full, task.model.trainable_variables)
+    masks = calibration_masks(
+        attribution.positions, attribution.kernels, head_mask(task.model), is_short=not with_features
+    )
     start = time.perf_counter()
     runs = [*(run for _, run in compile_steps(task, optimizer, batch, masks[:-1])), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]
@@ -229,6 +233,7 @@ def measure(
     return Measurement(
         task,
         full,
+        attribution,
         run_full,
         masks,
         step_ms,

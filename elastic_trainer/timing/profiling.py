@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.machine import environment
-from elastic_trainer.timing.attribution import Attribution, attribute_times
+from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.forward_costs import forward_sums
@@ -154,19 +154,20 @@ def profile_task(
 def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path, timing: str = "trace") -> TimingTable:
     """The timing table of a measured network. Arguments as for `profile_task`."""
     op_ms, unmatched, traced_steps = _operation_times(measurement, timing, folder)
-    timed = {name: 1.0 for name, ms in op_ms.items() if ms > 0}
-    variables = measurement.task.model.trainable_variables
-    costs, operations = (attribute_times(measurement.full, variables, each) for each in (op_ms, timed))
+    timed = {name: ms for name, ms in op_ms.items() if ms > 0}
+    attribution = measurement.attribution
+    ones = attribution.times(dict.fromkeys(timed, 1.0))
     masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
     selections = np.array([*range(len(masks)), *cached])
-    sums, counts = (_fitted_sums(each, masks, cached) for each in (costs, operations))
+    selected = [mask[attribution.positions] for mask in masks]
+    sums, counts = (_fitted_sums(times, selected, cached) for times in (attribution.times(timed), ones))
     measured_ms = np.concatenate([median_ms, cached_ms])
-    max_untraced_ms = MAX_UNTRACED * float(np.median([op_ms[name] for name in timed]))
+    max_untraced_ms = MAX_UNTRACED * float(np.median([*timed.values()]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), max_untraced_ms)
     full_step_ms = float(median_ms[-1])
-    costs = costs.with_untraced(operations, fit.untraced_ms)
-    computed, from_features = ([_step_sums(costs, mask, skips) for mask in masks] for skips in (False, True))
+    times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
+    computed, from_features = ([_step_sums(times, each, skips) for each in selected] for skips in (False, True))
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -174,8 +175,8 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "timing": timing,
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
-        "operation_ms": _sums(costs),
-        "operations": int(sum(_sums(operations).values())),
+        "operation_ms": _sums(times),
+        "operations": len(timed),
         "measured_selections": [
             {
                 "trained_tensors": int(mask.sum()),
@@ -199,7 +200,8 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         measurement.task,
         settings,
         measurement.full,
-        costs,
+        attribution,
+        times,
         measurement.forward_ms,
         full_step_ms,
         measurement.gradient_pass_ms,
@@ -208,18 +210,17 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     )
 
 
-def _fitted_sums(costs: Attribution, masks: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
-    """A row of `StepSums` for each of `masks`, then for those of `cached` from features."""
-    computed = [_step_sums(costs, mask) for mask in masks]
-    return np.array([*computed, *(_step_sums(costs, masks[index], from_features=True) for index in cached)])
+def _fitted_sums(times: OperationTimes, selected: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
+    """A row of `StepSums` for each of `selected`, then for those of `cached` from features."""
+    computed = [_step_sums(times, each) for each in selected]
+    return np.array([*computed, *(_step_sums(times, selected[index], from_features=True) for index in cached)])
 
 
-def _step_sums(costs: Attribution, mask: np.ndarray, from_features: bool = False) -> StepSums:
-    """Of the step that trains `mask`, bool [N] over `model.trainable_variables`."""
-    selected = mask[costs.positions]
-    recomputed_ms, prefix_ms = forward_sums(costs.t_fw_ms, costs.preprocessing_ms)
+def _step_sums(times: OperationTimes, selected: np.ndarray, from_features: bool = False) -> StepSums:
+    """Of the step that trains `selected`, bool [N] in backward order."""
+    recomputed_ms, prefix_ms = forward_sums(times.t_fw_ms, times.preprocessing_ms)
     depth = depth_of(selected)
-    t_dy_ms, t_dw_ms = selection_sums(selected, costs.t_dy_ms, costs.t_dw_ms)
+    t_dy_ms, t_dw_ms = selection_sums(selected, times.t_dy_ms, times.t_dw_ms)
     forward_ms = recomputed_ms[depth] + (0.0 if from_features else prefix_ms[depth])
     return StepSums(t_dy_ms, t_dw_ms, float(forward_ms))
 
@@ -273,50 +274,52 @@ def table_of_trace(
     if not has_folded_batch_norm(trace, full):
         full = TrainStep(task, optimizer, batch_size, fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
-    costs = attribute_times(full, task.model.trainable_variables, op_ms)
-    forward_ms = costs.forward_ms + costs.other_ms + unmatched_ms
-    full_step_ms = forward_ms + float(costs.t_dy_ms.sum() + costs.t_dw_ms.sum())
-    constant_ms = forward_ms - float(costs.t_fw_ms.sum()) - costs.preprocessing_ms
+    attribution = attribute(full, task.model.trainable_variables)
+    times = attribution.times(op_ms)
+    forward_ms = times.forward_ms + times.other_ms + unmatched_ms
+    full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
+    constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
     details = {
         "timing": "trace",
         "trace": file_name,
         "planes": list(trace.planes),
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
-        "operation_ms": _sums(costs),
+        "operation_ms": _sums(times),
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    gradient_pass_ms = full_step_ms - float(costs.update_ms.sum())
-    return _timing_table(task, settings, full, costs, forward_ms, full_step_ms, gradient_pass_ms, fit, details)
+    pass_ms = full_step_ms - float(times.update_ms.sum())
+    return _timing_table(task, settings, full, attribution, times, forward_ms, full_step_ms, pass_ms, fit, details)
 
 
 def _timing_table(
     task: Task,
     settings: dict[str, Any],
     full: TrainStep,
-    costs: Attribution,
+    attribution: Attribution,
+    times: OperationTimes,
     forward_ms: float,
     full_step_ms: float,
     gradient_pass_ms: float,
     fit: Fit,
     details: dict[str, Any],
 ) -> TimingTable:
-    """The timing table of `costs`; `full` is the step that trains everything."""
+    """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.timing.graph_digest import graph_digest
 
     names, variables = tensor_names(task.model), task.model.trainable_variables
-    without_gradient = [names[k] for k in costs.positions if full.gradients[k] is None]
+    without_gradient = [names[k] for k in attribution.positions if full.gradients[k] is None]
     return TimingTable(
-        names=[names[k] for k in costs.positions],
-        shapes=[tuple(variables[k].shape) for k in costs.positions],
-        positions=costs.positions,
-        t_dw_ms=costs.t_dw_ms,
-        t_dy_ms=costs.t_dy_ms,
-        t_fw_ms=costs.t_fw_ms,
-        kernels=costs.kernels,
-        features_mb=costs.features_mb,
-        preprocessing_ms=costs.preprocessing_ms,
+        names=[names[k] for k in attribution.positions],
+        shapes=[tuple(variables[k].shape) for k in attribution.positions],
+        positions=attribution.positions,
+        t_dw_ms=times.t_dw_ms,
+        t_dy_ms=times.t_dy_ms,
+        t_fw_ms=times.t_fw_ms,
+        kernels=attribution.kernels,
+        features_mb=attribution.features_mb,
+        preprocessing_ms=times.preprocessing_ms,
         forward_ms=forward_ms,
         full_step_ms=full_step_ms,
         gradient_pass_ms=gradient_pass_ms,
@@ -330,11 +333,11 @@ def _timing_table(
     )
 
 
-def _sums(costs: Attribution) -> dict[str, float]:
+def _sums(times: OperationTimes) -> dict[str, float]:
     return {
-        "forward": costs.forward_ms,
-        "error_chain": float(costs.t_dy_ms.sum()),
-        "weight_gradients": float((costs.t_dw_ms - costs.update_ms).sum()),
-        "updates": float(costs.update_ms.sum()),
-        "other": costs.other_ms,
+        "forward": times.forward_ms,
+        "error_chain": float(times.t_dy_ms.sum()),
+        "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
+        "updates": float(times.update_ms.sum()),
+        "other": times.other_ms,
     }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import BATCH, CLASSES, full_step, naive_needs
+from conftest import BATCH, CLASSES, attribute_times, full_step, naive_needs
 
 import models
 import profiler
@@ -17,7 +17,6 @@ from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.trace import read_op_times, trace_step
 from elastic_trainer.training.optimizers import make_optimizer

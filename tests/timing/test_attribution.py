@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import BATCH, CLASSES, SIZE, full_step, make_small_model, naive_needs
+from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.attribution import attribute_times, forward_reach
+from elastic_trainer.timing.attribution import forward_reach
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import prefix_operations, split_step

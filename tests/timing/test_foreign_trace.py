@@ -2,12 +2,12 @@
 
 import pytest
 import record_trace_fixture as fixture
+from conftest import attribute_times
 from small_networks import built_optimizer
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import foreign_trace
-from elastic_trainer.timing.attribution import attribute_times
 from elastic_trainer.timing.trace import OperationTrace, read_trace
 from elastic_trainer.training.step import TrainStep
 from elastic_trainer.training.traced_graph import needed_operations
