@@ -24,7 +24,7 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_i
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import summary_line
-from elastic_trainer.settings import BEST_MODEL, Settings
+from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
     import keras
@@ -44,8 +44,7 @@ def main() -> None:
         utils.warn(text)
     run = command.run
     if run.resume and is_run(run.folder):
-        if command.chooses_epochs:
-            command = command.with_epochs(read_config(run.folder)["num_epochs"])
+        command = command.with_choices_of(read_config(run.folder))
         _check_unchanged(command)
         if is_finished(run.folder):
             with run_folder(run.logdir, run.run_name, resume=True) as folder:
@@ -135,9 +134,8 @@ def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: Imag
         dataset.test_batches,
         settings.num_epochs,
         settings.interval,
+        may_lengthen=command.chooses_interval,
     )
-    if settings.interval != Settings.interval:  # it was given
-        interval = settings.interval
     return command.with_epochs(epochs, interval)
 
 

@@ -33,7 +33,8 @@ class TrainCommand:
     Attributes:
         options: every option by name, as in config.json.
         warnings: lines about flags that have no effect.
-        chooses_epochs: the number of epochs is to be derived from the deadline.
+        chooses_epochs, chooses_interval: the number of epochs, and with it the interval of selections, is to be
+            derived from the deadline.
     """
 
     network: NetworkSettings
@@ -43,6 +44,7 @@ class TrainCommand:
     options: dict[str, Any]
     warnings: tuple[str, ...] = ()
     chooses_epochs: bool = False
+    chooses_interval: bool = False
 
     @property
     def train_type(self) -> str:
@@ -59,10 +61,15 @@ class TrainCommand:
         """A copy for `count` classes, unless the number was given."""
         return replace(self, network=self.network.with_classes(count))
 
-    def with_epochs(self, epochs: int, interval: float | None = None) -> TrainCommand:
-        """A copy with this number of epochs, and with this interval of selections if one is given."""
-        training = replace(self.training, num_epochs=epochs, interval=interval or self.training.interval)
-        return replace(self, training=training, chooses_epochs=False)
+    def with_epochs(self, epochs: int, interval: float) -> TrainCommand:
+        """A copy with this number of epochs, and with this interval of selections unless one was given."""
+        interval = interval if self.chooses_interval else self.training.interval
+        training = replace(self.training, num_epochs=epochs, interval=interval)
+        return replace(self, training=training, chooses_epochs=False, chooses_interval=False)
+
+    def with_choices_of(self, config: dict[str, Any]) -> TrainCommand:
+        """A copy with what a run with this config.json derived from the deadline, if this command derives it, too."""
+        return self.with_epochs(config["num_epochs"], config["interval"]) if self.chooses_epochs else self
 
 
 @dataclass(frozen=True)

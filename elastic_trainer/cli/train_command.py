@@ -54,6 +54,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
     chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
+    chooses_interval = chooses_epochs and args.interval is None
     fill_in_defaults(args)
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
@@ -67,6 +68,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         _plain_options(args),
         warnings,
         chooses_epochs,
+        chooses_interval,
     )
 
 

@@ -326,12 +326,12 @@ def deadline_epochs(
     validation_batches: int,
     most: int,
     interval: float,
+    may_lengthen: bool = True,
 ) -> tuple[int, float]:
     """How many epochs to train before a deadline, if nothing else is asked for, and the interval of selections.
 
     As many epochs as fit at `DEADLINE_RHO`. At most `most` of them, unless more fit at rho 1: with more time than that,
-    rho rises first. At least one. The interval is longer than asked for where selections would take more than
-    `MAX_SELECTING` of the time.
+    rho rises first. At least one.
 
     Args:
         table: timing table of the network.
@@ -339,12 +339,13 @@ def deadline_epochs(
         steps_per_epoch, validation_batches: of the images.
         most: epochs that are enough at any rho.
         interval: epochs between two selections.
+        may_lengthen: lengthen the interval where selections would take more than `MAX_SELECTING` of the time.
     """
     validation = _first_validation_seconds(table, validation_batches)
     full = steps_per_epoch * table.full_step_ms / 1e3
 
     one = _first_selections_seconds(table, 1) - _first_selections_seconds(table, 0)
-    allowed = max(int(MAX_SELECTING * seconds / one), 1) if one else math.inf
+    allowed = max(int(MAX_SELECTING * seconds / one), 1) if one and may_lengthen else math.inf
 
     def fitting(rho: float) -> int:
         epoch = rho * full + validation

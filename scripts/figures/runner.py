@@ -70,7 +70,8 @@ class Run(NamedTuple):
             return self.has_table
         if not is_finished(self.folder):
             return False
-        now, was = self.command.config, read_run(self.folder).config
+        was = read_run(self.folder).config
+        now = self.command.with_choices_of(was).config
         change = first_change(now, was, without_effect(now))
         if change is not None:
             raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")

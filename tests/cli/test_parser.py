@@ -267,3 +267,14 @@ def test_a_resumed_run_may_save_or_export_what_it_did_not_before_and_the_reverse
 def test_export_does_not_go_with_save_model_false():
     with pytest.raises(UserError, match="--export tflite: needs the best model; leave out --save_model False"):
         parse_training(["--export", "tflite", "--save_model", "False"])
+
+
+def test_a_run_with_a_deadline_continues_with_what_it_chose_and_with_what_was_given():
+    photos = ["--dataset_name", "image_folder", "--data_dir", "photos", "--deadline", "60"]
+    for given, interval in (([], 22), (["--interval", "3"], 3), (["--interval", "0.5"], 0.5)):
+        command = parse_training([*photos, *given])
+        chosen = command.with_epochs(90, 22)
+        assert (chosen.training.num_epochs, chosen.training.interval) == (90, interval)
+        assert command.with_choices_of(chosen.config).config == chosen.config
+    fixed = parse_training([*photos, "--num_epochs", "5"])
+    assert fixed.with_choices_of(chosen.config) is fixed

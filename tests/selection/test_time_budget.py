@@ -81,6 +81,8 @@ def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
     epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=12, interval=4)
     assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
     assert deadline_epochs(table, 6000.0, 1000, 1, most=12, interval=4)[1] == 4
+    fewer, given = deadline_epochs(table, 60.0, 1, 1, most=12, interval=4, may_lengthen=False)
+    assert given == 4 and fewer < epochs, "the selections that were asked for take time from the epochs"
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):
