@@ -16,7 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure
-from elastic_trainer.training.prefix import SplitStep, random_operation, split_step
+from elastic_trainer.training.prefix import SplitStep, find_cut, random_operation
 from elastic_trainer.training.step import TrainStep
 
 MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
@@ -45,21 +45,24 @@ class Features:
         """Whether a step may get some: they were not found to be impossible."""
         return self._data is not None and self._data.view_count is not None and not self._reported
 
-    def adopt(self, step: TrainStep) -> None:
-        """Keep those that `step` starts from, if it has a frozen prefix; else say why not."""
+    def adopt(self, step: TrainStep, are_wanted: bool = True) -> None:
+        """Keep those that `step` starts from, if they are wanted and possible.
+
+        Why they are not possible is said once, also where they are not wanted.
+        """
         self.drop()
-        if self._data is None:
+        if self._data is None or self._reported:
             return
-        split = split_step(step)
-        if split is None:
+        cut = find_cut(step)
+        if cut is None:
             name = random_operation(step)
             if name is not None:
                 self._report(f"the network draws random numbers before its last frozen layer, in {name}")
         elif self._data.view_count is None:
             self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
-        else:
+        elif are_wanted:
             try:
-                self._start(split, self._data)
+                self._start(SplitStep(step, cut), self._data)
             except ValueError as error:
                 self._report(str(error))
 

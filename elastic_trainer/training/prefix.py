@@ -14,7 +14,7 @@ step's operations, which TensorFlow imports into two functions: no layer is call
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,28 +23,35 @@ from elastic_trainer.training.step import StepValues, TrainStep, as_floats
 from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 
 
+class Cut(NamedTuple):
+    """Where a step is cut: `tensors` of its graph, at least one, behind the operations with the names `within`."""
+
+    tensors: list[tf.Tensor]
+    within: set[str]
+
+
 class SplitStep:
     """A training step cut in two, see `split_step`.
 
     Args:
         step: the step; the rest trains its variables.
-        cut: tensors of its graph, at least one.
-        within: names of the operations that may be part of the prefix.
+        cut: where.
 
     Attributes:
         dtypes: of the cut tensors.
         graph: the traced graph of the rest.
     """
 
-    def __init__(self, step: TrainStep, cut: Sequence[tf.Tensor], within: Collection[str]) -> None:
-        graph, self.dtypes = step.graph, [tensor.dtype for tensor in cut]  # the step's graph is not kept
-        names = [tensor.name for tensor in cut]
+    def __init__(self, step: TrainStep, cut: Cut) -> None:
+        graph, (tensors, within) = step.graph, cut
+        self.dtypes = [tensor.dtype for tensor in tensors]  # the step's graph is not kept
+        names = [tensor.name for tensor in tensors]
         effects = [op for op in graph.control_outputs if op.name not in within]  # such as the updates
         inputs, targets = ([tensor.name for tensor in part] for part in (step.inputs, step.targets))
         self._packed = step.packed
 
         def prefix(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return _imported(graph, dict(zip(inputs, values, strict=True)), cut, (), within)
+            return _imported(graph, dict(zip(inputs, values, strict=True)), tensors, (), within)
 
         def rest(features: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             feeds = dict(zip([*names, *targets], [*features, *values], strict=True))
@@ -55,7 +62,7 @@ class SplitStep:
         if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):  # the number is part of a shape
             self._rows = step.inputs[0].shape[0]
             self._prefix = _traced(prefix, _specs(step.inputs))
-        self._rest = _traced(rest, _specs(cut), _specs(step.targets))
+        self._rest = _traced(rest, _specs(tensors), _specs(step.targets))
         self.graph: tf.Graph = self._rest.graph
 
     def prefix(self, inputs: Structure) -> list[tf.Tensor]:
@@ -74,12 +81,18 @@ class SplitStep:
         return as_floats(*self._packed(self._rest([*features], values)))
 
 
-def split_step(step: TrainStep) -> SplitStep | None:
-    """`step` cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
+def find_cut(step: TrainStep) -> Cut | None:
+    """The cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
     within = prefix_operations(step)
     passing = _passing(step, within)
-    cut = [tensor for op in step.graph.get_operations() for tensor in op.outputs if tensor.name in passing]
-    return SplitStep(step, cut, within) if _reads_weights(step.graph, cut) else None
+    tensors = [tensor for op in step.graph.get_operations() for tensor in op.outputs if tensor.name in passing]
+    return Cut(tensors, within) if _reads_weights(step.graph, tensors) else None
+
+
+def split_step(step: TrainStep) -> SplitStep | None:
+    """`step` cut as by `find_cut`, or None."""
+    cut = find_cut(step)
+    return None if cut is None else SplitStep(step, cut)
 
 
 def _specs(tensors: Iterable[tf.Tensor]) -> list[tf.TensorSpec]:

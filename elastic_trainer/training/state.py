@@ -107,12 +107,11 @@ class TrainState:
         if is_same and (has_features or not (uses_features and self.features.are_possible)):
             return False
         self._step = self._warm_step = None  # the old graph is released before a new one is made
-        self.features.drop()
+        self.features.drop()  # before new ones take memory
         gc.collect()
         self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
         self._mask = mask
-        if uses_features:
-            self.features.adopt(self._step)
+        self.features.adopt(self._step, uses_features)
         return True
 
     @property

@@ -117,13 +117,14 @@ def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys):
     assert capsys.readouterr().out.count("0 MB are available") == 1
 
 
-def test_new_views_in_every_epoch_are_reported_once(capsys):
+@pytest.mark.parametrize("uses_features", [True, False])
+def test_new_views_in_every_epoch_are_reported_once(capsys, uses_features):
     model, data = make_small_model(), images("flip_rotate")
     state = state_of(model, data)
-    train(state, data, 2, head(model))
+    train(state, data, 2, head(model), uses_features)
     deeper = head(model)
     deeper[-4:] = True
-    train(state, data, 1, deeper)
+    train(state, data, 1, deeper, uses_features)
     assert state.features.split is None
     assert capsys.readouterr().out.count("--cached_views") == 1
 
