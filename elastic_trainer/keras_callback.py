@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, not_one_of
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
@@ -89,7 +89,7 @@ class ElasticTraining(keras.callbacks.Callback):
             raise UserError(f"interval {interval:g}: must be above 0")
         elastic = [name for name in SCHEMES if SCHEMES[name].is_elastic]
         if scheme not in elastic:
-            raise UserError(f"scheme '{scheme}': must be one of {', '.join(elastic)}")
+            raise UserError(f"scheme {not_one_of(scheme, elastic)}")
         self._settings = Settings(
             rho=rho,
             interval=interval,
@@ -148,12 +148,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
         is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
-        has_choice = not head_mask(self.model).all()
-        if is_left_behind or not has_choice:
-            if not has_choice:
-                self._say(
-                    "every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining"
-                )
+        if is_left_behind or (self._trainer is None and self._has_no_choice()):
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -167,6 +162,13 @@ class ElasticTraining(keras.callbacks.Callback):
             logs = self._step(values, iterator.element_spec)
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
+
+    def _has_no_choice(self) -> bool:
+        """Whether every tensor belongs to the head, which is said."""
+        if not head_mask(self.model).all():
+            return False
+        self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")
+        return True
 
     def _step(self, values: Any, specs: Any) -> dict[str, float]:
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
