@@ -34,7 +34,7 @@ from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection.schemes import Scheme, SchemeContext, make_scheme
+from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification, Task
@@ -67,7 +67,7 @@ def train(
         Stopped: by a signal; a checkpoint has been written.
     """
     task = ImageClassification(model)
-    scheme = make_scheme(train_type, SchemeContext(task, data, settings, budget))
+    scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
     return run_training(task, data, scheme, settings, run, stop)
 
 

@@ -30,7 +30,7 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listeners
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import Scheme, SchemeContext, feature_misses, make_budget, make_scheme
+from elastic_trainer.selection.schemes import Scheme, SchemeContext, feature_misses, make_budget
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, ImageClassification, Task
@@ -320,4 +320,5 @@ def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
         features_possible = settings.feature_cache != "off"
         budget = make_budget(task.model, data, settings, table, features_possible)
-    return make_scheme(name, SchemeContext(task, data, settings, budget))
+    scheme: Scheme = SCHEMES[name].make(SchemeContext(task, data, settings, budget))
+    return scheme

@@ -258,12 +258,6 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
     return scheme.mask(model, trained_layers) if "trained_layers" in scheme.uses else scheme.mask(model)
 
 
-def make_scheme(name: str, context: SchemeContext) -> Scheme:
-    """The scheme under this name in `registry.SCHEMES`."""
-    scheme: Scheme = SCHEMES[name].make(context)
-    return scheme
-
-
 def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
     """The scheme that trains all of its `trainable_mask` from start to end."""
     return FixedScheme(trainable_mask(train_type, context.task.model, context.settings.trained_layers))
