@@ -5,6 +5,7 @@ A split of `HALVES` has the images to train on and those of `test`, of a part of
 grocery       Grocery Store Dataset (Klasson et al., WACV 2019): 81 classes, the authors' own split
 sign_digits   Sign Language Digits Dataset (Mavi, arXiv 2011.08927): 10 classes, split by person. Photo n is of
               person (n - 1118) // 10
+dogs          six breeds of Imagewoof (fastai), all classes of ImageNet; `val` is every fifth training photo
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from elastic_trainer.errors import UserError
 
 FIRST, SECOND = HALVES = ("first_half", "second_half")
 SPLITS = ("val", "test", *HALVES)
-INPUT_SIZES = {"grocery": 160, "sign_digits": 96}  # in pixels, of the network
+INPUT_SIZES = {"grocery": 160, "sign_digits": 96, "dogs": 160}  # in pixels, of the network
 
 
 def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
-    """The image folder with train/ and test/ in `place`; test/ holds the images of `split`, train/ is the same for all.
+    """The image folder with train/ and test/ in `place`; test/ holds the images of `split`.
 
     Args:
         root: holds the data sets' folders.
@@ -44,6 +45,8 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     elif name == "grocery":
         for part, what in (("train", "train"), ("test", split)):
             (making / part).symlink_to((source / what).absolute())
+    elif name == "dogs":
+        _link_photos(source.absolute(), making, split)
     else:
         _link_persons(source.absolute(), making, split)
     making.replace(folder)
@@ -58,6 +61,18 @@ def _link_half(source: Path, folder: Path, split: str) -> None:
         (folder / part).mkdir()
         for path in classes[:middle] if split == FIRST else classes[middle:]:
             (folder / part / path.name).symlink_to(path)
+
+
+def _link_photos(source: Path, folder: Path, split: str) -> None:
+    """Of every five training photos of a class, one is for `val`, and four are for training."""
+    for path in sorted(source.glob("train/*/*")):
+        is_val = sum(map(ord, path.stem)) % 5 == 0
+        if not is_val or split == "val":
+            place = folder / ("test" if is_val else "train") / path.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            (place / path.name).symlink_to(path)
+    if split == "test":
+        (folder / "test").symlink_to(source / "test")
 
 
 def _link_persons(source: Path, folder: Path, split: str) -> None:

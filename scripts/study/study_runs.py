@@ -45,6 +45,7 @@ VARIANTS = {  # of `study_variants`
     "Betti numbers": "elastic_training_betti",
     "gain over 128 steps": "elastic_training_path",
 }
+BATCH_RATES = {8: (0.005, 0.01, 0.02), 16: (0.01, 0.02, 0.04), 32: (0.01, 0.02, 0.04), 64: (0.02, 0.04, 0.08)}
 PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
@@ -285,6 +286,18 @@ def recipe(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, found, budget=1 / 4)
 
 
+def batches(data: str, seeds: int) -> list[StudyRun]:
+    """Batch size and learning rate for 8 epochs of the upper part, one selection, on val."""
+    upper = replace(_settings("batches", data, "val")["upper 0.6"], rho=0.5, interval=1e3)
+    upper = replace(upper, more={**upper.more, "num_epochs": 8})
+    found = [
+        replace(upper, label=f"upper 0.5, batch {size}", batch_size=size, rate=rate)
+        for size, rates in BATCH_RATES.items()
+        for rate in rates
+    ]
+    return _each_seed(seeds, found)
+
+
 def first_half(data: str, seeds: int) -> list[StudyRun]:
     """Full training on the first half of the classes, before `second_half`."""
     full = _settings("forgetting", data, FIRST)["full"]
@@ -332,6 +345,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "deadline": deadline,
     "interval": interval,
     "recipe": recipe,
+    "batches": batches,
     "first_half": first_half,
     "second_half": second_half,
     "rows": rows,
