@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import utils
-from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, profiler_command
+from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
@@ -23,18 +23,18 @@ from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
-from elastic_trainer.runs.summary import summary_line
+from elastic_trainer.runs.summary import summary_line, time_line
 from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
     """Run the command line. Raises `UserError` for mistakes that the user can fix."""
+    start = time.perf_counter()
     command = parse_main()
     if isinstance(command, EvaluateCommand):
         load_tensorflow()
@@ -51,23 +51,30 @@ def main() -> None:
                 _finish_again(command, folder)
             return
     load_tensorflow()
-    train_run(command)
+    train_run(command, start)
 
 
-def train_run(command: TrainCommand) -> None:
-    """Train one run, new or continued, and write the other results that the command asks for."""
+def train_run(command: TrainCommand, start: float | None = None) -> None:
+    """Train one run, new or continued, and write the other results that the command asks for.
+
+    Args:
+        command: the run.
+        start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
+    """
     import data
     import models
     import train
+    from elastic_trainer.cli.choices import with_batch_size, with_budget, with_table
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
-    from elastic_trainer.selection.schemes import make_budget, trainable_mask
+    from elastic_trainer.selection.schemes import trainable_mask
 
-    run, settings, images = command.run, command.training, command.data
+    start = time.perf_counter() if start is None else start
+    run, images = command.run, command.data
     reached = {"tensorflow": seconds_since_start()}
     if run.deterministic:
         import tensorflow as tf
@@ -75,31 +82,23 @@ def train_run(command: TrainCommand) -> None:
         tf.config.experimental.enable_op_determinism()
     if command.network.num_classes is None:
         command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
+    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
+    model = models.build(command.network)
+    _check_saving(model, command)
+    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
+    measures_importance = SCHEMES[command.train_type].importance is not None
+    command = with_batch_size(command, model, mask, measures_importance)
     _check_unchanged(command)
     network = command.network
-    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
-    model = models.build(network)
-    _check_saving(model, command)
-    mask = trainable_mask(command.train_type, model, settings.trained_layers)
-    scheme = SCHEMES[command.train_type]
-    check_memory(model, network, mask, scheme.importance is not None)
-    table = _timing_table(model, command) if scheme.is_elastic else None
+    check_memory(model, network, mask, measures_importance)
+    command, table = with_table(command, model, time.perf_counter() - start)
+    reached["table"] = seconds_since_start() if table is not None else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     reached["images"] = seconds_since_start()
-    budget = None
-    if table is not None:
-        chooses_epochs = command.chooses_epochs
-        if chooses_epochs:
-            command = _with_chosen_epochs(command, table, dataset)
-            settings = command.training
-        budget = make_budget(model, dataset, settings, table, features_possible=settings.feature_cache != "off")
-        if chooses_epochs:
-            print(
-                f"--deadline {settings.deadline:g}: {settings.num_epochs} epochs, a selection every "
-                f"{settings.interval:g}; --num_epochs and --interval set other numbers"
-            )
+    command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start)
+    settings = command.training
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
@@ -111,32 +110,15 @@ def train_run(command: TrainCommand) -> None:
         config = {**command.config, "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, earlier_images)
-            results = train.train(command.train_type, model, dataset, settings, log, budget, stop)
+            elapsed = time.perf_counter() - start
+            results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed)
             summary = log.finish(results)
         utils.run_each(
             lambda: _write_txt(command, folder, summary),
             lambda: _add_power(command, folder),
-            lambda: print(summary_line(summary, settings.deadline)),
+            lambda: print(summary_line(summary, settings.deadline), time_line(summary), sep="\n"),
             lambda: _export_best(command, model, dataset, folder),
         )
-
-
-def _with_chosen_epochs(command: TrainCommand, table: TimingTable, dataset: ImageData) -> TrainCommand:
-    """A copy with the epochs that fit into the deadline, and their interval of selections."""
-    from elastic_trainer.selection.time_budget import deadline_epochs
-
-    settings = command.training
-    assert settings.deadline is not None
-    epochs, interval = deadline_epochs(
-        table,
-        settings.deadline,
-        dataset.steps_per_epoch,
-        dataset.test_batches,
-        settings.num_epochs,
-        settings.interval,
-        may_lengthen=command.chooses_interval,
-    )
-    return command.with_epochs(epochs, interval)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:
@@ -147,28 +129,6 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
         export = command.run.export
         changes_network = SCHEMES[command.train_type].changes_network
         check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and changes_network)
-
-
-def _timing_table(model: keras.Model, command: TrainCommand) -> TimingTable:
-    """The network's timing table. A rho that is too small is refused here, before images are read for minutes."""
-    from elastic_trainer.networks.tensors import head_mask, tensor_names
-    from elastic_trainer.selection.time_budget import check_rho
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table import load_table, table_folder, table_settings
-
-    network, run = command.network, command.run
-    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    remake = profiler_command(network, command.data, run.logdir)
-    folder = table_folder(network, run.logdir)
-    graph = graph_digest(ImageClassification(model), network.batch_size)
-    table = load_table(
-        folder, table_settings(network), tensor_names(model), shapes, graph, remake, run.allow_stale_profile
-    )
-    if command.training.deadline is None:  # whether features can be cached is not known yet
-        share = 1.0 if command.training.feature_cache == "off" else 0.0
-        check_rho(table, head_mask(model), command.training.rho, share)
-    return table
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:

@@ -49,6 +49,7 @@ def train(
     run: RunLog,
     budget: TimeBudget | None = None,
     stop: StopSignals | None = None,
+    elapsed: float = 0.0,
 ) -> dict[str, Any]:
     """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. Continues from `run`'s last checkpoint.
 
@@ -58,6 +59,7 @@ def train(
         run: of the run; it has started.
         budget: of an elastic scheme.
         stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
+        elapsed: seconds of a deadline that the program took before.
 
     Returns:
         See `runs.summary.run_results`.
@@ -68,11 +70,17 @@ def train(
     """
     task = ImageClassification(model)
     scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
-    return run_training(task, data, scheme, settings, run, stop)
+    return run_training(task, data, scheme, settings, run, stop, elapsed)
 
 
 def run_training(
-    task: Task, data: ImageData, scheme: Scheme, settings: Settings, run: RunLog, stop: StopSignals | None = None
+    task: Task,
+    data: ImageData,
+    scheme: Scheme,
+    settings: Settings,
+    run: RunLog,
+    stop: StopSignals | None = None,
+    elapsed: float = 0.0,
 ) -> dict[str, Any]:
     """Train under a scheme; arguments, results and errors as of `train`."""
     with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
@@ -80,6 +88,7 @@ def run_training(
         listeners = [run.events, run, bar, signals, keeper]
         trainer = Trainer(task, data, scheme, settings, listeners)
         keeper.restore(trainer)
+        trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()

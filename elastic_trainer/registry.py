@@ -68,6 +68,7 @@ class SchemeEntry:
             over `model.trainable_variables`.
         is_elastic: it selects tensors within a time budget, which needs a timing table.
         importance: name of the importance that it selects by, or None.
+        is_closed_form: it has one step, which solves for the head.
         changes_network: it replaces the network during training. Such a scheme uses the paper's recipe.
         uses: flags used only by the schemes that list them.
     """
@@ -78,6 +79,7 @@ class SchemeEntry:
     mask: Callable[..., Any] | None = None
     is_elastic: bool = False
     importance: str | None = None
+    is_closed_form: bool = False
     changes_network: bool = False
     uses: tuple[str, ...] = ()
 
@@ -121,6 +123,7 @@ class DatasetEntry:
         uses: flags used only by the data sets that list them.
         is_tfds: it is one of tensorflow-datasets, which can be prepared.
         is_folder: its images are the files in `data_dir`.
+        count_images: `data_dir` -> about how many there are to train on, if the batch size depends on that.
     """
 
     read: Callable[..., Any]
@@ -129,6 +132,7 @@ class DatasetEntry:
     uses: tuple[str, ...] = ()
     is_tfds: bool = False
     is_folder: bool = False
+    count_images: Callable[..., int] | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,16 @@ _IMPORTANCE = "elastic_trainer.selection.importance"
 
 _add_fixed("full_training", "all_mask", "Full training", "every tensor")
 _add_fixed("traditional_tl_training", "head_mask", "Traditional TL", "the head alone (transfer learning)")
+SCHEMES.add(
+    "closed_form_head",
+    SchemeEntry(
+        Lazy("elastic_trainer.selection.schemes:closed_form_scheme"),
+        "Closed-form head",
+        "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
+        Lazy("elastic_trainer.networks.tensors:head_mask"),
+        is_closed_form=True,
+    ),
+)
 _add_fixed(
     "bn_plus_bias_training",
     "normalisation_and_bias_mask",
@@ -269,9 +283,19 @@ DATASETS.add(
     DatasetEntry(
         Lazy("elastic_trainer.datasets.image_folder:read_image_folder"),
         Lazy("elastic_trainer.datasets.image_folder:count_folders"),
-        {"recipe": "robust"},
+        {
+            "model_name": "mobilenetv2",
+            "input_size": 160,
+            "batch_size": 32,
+            "alpha": 0.35,
+            "num_epochs": 8,
+            "interval": 8,
+            "save_model": True,
+            "recipe": "robust",
+        },
         ("data_dir", "skip_broken", "test_fraction"),
         is_folder=True,
+        count_images=Lazy("elastic_trainer.datasets.image_folder:count_training_images"),
     ),
 )
 EXPORTERS.add(

@@ -37,6 +37,7 @@ FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # the robust recipe's bound of gradients
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
+TABLE_RECORD = "profile.json"  # in the folder of a timing table
 TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see datasets/trained_images.py
 
 PAPER: dict[str, Any] = {
@@ -51,18 +52,26 @@ PAPER: dict[str, Any] = {
     "num_epochs": 12,
     "interval": 3,
     "rho": 0.5,
+    "save_model": False,
     "recipe": "paper",
 }
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md compares them
-    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0},
+    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0, "validation_share": 1.0},
     "robust": {
         "train_type": "elastic_training_upper_part",
         "gradient_clipping": CLIPPING,
         "warmup": 0.1,
-        "learning_rate": 3e-3,
-        "elastic_learning_rate": 5e-3,  # for elastic schemes
+        "validation_share": 0.1,
+        "learning_rate": 0.02,  # at `RATE_BATCH` images a step, see `rate_at`
     },
 }
+RATE_BATCH = 32
+
+
+def rate_at(rate: float, batch_size: int) -> float:
+    """The robust recipe's learning rate, given that for `RATE_BATCH`: in proportion for smaller batches (Goyal et al.,
+    arXiv 1706.02677), the same for larger ones."""
+    return float(f"{rate * min(batch_size, RATE_BATCH) / RATE_BATCH:.4g}")
 
 
 def defaults_of(dataset_name: str) -> dict[str, Any]:
@@ -87,6 +96,10 @@ TRAINED, BUDGET, PRUNING = "What is trained", "Time budget and selection", "Prun
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
 
 ELASTIC = Use(lambda _: "elastic schemes", lambda _, run: SCHEMES[run["train_type"]].is_elastic)
+BY_STEPS = Use(
+    lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].is_closed_form)}",
+    lambda _, run: not SCHEMES[run["train_type"]].is_closed_form,
+)
 BY_IMPORTANCE = Use(
     lambda _: "schemes that select by importance", lambda _, run: SCHEMES[run["train_type"]].importance is not None
 )
@@ -137,7 +150,7 @@ class NetworkSettings:
         None, NETWORK, whole_number(2, 100_000), "N", words="the data set's", evaluate="run", help=(
         "outputs of the new head"))
     batch_size: int = flag(PAPER["batch_size"], NETWORK, whole_number(1, 65_536), "N", evaluate="run", help=(
-        "images per step"))
+        "images per step. The default for `image_folder` is smaller where there are few images or little memory"))
     weights: str = flag(
         PAPER["weights"], NETWORK, Lazy("elastic_trainer.networks.names:known_weights"), "imagenet|none|PATH",
         words="glyph weights or `imagenet`", help=(
@@ -192,7 +205,8 @@ class DataSettings:
 class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
-    `deadline` is in seconds and replaces `rho`; `interval` is in epochs. `feature_cache`: see `training.features`;
+    `deadline` is in seconds and replaces `rho`; `interval` is in epochs. `starts_with_head`: with `save_model`, the
+    closed-form head is fitted first and is the first best model. `feature_cache`: see `training.features`;
     `gradient_clipping` and `warmup`: see `training.optimizers`.
     """
 
@@ -206,12 +220,12 @@ class Settings:
         "a channel is removed if each of its readers gets less than this share of what it got from a median channel "
         "at first"))
     optimizer: str = NetworkSettings.optimizer
-    num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", help=(
+    num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", used_by=(BY_STEPS,), help=(
         "epochs. With `--deadline`, the default [depends on it](time_budget.md#a-deadline)"))
-    max_steps: int | None = flag(None, TRAINED, count, "N", help=(
+    max_steps: int | None = flag(None, TRAINED, count, "N", used_by=(BY_STEPS,), help=(
         "stop, and end the learning-rate schedule, after N steps"))
-    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", help=(
-        "highest learning rate; `--recipe robust` has another default"))
+    learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", used_by=(BY_STEPS,), help=(
+        "highest learning rate; the default of `--recipe robust` [depends on the batch size](#recipes)"))
     warmup: float = flag(0.0, TRAINED, number(0, 0.9), "SHARE",
         words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), help=(
         "with `sgd`: share of the steps in which the learning rate rises to its highest value"))
@@ -242,11 +256,17 @@ class Settings:
     feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
+    validation_share: float = flag(1.0, TRAINED, share, "SHARE", words="by `--recipe`", is_free=True, help=(
+        "validate after an epoch only while validation takes at most this share of training time, and after the last "
+        "epoch; 1 validates after each"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
         "minutes between two checkpoints; 0 writes one after every step"))
     checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
         "also write a checkpoint every N steps"))
-    save_model: bool = flag(False, OUTPUT, is_free=True, help="save `best.keras` and `last.keras` in the run's folder")
+    save_model: bool = flag(
+        PAPER["save_model"], OUTPUT, is_free=True, help=(
+        "save `best.keras` and `last.keras` in the run's folder. The default for your own network is `False`"))
+    starts_with_head: bool = derived(False, lambda run: run["recipe"] == "robust")
 
 
 @dataclass(frozen=True)
@@ -268,7 +288,7 @@ class RunSettings:
         help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of four flags, see [Recipes](#recipes)")
+        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of five flags, see [Recipes](#recipes)")
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))
@@ -324,4 +344,4 @@ PROFILER_FLAGS: dict[str, Flag] = {
 }
 check_names(PAPER, MAIN_FLAGS)
 for _recipe in RECIPES.values():
-    check_names(_recipe, [*MAIN_FLAGS, "elastic_learning_rate"])
+    check_names(_recipe, MAIN_FLAGS)

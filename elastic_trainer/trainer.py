@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -38,7 +39,7 @@ from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.features import Features
-from elastic_trainer.training.optimizers import optimizer_of
+from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
 
@@ -80,7 +81,7 @@ class Trainer:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         task, self.data, self.settings = _task(model, data), data, settings
-        self.schedule = Schedule.of(settings, data.steps_per_epoch)
+        self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
         optimizer = optimizer or _optimizer(task, settings, self.schedule)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
@@ -128,7 +129,8 @@ class Trainer:
         """Whether every epoch was trained and validated, or a deadline or a listener ended the run before."""
         history = self.history
         # Steps of a run that was interrupted between its last step and the validation still need that one.
-        is_ended = not history.results and (history.is_stopped or self._is_out_of_time())
+        is_validated = history.validated[-1:] == history.epochs[-1:]
+        is_ended = not history.results and is_validated and (history.is_stopped or self._is_out_of_time())
         return len(history.epochs) >= self.schedule.epochs or is_ended
 
     def results(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class Trainer:
             with history.clocks.running("training"):
                 self._train(epoch, history.step - start, count)
         if history.step == end or history.is_stopped or history.out_of_time:
-            self._validate()
+            self._end_epoch()
 
     def _train(self, epoch: int, skip: int, count: int) -> None:
         for batch in self.data.train(epoch, skip, count):
@@ -173,7 +175,8 @@ class Trainer:
                 self._select()
         elif not self.training.is_adopted:
             self._adopt(history.selection)
-        result, is_full = self.training.train(batch), self.data.is_full(batch)
+        is_full = self.data.is_full(batch)
+        result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
@@ -187,7 +190,7 @@ class Trainer:
 
     def plan(self, steps_per_epoch: int) -> None:
         """Change how long an epoch is, and so when it selects from now on."""
-        self.schedule = Schedule.of(self.settings, steps_per_epoch)
+        self.schedule = self._planned = Schedule.of(self.settings, steps_per_epoch)
         self.scheme.plan(self.schedule)
 
     def _is_out_of_time(self) -> bool:
@@ -220,6 +223,8 @@ class Trainer:
 
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
+        if self.scheme.is_closed_form:
+            return
         uses_features = selection.uses_features
         if selection.budget_step_ms is None:  # no budget says whether they pay
             step, total_steps = self.history.step, self.schedule.total_steps
@@ -228,15 +233,45 @@ class Trainer:
         if self.training.adopt(selection.mask, uses_features):
             self._step_flops = sum(count_flops(self.training.step_graph).values())
 
-    def _validate(self) -> None:
-        """Validate on the test examples, and end the epoch."""
+    def _end_epoch(self) -> None:
+        """Validate on the test examples if that is due, and end the epoch."""
         history, start = self.history, time.perf_counter()
-        results = self.evaluate()
-        history.record_epoch(results, self.task.is_running)
-        history.validation_seconds.append(time.perf_counter() - start)
+        is_due = self._is_validation_due()
+        history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
+        if is_due:
+            history.validation_seconds.append(time.perf_counter() - start)
         self._listeners.notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
-        history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
+        if is_due:
+            history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
         history.is_stopped |= bool(self.training.model.stop_training)
+        self._follow_deadline(is_due)
+
+    def _is_validation_due(self) -> bool:
+        """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
+        history, share = self.history, self.settings.validation_share
+        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
+        if is_last or share >= 1 or not history.validation_seconds:
+            return True
+        clocks, latest = history.clocks, history.validation_seconds[-1]
+        return clocks.seconds("validation") + 2 * latest <= share * clocks.seconds("training")
+
+    def _follow_deadline(self, is_validated: bool) -> None:
+        """Let training, and with it the learning-rate schedule, end where the deadline does, if that is earlier.
+
+        `is_validated`: whether training may end with the epoch that has just ended.
+        """
+        history, planned = self.history, self._planned.total_steps
+        if self.settings.deadline is None or self.is_finished:
+            return
+        steps = self.scheme.fitting_steps(history.progress(self.schedule))
+        if steps is not None:
+            self._end_at(min(max(steps, history.step + (not is_validated)), planned))
+
+    def _end_at(self, total_steps: int) -> None:
+        if total_steps != self.schedule.total_steps:
+            self.schedule = replace(self.schedule, total_steps=total_steps)
+            self.scheme.plan(self.schedule)
+            end_schedule_at(self.training.optimizer, total_steps)
 
     def evaluate(self) -> dict[str, float]:
         """The loss and the measures of the task over the test examples."""
@@ -252,8 +287,8 @@ class Trainer:
         """Of the latest epoch, under Keras' names."""
         row = self.history.epochs[-1]
         names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
-        logs = {name: row[f"train_{name}"] for name in names}
-        return {**logs, **{f"val_{name}": row[f"test_{name}"] for name in names}, "learning_rate": row["learning_rate"]}
+        tested = {f"val_{name}": row[f"test_{name}"] for name in names if row[f"test_{name}"] is not None}
+        return {**{name: row[f"train_{name}"] for name in names}, **tested, "learning_rate": row["learning_rate"]}
 
     # --- the state --------------------------------------------------------------------------------------------------
 
@@ -264,6 +299,7 @@ class Trainer:
             "history": self.history.to_record(),
             "scheme": self.scheme.to_record(),
             "examples": [self.data.train_count, self.data.test_count],
+            "total_steps": self.schedule.total_steps,
         }
         return State(self.training.values(), record)
 
@@ -285,6 +321,7 @@ class Trainer:
                 f"are {examples}; give the same data, or start again with --overwrite"
             )
         self.history = history = History.from_record(state.record["history"])
+        self._end_at(state.record["total_steps"])
         selection = history.selection if history.intervals else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)

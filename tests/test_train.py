@@ -20,7 +20,8 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import Evaluation, TrainStep
+from elastic_trainer.training.evaluation import Evaluation
+from elastic_trainer.training.step import TrainStep
 
 
 def test_every_scheme_has_a_function_in_train():

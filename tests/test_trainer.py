@@ -157,7 +157,7 @@ def test_hooks_come_in_keras_order():
     image_trainer(listeners=[hooks]).run(until_step=7)
     step = ["on_train_batch_begin", "on_train_batch_end"]
     first = ["on_train_batch_begin", "on_selection_begin", "on_selection_end", "on_train_batch_end"]
-    validation = ["on_test_begin", *["on_test_batch_begin"] * 6, "on_test_end", "on_epoch_end"]
+    validation = ["on_test_begin", "on_test_batch_begin", "on_test_end", "on_epoch_end"]
     assert hooks.names == ["on_train_begin", "on_epoch_begin", *first, *step * 5, *validation, "on_epoch_begin", *first]
 
 

@@ -23,6 +23,7 @@ from elastic_trainer.settings import (
     RunSettings,
     Settings,
     defaults_of,
+    rate_at,
 )
 
 
@@ -35,6 +36,8 @@ class TrainCommand:
         warnings: lines about flags that have no effect.
         chooses_epochs, chooses_interval: the number of epochs, and with it the interval of selections, is to be
             derived from the deadline.
+        chooses_batch: the batch may be smaller than the default.
+        rate_is_given: the learning rate does not depend on the batch.
     """
 
     network: NetworkSettings
@@ -45,6 +48,8 @@ class TrainCommand:
     warnings: tuple[str, ...] = ()
     chooses_epochs: bool = False
     chooses_interval: bool = False
+    chooses_batch: bool = False
+    rate_is_given: bool = False
 
     @property
     def train_type(self) -> str:
@@ -54,8 +59,10 @@ class TrainCommand:
     @property
     def config(self) -> dict[str, Any]:
         """The options as config.json keeps them."""
-        chosen = {"num_epochs": self.training.num_epochs, "interval": self.training.interval}
-        return {**self.options, "num_classes": self.network.num_classes, **chosen}
+        training, network = self.training, self.network
+        chosen = {name: getattr(training, name) for name in ("num_epochs", "interval", "max_steps", "learning_rate")}
+        chosen |= {"num_classes": network.num_classes, "batch_size": network.batch_size, "train_type": self.train_type}
+        return {**self.options, **chosen}
 
     def with_classes(self, count: int) -> TrainCommand:
         """A copy for `count` classes, unless the number was given."""
@@ -67,9 +74,32 @@ class TrainCommand:
         training = replace(self.training, num_epochs=epochs, interval=interval)
         return replace(self, training=training, chooses_epochs=False, chooses_interval=False)
 
+    def with_batch(self, batch_size: int) -> TrainCommand:
+        """A copy with this batch size, and with the learning rate in proportion unless one was given."""
+        training = self.training
+        if not self.rate_is_given and training.starts_with_head:
+            ratio = rate_at(1.0, batch_size) / rate_at(1.0, self.network.batch_size)
+            training = replace(training, learning_rate=float(f"{training.learning_rate * ratio:.4g}"))
+        network = replace(self.network, batch_size=batch_size)
+        return replace(self, network=network, training=training, chooses_batch=False)
+
+    def with_closed_form(self) -> TrainCommand:
+        """A copy that solves for the head and takes no other step."""
+        run = replace(self.run, train_type="closed_form_head")
+        return replace(self.with_epochs(1, self.training.interval), run=run).with_one_step()
+
+    def with_one_step(self) -> TrainCommand:
+        """A copy of a run that has one step, if its scheme has no more."""
+        if not SCHEMES[self.train_type].is_closed_form:
+            return self
+        return replace(self, training=replace(self.training, num_epochs=1, max_steps=1))
+
     def with_choices_of(self, config: dict[str, Any]) -> TrainCommand:
-        """A copy with what a run with this config.json derived from the deadline, if this command derives it, too."""
-        return self.with_epochs(config["num_epochs"], config["interval"]) if self.chooses_epochs else self
+        """A copy with what a run with this config.json chose, as far as this command chooses it, too."""
+        command = self.with_batch(config["batch_size"]) if self.chooses_batch else self
+        if self.chooses_epochs and SCHEMES[config["train_type"]].is_closed_form:
+            return command.with_closed_form()
+        return command.with_epochs(config["num_epochs"], config["interval"]) if self.chooses_epochs else command
 
 
 @dataclass(frozen=True)
@@ -143,6 +173,8 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
             f"--gradient_clipping: works only with --optimizer {users(OPTIMIZERS, 'gradient_clipping')}, not "
             f"{args.optimizer}; leave it out"
         )
+    if is_custom_model(args.model_name) and getattr(args, "save_model", 0) is None:
+        args.save_model = False  # Keras may not be able to save it
     for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
         if getattr(args, name, 0) is None:
             setattr(args, name, value)
@@ -165,14 +197,14 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     """
     own, train_type = RECIPES["paper"], getattr(args, "train_type", None)
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
-    elastic_rate = recipe.pop("elastic_learning_rate", None)
     changes_network = train_type is not None and SCHEMES[train_type].changes_network
     if changes_network or not {"gradient_clipping", "warmup"} <= {*OPTIMIZERS[_optimizer(args)].uses}:
         return own
     if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
         recipe["train_type"] = own["train_type"]
-    if elastic_rate is not None and SCHEMES[train_type or recipe["train_type"]].is_elastic:
-        recipe["learning_rate"] = elastic_rate
+    if "learning_rate" in recipe:
+        batch_size = args.batch_size or defaults_of(args.dataset_name)["batch_size"]
+        recipe["learning_rate"] = rate_at(recipe["learning_rate"], batch_size)
     return recipe
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.options import Flag, names_of
-from elastic_trainer.settings import DIGITS, MAIN_FLAGS, PAPER, PROFILER_FLAGS, RECIPES
+from elastic_trainer.settings import DIGITS, MAIN_FLAGS, PAPER, PHOTOS, PROFILER_FLAGS, RECIPES
 
 EPILOG = (
-    "If a flag has two defaults, the first is for digits, the second for other data sets. docs/flags.md explains more."
+    "If a flag has three defaults, they are for digits, for image_folder, and for other data sets. docs/flags.md "
+    "explains more."
 )
 
 
@@ -30,7 +31,8 @@ def default_text(flag: Flag) -> str:
         return flag.words
     if flag.name not in PAPER:
         return _value_text(flag.default)
-    return " / ".join(dict.fromkeys(_value_text(table[flag.name]) for table in (DIGITS, PAPER)))
+    texts = [_value_text(table[flag.name]) for table in (DIGITS, PHOTOS, PAPER)]
+    return texts[0] if len({*texts}) == 1 else " / ".join(texts)
 
 
 def _value_text(value: Any) -> str:

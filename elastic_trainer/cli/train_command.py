@@ -22,7 +22,7 @@ from elastic_trainer.energy.power_record import check_growing
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
 
@@ -53,8 +53,12 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     _keep_model_to_export(parser, args, given)
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
+    if args.validation_share is None and args.deterministic:
+        args.validation_share = 1.0  # else the clock decides
     chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
     chooses_interval = chooses_epochs and args.interval is None
+    chooses_batch = args.batch_size is None and DATASETS[args.dataset_name].count_images is not None
+    rate_is_given = args.learning_rate is not None
     fill_in_defaults(args)
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
@@ -69,7 +73,9 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         warnings,
         chooses_epochs,
         chooses_interval,
-    )
+        chooses_batch,
+        rate_is_given,
+    ).with_one_step()
 
 
 def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from elastic_trainer.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
+MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
 _IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
 
 
@@ -32,6 +33,14 @@ def specs_of(structure: Structure) -> Structure:
     import tensorflow as tf
 
     return mapped(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
+
+
+def block_rows(inputs: Structure) -> int:
+    """How many examples like those of `inputs`, [n, …], a forward pass takes at once: larger ones take less time."""
+    import tensorflow as tf
+
+    values = sum(int(np.prod(part.shape[1:])) for part in tf.nest.flatten(inputs))
+    return min(max(MAX_VALUES // values, 1), MAX_ROWS)
 
 
 class Order(NamedTuple):
@@ -160,14 +169,15 @@ class ShuffledData:
         return [*self.train(_IMPORTANCE_STREAM + index, 0, count)]
 
     def test(self) -> Iterator[Batch]:
-        """All test examples as they are, in a fixed order. The last batch may be smaller."""
+        """All test examples as they are, in a fixed order and in batches of `block_rows`; the last may be smaller."""
         rows = np.arange(self.test_count)
-        starts = range(0, self.test_count, self.batch_size)
-        return _made_ahead(self.test_batch(rows[start : start + self.batch_size]) for start in starts)
+        count = block_rows(self.test_batch(rows[:1]).inputs) if self.test_count else 1
+        starts = range(0, self.test_count, count)
+        return _made_ahead(self.test_batch(rows[start : start + count]) for start in starts)
 
     @property
     def test_batches(self) -> int:
-        """How many batches of test examples there are."""
+        """How many batches of `batch_size` the test examples would fill: plans count validation in them."""
         return -(-self.test_count // self.batch_size)
 
     def is_full(self, batch: Batch) -> bool:

@@ -1,8 +1,8 @@
 """Reads a folder of the user's photos, with one subfolder per class.
 
-Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, of which a share is taken for
-testing. Whether a file is an image is decided by its content, not by its extension. Broken images are found before
-training starts.
+Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, of which `TEST_FRACTION` or
+another share is for testing. Whether a file is an image is decided by its content, not by its extension. Broken images
+are found before training starts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
+
+TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given
 
 LabelledPaths = list[tuple[str, int]]
 
@@ -76,6 +78,15 @@ def train_classes(folder: Path) -> list[str]:
     return classes
 
 
+def count_training_images(data_dir: Path | None) -> int:
+    """About how many images there are to train on, by the number of files. Errors as `count_folders`."""
+    folder = image_folder(data_dir)
+    train = _train_folder(folder)
+    with reading(train):
+        count = sum(1 for name in train_classes(folder) for _ in os.scandir(train / name))
+    return count if train != folder else int((1 - TEST_FRACTION) * count)
+
+
 def count_folders(data_dir: Path | None) -> int:
     """Number of classes of an image folder. Raises `UserError` as `image_folder` and `train_classes`."""
     return len(train_classes(image_folder(data_dir)))
@@ -87,7 +98,7 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     Args:
         data_dir: the folder, with one of the layouts above.
         skip_broken: do not refuse broken images; `images.read` leaves them out later.
-        test_fraction: share of the images to test on if there is no test/ or val/, else None.
+        test_fraction: share of the images to test on if there is no test/ or val/; None: `TEST_FRACTION`.
 
     Raises:
         UserError: the layout is wrong, a class has no training images, a split has no images, or an image is broken.
@@ -106,7 +117,7 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     if broken and not skip_broken:
         raise broken_images(broken, f"{len(broken)} of {sum(len(images) for images, _ in found)} images")
     if test_folder is None:
-        train, test = _split_by_content(*found[0], test_fraction or 0)
+        train, test = _split_by_content(*found[0], test_fraction or TEST_FRACTION)
     else:
         train, test = (images for images, _ in found)
     train_labels, test_labels = ([label for _, label in images] for images in (train, test))
@@ -117,16 +128,11 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
 
 
 def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
-    """test/ or val/, or None if `test_fraction` is given instead. Raises `UserError` for both or neither."""
+    """test/ or val/; None if there is none. Raises `UserError` if `test_fraction` is given as well."""
     with reading(folder):
         test_folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
     if train_folder == folder and test_folder is not None:
         raise UserError(f"--data_dir {folder}: has '{test_folder.name}' but no 'train' with one folder for each class")
-    if test_folder is None and test_fraction is None:
-        raise UserError(
-            f"--data_dir {folder}: has neither 'test' nor 'val' with one folder for each class; give "
-            "--test_fraction 0.2 to test on a fifth of the images"
-        )
     if test_folder is not None and test_fraction is not None:
         raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{test_folder.name}'; leave it out")
     return test_folder

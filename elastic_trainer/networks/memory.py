@@ -6,7 +6,7 @@ end in swapping or in a killed process. The paper does not cover memory.
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import keras
@@ -97,6 +97,23 @@ def _tensor_bytes(tensor: Any, batch_size: int) -> int:
     return batch_size * prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
 
 
+def fitting_batch(
+    model: keras.Model, network: NetworkSettings, mask: np.ndarray, measures_importance: bool = False
+) -> int:
+    """The batch size of `network`, halved until training fits into memory. Arguments as `check_memory`."""
+    available_mb, batch_size = _available_mb(), network.batch_size
+    slots = OPTIMIZERS[network.optimizer].slots
+    while batch_size > 1 and memory_needed_mb(model, batch_size, slots, mask, measures_importance) > available_mb:
+        batch_size //= 2
+    return batch_size
+
+
+def _available_mb() -> float:
+    """Memory that training may take; infinity if it is not known, or if a GPU with separate memory trains."""
+    available_mb = available_memory_mb()
+    return inf if available_mb is None or tf.config.list_physical_devices("GPU") else available_mb
+
+
 def check_memory(
     model: keras.Model, network: NetworkSettings, mask: np.ndarray, measures_importance: bool = False
 ) -> None:
@@ -104,9 +121,7 @@ def check_memory(
 
     Nothing is checked if the system does not report its memory, or if a GPU with separate memory trains.
     """
-    available_mb = available_memory_mb()
-    if available_mb is None or tf.config.list_physical_devices("GPU"):
-        return
+    available_mb = _available_mb()
     slots = OPTIMIZERS[network.optimizer].slots
     needed_mb = memory_needed_mb(model, network.batch_size, slots, mask, measures_importance)
     if needed_mb > available_mb:

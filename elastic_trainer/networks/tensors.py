@@ -31,11 +31,12 @@ def head_mask(model: keras.Model) -> np.ndarray:
 
     The head consists of the last layers with trainable weights: the first ones on each path back from the output.
     """
-    head = {id(variable) for layer in _last_layers(model) for variable in layer.trainable_variables}
+    head = {id(variable) for layer in last_layers(model) for variable in layer.trainable_variables}
     return np.array([id(variable) in head for variable in model.trainable_variables])
 
 
-def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+def last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The last layers with trainable weights, see `head_mask`."""
     outputs = getattr(layer, "outputs", None)
     if not outputs:  # without a graph: the inner layer that has the last variable
         last = id(layer.trainable_variables[-1])
@@ -50,7 +51,7 @@ def _last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
             continue
         seen.add((id(operation), node))
         if getattr(operation, "trainable_variables", None):
-            found += _last_layers(operation)
+            found += last_layers(operation)
         else:
             paths += operation._inbound_nodes[node].input_tensors
     return found

@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path, writing
 
-VERSION = 5  # of the contents of the state
+VERSION = 6  # of the contents of the state
 _STATE = "state"
 
 

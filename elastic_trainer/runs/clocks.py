@@ -74,6 +74,10 @@ class Clocks:
         """Seconds counted as `name` so far."""
         return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
 
+    def add(self, seconds: float) -> None:
+        """Count what the program took before as wall time of the run."""
+        self._start_time -= seconds
+
     def elapsed(self) -> float:
         """Wall seconds since the run started, without the time between an interruption and the continuation."""
         return time.perf_counter() - self._start_time

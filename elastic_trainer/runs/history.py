@@ -48,13 +48,15 @@ class History:
     Attributes:
         step: steps done.
         intervals: selections in their order.
-        epochs: rows of metrics.csv, one for each epoch that was completed and validated.
+        epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
         out_of_time: the deadline leaves no time for another step.
         is_stopped: a listener ended the run.
         saved_score: `task.Score` of the best model that was saved; None if there is none.
         start: validation of the model that training started from; None if it was not tested.
+        starts_with_head: that model had the closed-form head, with which training itself does not start.
+        first_model_seconds: what fitting and saving that model took.
     """
 
     step: int = 0
@@ -67,6 +69,8 @@ class History:
     is_stopped: bool = False
     saved_score: float | None = None
     start: dict[str, float] | None = None
+    starts_with_head: bool = False
+    first_model_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
@@ -89,8 +93,14 @@ class History:
 
     @property
     def selection_seconds(self) -> float | None:
-        """Mean time of a selection; None before the first."""
-        return self.clocks.seconds("selection") / len(self.intervals) if self.intervals else None
+        """Mean time of a selection, the first call of its step included; None before the first."""
+        if not self.intervals:
+            return None
+        return (self.clocks.seconds("selection") + self._first_calls_seconds) / len(self.intervals)
+
+    @property
+    def _first_calls_seconds(self) -> float:
+        return sum(interval.selection.seconds.get("first_call", 0.0) for interval in self.intervals)
 
     def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
         """Start an interval: `selection` trains from now on, in steps of `step_flops`."""
@@ -114,11 +124,16 @@ class History:
         if slowdown is not None:
             self.intervals[-1].slowdowns.append(slowdown)
 
-    def record_epoch(self, test: dict[str, float], is_running: bool = False) -> None:
+    @property
+    def validated(self) -> list[dict[str, Any]]:
+        """Rows of the epochs that were validated."""
+        return [row for row in self.epochs if any(row[name] is not None for name in row if name.startswith("test_"))]
+
+    def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
         """End the current epoch.
 
         Args:
-            test: the loss and the measures of its validation.
+            test: the loss and the measures of its validation; None if there was none.
             is_running: whether the measures of its steps are results since its start; else they are averaged.
         """
         results, self.results = self.results, []
@@ -127,6 +142,7 @@ class History:
             for name in results[-1].measures
         }
         step_ms = [result.step_ms for result in results if result.step_ms is not None]
+        tested = dict.fromkeys(["loss", *measures]) if test is None else test
         self.epochs.append(
             {
                 "epoch": len(self.epochs) + 1,
@@ -137,7 +153,7 @@ class History:
                 "learning_rate": results[-1].learning_rate,
                 "train_loss": float(np.mean([result.loss for result in results])),
                 **{f"train_{name}": value for name, value in measures.items() if name != "loss"},
-                **{f"test_{name}": value for name, value in test.items()},
+                **{f"test_{name}": value for name, value in tested.items()},
                 "median_step_ms": float(np.median(step_ms)) if step_ms else None,
                 "budget_step_ms": self.selection.budget_step_ms,
                 "trained_tensors": int(self.selection.mask.sum()),
@@ -178,10 +194,12 @@ class History:
             epochs=schedule.epochs,
             step=self.step,
             total_steps=schedule.total_steps,
+            steps_per_epoch=schedule.steps_per_epoch,
             elapsed_seconds=self.clocks.elapsed(),
             step_ms=latest.step_ms if latest else (),
             slowdowns=latest.slowdowns if latest else (),
-            overhead_ms=max(1e3 * (training - selection) - self._measured_ms, 0.0) / max(self.step, 1),
+            overhead_ms=max(1e3 * (training - selection - self._first_calls_seconds) - self._measured_ms, 0.0)
+            / max(self.step, 1),
             validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
             slowdown=latest.selection.slowdown if latest else None,
@@ -212,6 +230,8 @@ class History:
             "is_stopped": self.is_stopped,
             "saved_score": self.saved_score,
             "start": self.start,
+            "starts_with_head": self.starts_with_head,
+            "first_model_seconds": self.first_model_seconds,
         }
 
     @classmethod

@@ -6,8 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.files import atomic_path
+from elastic_trainer.networks.tensors import restored
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.training.closed_form_head import closed_form_head
 
 if TYPE_CHECKING:
     from elastic_trainer.runs.run_log import RunLog
@@ -35,24 +37,41 @@ class Keeper(Listener):
         trainer.load(state)
         self._run.events.resume(state.record["events"])
         saved = trainer.history.saved_score
-        scores = [self._score(trainer, row) for row in trainer.history.epochs]
+        scores = [self._score(trainer, row) for row in trainer.history.validated]
         if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
             print("--save_model: the best epoch so far was not saved; best.keras will be the best of the later ones")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._last = time.monotonic()
+
+    def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """Save the model that training starts from, so that best.keras is never a worse one."""
-        self._last, history = time.monotonic(), self.trainer.history
-        if self.trainer.settings.save_model and history.step == 0:
-            start = time.perf_counter()
-            history.start = self.trainer.evaluate()
-            self._save_model(self.trainer.task.score.of(history.start))
-            history.validation_seconds.append(time.perf_counter() - start)
+        history, trainer = self.trainer.history, self.trainer
+        if step == 0 and trainer.settings.save_model and history.start is None and not trainer.scheme.is_closed_form:
+            with history.clocks.paused("selection"), history.clocks.paused("training"):
+                self._save_start()
+
+    def _save_start(self) -> None:
+        trainer, start = self.trainer, time.perf_counter()
+        clocks = trainer.history.clocks
+        validated = clocks.seconds("validation")
+        found = closed_form_head(trainer.task, trainer.data) if trainer.settings.starts_with_head else None
+        trained = [found.layer.kernel, found.layer.bias] if found else []
+        with restored(trained):
+            if found and found.accuracy > found.accuracy_before:
+                found.assign()
+                trainer.history.starts_with_head = True
+            trainer.history.start = trainer.evaluate()
+            self._save_model(trainer.task.score.of(trainer.history.start))
+        seconds = time.perf_counter() - start
+        trainer.history.first_model_seconds = seconds - (clocks.seconds("validation") - validated)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._save_if_due(self.trainer.history.step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        row, saves = self.trainer.history.epochs[-1], self.trainer.settings.save_model
+        row, validated = self.trainer.history.epochs[-1], self.trainer.history.validated
+        saves = self.trainer.settings.save_model and validated and validated[-1] is row
         if saves and self._save_model(self._score(self.trainer, row)):
             self.save()  # or a resumed run could repeat the epoch that best.keras is from
         else:

@@ -81,9 +81,10 @@ def progress_text(history: History) -> str:
     means = {"loss": float(np.mean([result.loss for result in recent]))}
     means |= {name: float(np.mean([result.measures[name] for result in recent])) for name in recent[-1].measures}
     text = ", ".join(f"{name} {_shown(name, value)}" for name, value in means.items())
-    if history.epochs:
-        name = "accuracy" if "test_accuracy" in history.epochs[-1] else "loss"
-        text += f"; validation {name} {_shown(name, history.epochs[-1][f'test_{name}'])}"
+    if history.validated:
+        row = history.validated[-1]
+        name = "accuracy" if "test_accuracy" in row else "loss"
+        text += f"; validation {name} {_shown(name, row[f'test_{name}'])}"
     if step_ms:
         budget_ms = history.selection.budget_step_ms
         text += f", step {np.median(step_ms):.0f}{f' of {budget_ms:.0f}' if budget_ms else ''} ms"

@@ -31,13 +31,14 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         multiply-accumulate), time over that of full training (or null, and why).
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
-    values = [row[f"test_{score.name}"] for row in history.epochs]
+    values = [row[f"test_{score.name}"] for row in history.validated]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
     return {
         "epochs": len(history.epochs),
         "steps": history.step,
         "planned_steps": planned_steps,
         f"start_{score.name}": history.start[score.name] if history.start else None,
+        "starts_with_head": history.starts_with_head,
         f"best_{score.name}": (max if score.is_higher_better else min)(values, default=None),
         f"final_{score.name}": values[-1] if values else None,
         "train_seconds": training,
@@ -46,6 +47,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "selection_percent": 100 * selection / training,
         "selection_part_seconds": _selection_part_seconds(history),
         "feature_seconds": history.making_ms / 1e3,
+        "first_model_seconds": history.first_model_seconds,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
@@ -109,15 +111,39 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
         if summary["steps"] < planned:
             step += f", stopped at the deadline after step {summary['steps']} of {planned}"
     start = summary.get("start_accuracy")
-    if start is not None and start >= summary["best_accuracy"]:
-        step += (
-            f"; no epoch was better than the model that training started from ({start:.1%}): best.keras is that model"
-        )
-    reached = summary.get("seconds_after_start") or {}
-    if reached.get("first_step") and reached.get("end"):
-        step += f"; {reached['first_step']:.0f} s from the start to the first step, {reached['end']:.0f} s in all"
+    if start is not None:
+        first = "the closed-form head" if summary.get("starts_with_head") else "the model that training started from"
+        if start >= summary["best_accuracy"]:
+            step += f"; no epoch was better than {first} ({start:.1%}): best.keras is that model"
+        elif summary.get("starts_with_head"):
+            step += f"; {first} alone: {start:.1%}"
     return (
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
         f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it on selecting and "
         f"compiling{step}"
     )
+
+
+def time_line(summary: dict[str, Any]) -> str:
+    """Where the wall time of a run went, in seconds; empty if it is not known, as after --resume."""
+    reached = summary.get("seconds_after_start") or {}
+    if not reached.get("first_step") or not reached.get("end"):
+        return ""
+    marks = [("loading TensorFlow", reached.get("tensorflow")), ("timing table", reached.get("table"))]
+    marks.append(("reading images", reached.get("images")))
+    parts, before = [], 0.0
+    for name, mark in marks:
+        if mark is not None:
+            parts.append((name, mark - before))
+            before = mark
+    selecting, making = summary["selection_seconds"], summary.get("feature_seconds") or 0.0
+    parts += [
+        ("first model", summary.get("first_model_seconds") or 0.0),
+        ("selecting and compiling", selecting),
+        ("making features", making),
+        ("training steps", summary["train_seconds"] - selecting - making),
+        ("validation", summary["validation_seconds"]),
+    ]
+    parts.append(("everything else", reached["end"] - sum(seconds for _, seconds in parts)))
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
+    return f"{reached['end']:.1f} s in all: {shown}; the first step ended after {reached['first_step']:.1f} s"

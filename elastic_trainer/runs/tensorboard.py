@@ -81,7 +81,8 @@ class EventsWriter(Listener):
         self._end_point()
         row = self.trainer.history.epochs[-1]
         results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
-        self._write_curves("test", row["step"], row["train_seconds"], results)
+        if row in self.trainer.history.validated[-1:]:
+            self._write_curves("test", row["step"], row["train_seconds"], results)
         values = {"selection/seconds_so_far": row["selection_seconds"]}
         values |= {"selection/trained_tensors": row["trained_tensors"]}
         self._write(row["step"], values | {f"meters/{name}": row[name] for name in METERS})

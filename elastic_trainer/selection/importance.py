@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import keras
 import numpy as np
@@ -42,11 +43,20 @@ class ImportanceEvaluator:
     gradient of the other half, and the mean is taken of both ways. On the images that it is made from, every update
     lowers the loss, that of noise too, and in a pretrained network most of a small batch's gradient is noise
     (docs/log/importance.md). On other images noise cancels on average.
+
+    Attributes:
+        reads_gradients: it compiles all gradients, whether or not the device's speed is measured.
     """
 
+    reads_gradients = True
+
     def __init__(self, task: Task, batch_size: int | None) -> None:
+        self._task, self._batch_size = task, batch_size
         self._model, self._is_warm = task.model, False
-        self._gradients = AllGradients(task, batch_size)
+
+    @cached_property
+    def _gradients(self) -> AllGradients:
+        return AllGradients(self._task, self._batch_size)
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -151,6 +161,8 @@ class Random(ImportanceEvaluator):
 
 class NoImportance(ImportanceEvaluator):
     """I_k = 0, for a Tensor Selector that needs no importance. Gradient passes still measure the device's speed."""
+
+    reads_gradients = False
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         return np.zeros(len(self._model.trainable_variables))

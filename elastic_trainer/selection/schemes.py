@@ -24,6 +24,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportan
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.selection.time_budget import (
+    FIRST_VALIDATION,
     GRADIENT_PASSES,
     Allowance,
     DeadlineBudget,
@@ -57,7 +58,12 @@ class Scheme:
     """What a run trains: which tensors from which step on, in which network, with what added to the loss.
 
     The training loop asks. A scheme never steps, times, records or saves. Only `select` must be defined.
+
+    Attributes:
+        is_closed_form: its one step gives the head its closed form (`training.closed_form_head`).
     """
+
+    is_closed_form = False
 
     def is_due(self, step: int) -> bool:
         """Whether to select before step `step`, counted from 0. Default: once, at the start."""
@@ -86,6 +92,10 @@ class Scheme:
         """Whether no time is left for another step and the validation after it."""
         return False
 
+    def fitting_steps(self, progress: Progress) -> int | None:
+        """How many steps the run can have in all, as it goes now; None if nothing limits them."""
+        return None
+
     def to_record(self) -> dict[str, Any]:
         """What a checkpoint must keep of the scheme, besides the selection, in JSON's types."""
         return {}
@@ -107,6 +117,12 @@ class FixedScheme(Scheme):
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """See `Scheme.select`."""
         return Selection(self._mask)
+
+
+class ClosedFormScheme(FixedScheme):
+    """The head alone, without gradients."""
+
+    is_closed_form = True
 
 
 class _Measured(NamedTuple):
@@ -156,7 +172,11 @@ class ElasticScheme(Scheme):
         self._steps_per_epoch = schedule.steps_per_epoch
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
         self._ends = [*selections, schedule.total_steps]
-        self._pass_steps = gradient_pass_steps(self._ends) if self._settings.correct_budget else set[int]()
+        # Gradient passes must be compiled. That pays where later selections use what they measure.
+        self._measures_speed = self._settings.correct_budget and (
+            len(selections) > 1 or self._evaluator.reads_gradients
+        )
+        self._pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
@@ -191,7 +211,7 @@ class ElasticScheme(Scheme):
         index = self._selection_of_step[progress.step]
         batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
-        if not self._settings.correct_budget:
+        if not self._measures_speed:
             progress = progress._replace(step_ms=())
         elif not progress.slowdowns or self._has_new_table:
             slowdowns = [self._measured_slowdown(batches[0]) for _ in range(GRADIENT_PASSES[0])]
@@ -226,6 +246,10 @@ class ElasticScheme(Scheme):
     def is_out_of_time(self, progress: Progress) -> bool:
         """See `Scheme.is_out_of_time`."""
         return self._budget.is_out_of_time(progress, self.is_due(progress.step))
+
+    def fitting_steps(self, progress: Progress) -> int | None:
+        """See `Scheme.fitting_steps`."""
+        return self._budget.fitting_steps(progress)
 
     def to_record(self) -> dict[str, Any]:
         """See `Scheme.to_record`."""
@@ -263,6 +287,11 @@ def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
     return FixedScheme(trainable_mask(train_type, context.task.model, context.settings.trained_layers))
 
 
+def closed_form_scheme(context: SchemeContext) -> Scheme:
+    """The scheme whose one step gives the head its closed form."""
+    return ClosedFormScheme(head_mask(context.task.model))
+
+
 def elastic_scheme(
     context: SchemeContext, importance: str | None = "gain", select: Callable[..., Plan] = select_tensors
 ) -> Scheme:
@@ -274,12 +303,22 @@ def elastic_scheme(
 
 
 def make_budget(
-    model: keras.Model, data: ShuffledData, settings: Settings, table: TimingTable, features_possible: bool = False
+    model: keras.Model,
+    data: ShuffledData,
+    settings: Settings,
+    table: TimingTable,
+    features_possible: bool = False,
+    elapsed: float = 0.0,
 ) -> TimeBudget:
-    """The time budget that `settings` ask for. `features_possible`: as in `Progress`, when the run starts.
+    """The time budget that `settings` ask for.
+
+    Args:
+        model, data, settings, table: of the run.
+        features_possible: as in `Progress`, when the run starts.
+        elapsed: seconds of a deadline that have passed before training starts.
 
     Raises:
-        UserError: even training the head alone exceeds it.
+        UserError: even training the head alone exceeds it; `DeadlineTooShort` if it is a deadline.
     """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
@@ -296,4 +335,12 @@ def make_budget(
         selections,
         validation_batches=data.test_batches,
         misses=misses,
+        elapsed=elapsed,
+        start_seconds=start_seconds(table, data) if settings.starts_with_head and settings.save_model else 0.0,
+        validation_share=settings.validation_share,
     )
+
+
+def start_seconds(table: TimingTable, data: ShuffledData) -> float:
+    """What the closed-form head and its validation take at the table's speed."""
+    return table.forward_ms * (data.steps_per_epoch + FIRST_VALIDATION * data.test_batches) / 1e3

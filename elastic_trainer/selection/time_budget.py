@@ -51,6 +51,10 @@ VALIDATION_MARGIN = 1.5
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
 
 
+class DeadlineTooShortError(UserError):
+    """A deadline leaves too little time even to train the head alone."""
+
+
 class Progress(NamedTuple):
     """The state of a run when a selection may be due.
 
@@ -67,6 +71,7 @@ class Progress(NamedTuple):
         slowdown: when the last selection was made; None before the first.
         features_possible: whether features of the frozen prefix can be cached now.
         feature_steps: latest steps that used the features of one selection; 0 if the last step used none.
+        steps_per_epoch: of a complete epoch.
     """
 
     epoch: int = 0
@@ -82,6 +87,7 @@ class Progress(NamedTuple):
     slowdown: float | None = None
     features_possible: bool = False
     feature_steps: int = 0
+    steps_per_epoch: int = 1
 
 
 class Allowance(NamedTuple):
@@ -165,6 +171,10 @@ class TimeBudget:
         """Whether no time is left for another step, for a selection if it is due, and for the validation after it."""
         return False
 
+    def fitting_steps(self, progress: Progress) -> int | None:
+        """How many steps the run can have in all at the speed of the latest ones; None if nothing limits them."""
+        return None
+
     def _step_over_prediction(self, progress: Progress) -> list[float]:
         """Times of the latest steps over the table's prediction for them; empty before the first."""
         return [ms / self._step_ms for ms in progress.step_ms[-LATEST_STEPS:]] if self._step_ms else []
@@ -235,9 +245,12 @@ class DeadlineBudget(TimeBudget):
         selection_steps: steps, counted from 0, before which a selection is due.
         validation_batches: batches of one validation.
         misses: as for `smallest_rho`.
+        elapsed: seconds that have passed of it before training starts.
+        start_seconds: what the run does between its first selection and its first step.
+        validation_share: of training time, which validations before the last one take at most.
 
     Raises:
-        UserError: even training the head alone takes longer.
+        DeadlineTooShortError: even training the head alone takes longer.
     """
 
     def __init__(
@@ -250,14 +263,19 @@ class DeadlineBudget(TimeBudget):
         selection_steps: Sequence[int],
         validation_batches: int,
         misses: float = 1.0,
+        elapsed: float = 0.0,
+        start_seconds: float = 0.0,
+        validation_share: float = 1.0,
     ) -> None:
         super().__init__(table, head, misses)
         self._seconds, self._selection_steps, self._validation_batches = seconds, selection_steps, validation_batches
+        self._start_seconds, self._validation_share = start_seconds, validation_share
+        self._max_rho = 1.0
         start = Progress(epochs=epochs, total_steps=total_steps)
-        shortest = total_steps * self.smallest_rho * table.full_step_ms / 1e3 / (1 - DEADLINE_RESERVE)
-        shortest += self._beside_steps_seconds(start, 1.0)
+        training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
+        shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
         if seconds < shortest:
-            raise UserError(
+            raise DeadlineTooShortError(
                 f"--deadline {seconds:g}: training the head alone for {total_steps} steps takes about {shortest:.0f} s "
                 "here; give more time or fewer --num_epochs"
             )
@@ -270,11 +288,31 @@ class DeadlineBudget(TimeBudget):
         ratio = statistics.median(self._step_over_prediction(progress) or [_slowdown(progress)])
         left = self._seconds - progress.elapsed_seconds
         reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
-        left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio)
+        left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio, left)
         step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * ratio
-        rho = min(max(step_ms / full_step_ms, self.smallest_rho), 1.0)
+        rho = min(max(step_ms / full_step_ms, self.smallest_rho), self._max_rho)
         return Allowance(rho, rho, full_step_ms, ratio, correction=1.0)
+
+    def limit_rho(self, rho: float) -> None:
+        """Use no more time than steps of `rho` take, unless the head alone takes more."""
+        self._max_rho = max(rho, self.smallest_rho)
+
+    def fitting_steps(self, progress: Progress) -> int | None:
+        """See `TimeBudget.fitting_steps`."""
+        if not progress.step_ms:
+            return None
+        validation = statistics.median(progress.validation_seconds or [0.0])
+        pace_ms = statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms
+        pace_ms += min(1e3 * validation / progress.steps_per_epoch, self._validation_share * pace_ms)
+        left = (self._seconds - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE) - VALIDATION_MARGIN * validation
+        due = [step for step in self._selection_steps if step >= progress.step]
+        for selections in range(len(due) + 1):
+            left_ms = 1e3 * (left - selections * (progress.selection_seconds or 0.0))
+            steps = progress.step + max(int(left_ms / pace_ms), 0)
+            if sum(step < steps for step in due) <= selections:
+                break
+        return steps
 
     def is_out_of_time(self, progress: Progress, selection_is_due: bool) -> bool:
         """See `TimeBudget.is_out_of_time`.
@@ -291,17 +329,19 @@ class DeadlineBudget(TimeBudget):
             needed += progress.selection_seconds or 0.0
         return progress.elapsed_seconds + needed > self._seconds
 
-    def _beside_steps_seconds(self, progress: Progress, slowdown: float) -> float:
-        """Seconds to keep for validations and selections still to come."""
+    def _beside_steps_seconds(self, progress: Progress, slowdown: float, left: float) -> float:
+        """Seconds of those `left` to keep for validations and selections still to come, and for what comes first."""
         validation = _first_validation_seconds(self.table, self._validation_batches) * slowdown
         if progress.validation_seconds:
             validation = statistics.median(progress.validation_seconds)
-        selections_left = sum(step >= progress.step for step in self._selection_steps)
+        selections_left = sum(progress.step <= step < progress.total_steps for step in self._selection_steps)
         if progress.selection_seconds is None:
             selecting = _first_selections_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
-        return (progress.epochs - progress.epoch - 1 + VALIDATION_MARGIN) * validation + selecting
+        earlier = min((progress.epochs - progress.epoch - 1) * validation, self._validation_share * left)
+        first = 0.0 if progress.step else self._start_seconds * slowdown
+        return max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first
 
 
 def _first_validation_seconds(table: TimingTable, batches: int) -> float:
@@ -327,19 +367,21 @@ def deadline_epochs(
     most: int,
     interval: float,
     may_lengthen: bool = True,
+    validation_share: float = 1.0,
 ) -> tuple[int, float]:
     """How many epochs to train before a deadline, if nothing else is asked for, and the interval of selections.
 
-    As many epochs as fit at `DEADLINE_RHO`. At most `most` of them, unless more fit at rho 1: with more time than that,
-    rho rises first. At least one.
+    As many epochs as fit at `DEADLINE_RHO`, from one to `most`. More time than that is not used, since neither more
+    epochs nor a larger rho led to a better model (docs/results.md).
 
     Args:
         table: timing table of the network.
         seconds: wall time for all of training.
         steps_per_epoch, validation_batches: of the images.
-        most: epochs that are enough at any rho.
+        most: epochs that are enough.
         interval: epochs between two selections.
         may_lengthen: lengthen the interval where selections would take more than `MAX_SELECTING` of the time.
+        validation_share: as of `DeadlineBudget`.
     """
     validation = _first_validation_seconds(table, validation_batches)
     full = steps_per_epoch * table.full_step_ms / 1e3
@@ -348,14 +390,15 @@ def deadline_epochs(
     allowed = max(int(MAX_SELECTING * seconds / one), 1) if one and may_lengthen else math.inf
 
     def fitting(rho: float) -> int:
-        epoch = rho * full + validation
+        epoch = rho * full + min(validation, validation_share * rho * full)
         for count in range(int(seconds / epoch), 1, -1):
             selections = math.ceil(min(count / interval, allowed))
-            if count * epoch + _first_selections_seconds(table, selections) <= seconds:
+            beside = _first_selections_seconds(table, selections) + (validation if validation_share < 1 else 0.0)
+            if count * epoch + beside <= seconds:
                 return count
         return 1
 
-    epochs = max(min(fitting(DEADLINE_RHO), most), fitting(1.0))
+    epochs = min(fitting(DEADLINE_RHO), most)
     return epochs, max(interval, math.ceil(epochs / allowed))
 
 

@@ -30,29 +30,35 @@ COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more tha
 # MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).
 LONG_STEP_MS = 200
 # Depth (share of all tensors) and density of the selections that the fit is measured on.
-_CALIBRATION = (
+CALIBRATION = (
     *((depth, 1.0) for depth in (0.06, 0.12, 0.25, 0.5, 0.75)),
     *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )
 
 
+QUICK_CALIBRATION = ((0.25, 1.0), (0.5, 1.0))  # of a table that a run makes for itself
+
+
 def calibration_masks(
-    positions: np.ndarray, kernels: np.ndarray, head: np.ndarray, is_short: bool = False
+    positions: np.ndarray,
+    kernels: np.ndarray,
+    head: np.ndarray,
+    calibration: Sequence[tuple[float, float]] = CALIBRATION,
 ) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
-    The head alone, then shares of the tensors down to different depths (`_CALIBRATION`). All train the head. No two
+    The head alone, then shares of the tensors down to different depths. All train the head. No two
     are the same, so a network of few tensors has fewer of them.
 
     Args:
         positions, kernels: int [N], as of `Attribution`.
         head: bool [N] over `model.trainable_variables`.
-        is_short: measure half of them.
+        calibration: depth and density of each.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
-    for depth, density in _CALIBRATION[:: 2 if is_short else 1]:
+    for depth, density in calibration:
         deepest = max(int(depth * len(positions)), 1)
         selected = np.zeros(len(positions), bool)
         selected[:deepest] = rng.random(deepest) < density
@@ -176,6 +182,7 @@ class Measurement:
         forward_ms, gradient_pass_ms: medians of the forward pass, and of all gradients without an update.
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
         plain_ms: median of the call `plain` of `measure`; None without one.
+        is_quick: as of `measure`.
     """
 
     task: Task
@@ -190,6 +197,7 @@ class Measurement:
     gradient_pass_ms: float
     compiling_ms: float
     plain_ms: float | None = None
+    is_quick: bool = False
 
 
 def measure(
@@ -199,6 +207,7 @@ def measure(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
+    is_quick: bool = False,
 ) -> Measurement:
     """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
 
@@ -209,15 +218,15 @@ def measure(
         seconds: time for measuring steps; at least five rounds are measured, however long they take.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
+        is_quick: measure the fewest selections that a fit needs.
     """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import AllGradients, forward_pass
 
     [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
     attribution = attribute(full, task.model.trainable_variables)
-    masks = calibration_masks(
-        attribution.positions, attribution.kernels, head_mask(task.model), is_short=not with_features
-    )
+    calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
     start = time.perf_counter()
     runs = [*(run for _, run in compile_steps(task, optimizer, batch, masks[:-1])), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]
@@ -243,4 +252,5 @@ def measure(
         gradient_pass_ms=float(np.median(pass_ms / step_ms[:, -1:]) * np.median(step_ms[:, -1])),
         compiling_ms=compiling_ms,
         plain_ms=None if plain is None else float(np.median(plain_ms)),
+        is_quick=is_quick,
     )

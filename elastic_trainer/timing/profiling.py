@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
-MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
+MIN_TRACED, MAX_TRACED, TRACING_SECONDS, QUICK_TRACING_SECONDS = 8, 40, 10, 2
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
 # selections worse (docs/log/time_model.md).
 MAX_UNTRACED = 5
 SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program of its own
+QUICK_SECONDS = 4.0  # of measuring steps, for a run of main.py that finds no table
 
 
 def profile(
@@ -132,11 +133,12 @@ def profile_task(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
+    is_quick: bool = False,
 ) -> TimingTable:
     """Measure the timing table of a task. Its weights change unless the rate of `optimizer` is 0.
 
     Args:
-        task, optimizer, batch, seconds, with_features, plain: as of `measuring.measure`.
+        task, optimizer, batch, seconds, with_features, plain, is_quick: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
@@ -146,7 +148,8 @@ def profile_task(
         UserError: TensorFlow wrote no trace.
     """
     start = time.perf_counter()
-    table = make_table(measure(task, optimizer, batch, seconds, with_features, plain), settings, folder, timing)
+    measurement = measure(task, optimizer, batch, seconds, with_features, plain, is_quick)
+    table = make_table(measurement, settings, folder, timing)
     table.details["profiling_seconds"] = time.perf_counter() - start
     return table
 
@@ -192,6 +195,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
             )
         ],
         "compiling_ms": measurement.compiling_ms,
+        "is_quick": measurement.is_quick,
         **({} if measurement.plain_ms is None else {"plain_step_ms": measurement.plain_ms}),
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
@@ -232,7 +236,8 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
         flops = count_flops(full.graph)
         ms_per_flop = full_ms / sum(flops.values())
         return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
-    steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
+    seconds = QUICK_TRACING_SECONDS if measurement.is_quick else TRACING_SECONDS
+    steps = min(max(int(1e3 * seconds / full_ms), MIN_TRACED), MAX_TRACED)
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
         def run() -> None:

@@ -15,11 +15,9 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure
+from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
 from elastic_trainer.training.prefix import SplitStep, find_cut, random_operation
 from elastic_trainer.training.step import TrainStep
-
-MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
 
 
 class Features:
@@ -71,8 +69,7 @@ class Features:
         assert data.view_count is not None, "the number of views has no limit"
         self._views, count = data.view_count, data.train_count * data.view_count
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
-        values = sum(int(np.prod(part.shape[1:])) for part in tf.nest.flatten(some))
-        self._block = max(min(max(MAX_VALUES // values, 1), MAX_ROWS), data.batch_size)
+        self._block = max(block_rows(some), data.batch_size)
         kinds = _kinds(split, some, self._in_float16)
         megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
         if megabytes > data.room_mb:
@@ -115,6 +112,11 @@ class Features:
     def drop(self) -> None:
         """Keep none from now on."""
         self.split, self._kept = None, []
+
+    def room_for_test(self) -> tuple[int, float]:
+        """The number of test examples, and MB of memory that are left for their features."""
+        assert self._data is not None, "no features are kept"
+        return self._data.test_count, self._data.room_mb - self.megabytes
 
     def _keys(self, order: Order) -> np.ndarray:
         return order.rows * self._views + order.views

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.registry import OPTIMIZERS
@@ -152,13 +153,17 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, learning_rate: float, steps: int, warmup: float = 0.0) -> None:
         self._arguments = (learning_rate, steps, warmup)
         self._rate, self.warmup_steps = learning_rate, max(min(round(warmup * steps), steps - 1), 0)
-        self._decay = keras.optimizers.schedules.CosineDecay(learning_rate, max(steps - self.warmup_steps, 1))
+        self._steps = tf.Variable(float(steps), trainable=False)
+
+    def end_at(self, steps: int) -> None:
+        """Reach 0 after `steps` instead, in steps that are compiled already, too. The warm-up stays as it is."""
+        self._steps.assign(float(steps))
 
     def __call__(self, step: Any) -> tf.Tensor:
         rise, step = self.warmup_steps, tf.cast(step, tf.float32)
-        if rise == 0:
-            return self._decay(step)
-        return tf.where(step < rise, self._rate * (step + 1) / rise, self._decay(tf.maximum(step - rise, 0)))
+        done = tf.clip_by_value((step - rise) / tf.maximum(self._steps - rise, 1), 0, 1)
+        decayed = self._rate * 0.5 * (1 + tf.cos(np.pi * done))
+        return decayed if rise == 0 else tf.where(step < rise, self._rate * (step + 1) / rise, decayed)
 
     def get_config(self) -> dict[str, Any]:
         return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
@@ -222,6 +227,13 @@ def make_sgd(
 ) -> SGDW:
     """SGDW with the paper's momentum. Arguments as for `make_optimizer`."""
     return SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
+
+
+def end_schedule_at(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
+    """Let the learning rate reach 0 after `steps`, if it follows a `WarmupCosine`."""
+    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    if isinstance(rate, WarmupCosine):
+        rate.end_at(steps)
 
 
 def make_adam(learning_rate: float, **unused: Any) -> FusedAdam:

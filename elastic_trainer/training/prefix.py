@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Structure
-from elastic_trainer.training.step import StepValues, TrainStep, as_floats
+from elastic_trainer.training.step import BatchFunction, StepValues, TrainStep, as_floats
 from elastic_trainer.training.traced_graph import inputs_first, is_stateful, needed_operations
 
 
@@ -31,10 +31,10 @@ class Cut(NamedTuple):
 
 
 class SplitStep:
-    """A training step cut in two, see `split_step`.
+    """A training step, or another function of a batch, cut in two.
 
     Args:
-        step: the step; the rest trains its variables.
+        step: what is cut; the rest has its effects, such as to train its variables.
         cut: where.
 
     Attributes:
@@ -42,7 +42,7 @@ class SplitStep:
         graph: the traced graph of the rest.
     """
 
-    def __init__(self, step: TrainStep, cut: Cut) -> None:
+    def __init__(self, step: BatchFunction, cut: Cut) -> None:
         graph, (tensors, within) = step.graph, cut
         self.dtypes = [tensor.dtype for tensor in tensors]  # the step's graph is not kept
         names = [tensor.name for tensor in tensors]
@@ -77,11 +77,15 @@ class SplitStep:
 
     def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
+        return as_floats(*self.results(features, targets, weights))
+
+    def results(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> Any:
+        """What the whole returns for a batch."""
         values = [value for value in tf.nest.flatten((targets, weights)) if value is not None]
-        return as_floats(*self._packed(self._rest([*features], values)))
+        return self._packed(self._rest([*features], values))
 
 
-def find_cut(step: TrainStep) -> Cut | None:
+def find_cut(step: BatchFunction) -> Cut | None:
     """The cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
     within = prefix_operations(step)
     passing = _passing(step, within)
@@ -103,7 +107,7 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
+def prefix_operations(step: BatchFunction, with_random: bool = False) -> set[str]:
     """Names of the operations of a step that depend on the inputs and on nothing that changes.
 
     Random numbers and all other stateful operations change; so does each variable that the step writes.
@@ -129,7 +133,7 @@ def prefix_operations(step: TrainStep, with_random: bool = False) -> set[str]:
     return found
 
 
-def _passing(step: TrainStep, prefix: set[str]) -> set[str]:
+def _passing(step: BatchFunction, prefix: set[str]) -> set[str]:
     """Names of the tensors of `prefix` with a row for each example that the rest needs for the results of the step."""
     graph = step.graph
     needed = needed_operations([*graph.outputs, *graph.control_outputs])

@@ -11,13 +11,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.task import Task
+from elastic_trainer.training.closed_form_head import closed_form_head
+from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import current_rate
 from elastic_trainer.training.prefix import SplitStep
-from elastic_trainer.training.step import Evaluation, TrainStep
+from elastic_trainer.training.step import TrainStep
 
 
 class StepResult(NamedTuple):
@@ -112,6 +114,9 @@ class TrainState:
         self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
         self._mask = mask
         self.features.adopt(self._step, uses_features)
+        self.evaluation.drop_features()
+        if self.features.split is not None:
+            self.evaluation.keep_features(self._step.variables, *self.features.room_for_test())
         return True
 
     @property
@@ -135,6 +140,23 @@ class TrainState:
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
+
+    def fit_head(self, data: ShuffledData) -> StepResult:
+        """Give the head its closed form, see `training.closed_form_head`. Counts as a step.
+
+        Raises:
+            UserError: the network does not end in a dense layer.
+        """
+        start = time.perf_counter()
+        found = closed_form_head(self.task, data)
+        if found is None:
+            raise UserError(
+                "--train_type closed_form_head: the network must end in a dense layer with a bias that returns the "
+                "logits; use another scheme"
+            )
+        found.assign()
+        wall_ms = 1e3 * (time.perf_counter() - start)
+        return StepResult(found.loss, {"accuracy": found.accuracy}, 0.0, None, wall_ms)
 
     def _current_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from its inputs, or from features if they are cached."""
@@ -164,6 +186,7 @@ class TrainState:
             variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
         self._step = self._mask = None  # a step holds constants made from the weights of before
         self.features.drop()
+        self.evaluation.drop_features()
 
     def check_finite(self, step: int) -> None:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""

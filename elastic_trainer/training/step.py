@@ -1,8 +1,8 @@
-"""The compiled functions of training: the step that trains a selection, the forward pass, and the validation."""
+"""The compiled functions of training: the step that trains a selection, the forward pass, and all gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,37 @@ FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 StepValues = tuple[float, dict[str, float], float]  # loss, `Task.measures`, learning rate
 
 
-class TrainStep:
+class BatchFunction:
+    """A traced function of a batch: inputs, targets and weights of examples to any results.
+
+    Args:
+        function: is traced.
+        signature: specs of its arguments, as of `Task.signature`.
+        variables: those that change between calls, see `training.prefix`.
+
+    Attributes:
+        variables: as given.
+        graph: the traced graph.
+        inputs, targets: symbolic tensors of the batch; weights of examples are among the targets.
+        packed: gives values of `graph.outputs` the structure of the results.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Structure, variables: Sequence[keras.Variable]) -> None:
+        self.variables = variables
+        self._function = tf.function(function, autograph=False).get_concrete_function(*signature)
+        self.graph: tf.Graph = self._function.graph
+        count = len(tf.nest.flatten(signature[0]))
+        batch = self.graph.inputs[: len([spec for spec in tf.nest.flatten(signature) if spec is not None])]
+        self.inputs, self.targets = batch[:count], batch[count:]
+        names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
+        self.packed = partial(tf.nest.pack_sequence_as, names)  # without the tensors, which would keep the graph
+
+    def results(self, inputs: Structure, targets: Structure, weights: Structure = None) -> Any:
+        """What it returns for a batch."""
+        return self._function(inputs, targets, weights)
+
+
+class TrainStep(BatchFunction):
     """One compiled step that trains exactly the selected variables.
 
     Only they are watched, so TensorFlow prunes every gradient operation that none of them needs; no other variable and
@@ -41,9 +71,6 @@ class TrainStep:
         folded_pairs: where frozen batch norm was folded.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
             no influence on the loss.
-        graph: the traced graph.
-        inputs, targets: symbolic tensors of the batch; weights of examples are among the targets.
-        packed: gives values of `graph.outputs` the structure of `StepValues`.
     """
 
     def __init__(
@@ -59,7 +86,6 @@ class TrainStep:
         self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
         trained = {id(variable) for variable in variables}
-        self.variables = variables
 
         def step(
             inputs: Structure, targets: Structure, weights: Structure
@@ -79,18 +105,11 @@ class TrainStep:
                 optimizer.apply(*present(gradients, variables))
             return loss, task.measures(loss, inputs, targets, weights, outputs), rate
 
-        signature = task.signature(batch_size)
-        self._function = tf.function(step, autograph=False).get_concrete_function(*signature)
-        self.graph: tf.Graph = self._function.graph
-        count = len(tf.nest.flatten(signature[0]))
-        batch = self.graph.inputs[: len([spec for spec in tf.nest.flatten(signature) if spec is not None])]
-        self.inputs, self.targets = batch[:count], batch[count:]
-        names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
-        self.packed = partial(tf.nest.pack_sequence_as, names)  # without the tensors, which would keep the graph
+        super().__init__(step, task.signature(batch_size), variables)
 
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
-        return as_floats(*self._function(inputs, targets, weights))
+        return as_floats(*self.results(inputs, targets, weights))
 
 
 def as_floats(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:
@@ -173,39 +192,3 @@ class AllGradients:
     def run(self, batch: Batch) -> float:
         """Compute them all; returns some number once the device is done."""
         return float(tf.reduce_sum(self(batch)[-1]))
-
-
-class Evaluation:
-    """The loss and the measures of a task over test examples; compiled once, whatever trains."""
-
-    def __init__(self, task: Task) -> None:
-        def batch(inputs: Structure, targets: Structure, weights: Structure) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            with folded_batch_norm(task.model):
-                loss, outputs = task.run(inputs, targets, weights, training=False)
-            return loss, task.measures(loss, inputs, targets, weights, outputs)
-
-        self._task, self._batch = task, batch
-        self._function: Any = None
-
-    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Loss and measures over all examples of `batches`, means unless the task has running results.
-
-        `between` is called before each batch.
-        """
-        if self._function is None:
-            function, signature = tf.function(self._batch, autograph=False), self._task.signature(None)
-            self._function = function.get_concrete_function(*signature)
-        self._task.reset()
-        totals: dict[str, float] = {}
-        count, measures = 0, dict[str, tf.Tensor]()
-        for one in batches:
-            between()
-            loss, measures = self._function(one.inputs, one.targets, one.weights)
-            for name, value in {"loss": loss, **({} if self._task.is_running else measures)}.items():
-                totals[name] = totals.get(name, 0.0) + float(value) * len(one)
-            count += len(one)
-        means = {name: total / count for name, total in totals.items()}
-        if self._task.is_running:
-            means |= {name: float(value) for name, value in measures.items()}
-        self._task.reset()
-        return means

@@ -46,6 +46,7 @@ def waited(summary: dict[str, Any]) -> dict[str, float | None]:
     return {
         **{f"{name}_after": reached.get(name) for name in ("tensorflow", "images", "first_step", "end")},
         **{f"{name}_in_all": value for name, value in parts.items()},
+        "first_model_in_all": summary["first_model_seconds"],
         "features_in_all": summary["feature_seconds"],
         "validation_in_all": summary["validation_seconds"],
         "training_in_all": summary["train_seconds"],
@@ -60,6 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             shared = [*data, "--logdir", folder, "--batch_size", str(batch_size)]
             shared += ["--input_size", str(args.size)] if args.size else []
+            shared += ["--weights", args.weights] if args.weights else []
             row: dict[str, Any] = {"profile_in_all": call("profiler.py", [*shared, "--seconds", "5"])}
             found[f"batch_{batch_size}"] = row
             for scheme in SCHEMES:
@@ -72,6 +74,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 SETTINGS = {
     "data_dir": Setting(None, None, "of an image_folder (default: the handwritten digits)", {"type": Path}),
+    "weights": Setting("", "", "to start from (default: that of main.py)"),
     "size": Setting(0, 0, "of the images (default: that of the data set)"),
     "batch_sizes": Setting([4, 32], [32], "of the runs", {"type": int, "nargs": "+", "metavar": "N"}),
     "epochs": Setting(4, 1, "of each run"),

@@ -18,6 +18,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +32,7 @@ from plot_costs import similarity
 from results_page import read_rows
 from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
-from study_runs import PARTS, VARIANTS, StudyRun
+from study_runs import PARTS, REFERENCE_BATCH, VARIANTS, StudyRun, full_seconds
 from study_variants import register_variants
 
 import utils
@@ -110,13 +111,24 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
         batch_size = basis.command.network.batch_size
         batches = images.train.count // batch_size, -(-images.test.count // batch_size)
+        reference = _reference_seconds(args, of_kind[0], images.train.count, core)
         for run in of_kind:
-            flags = {**shared, **run.flags(table, masks, *batches), "run_name": run.name}
+            flags = {**shared, **run.flags(table, masks, *batches, reference), "run_name": run.name}
             if run.after:
                 flags["weights"] = args.logdir / run.data / run.after
             script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
             found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]
+
+
+def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int, core: int) -> float | None:
+    """What the budgets of `run` are shares of, if that is not full training at its own batch size."""
+    if run.part != "equal_time":
+        return None
+    shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))
+    basis = make_run(shared)
+    make_table(basis._replace(profile=as_words(shared)), core)
+    return full_seconds(plotting.network_and_table(basis.command)[1], train_count // REFERENCE_BATCH)
 
 
 def results(args: argparse.Namespace) -> Path:
@@ -151,7 +163,7 @@ def _row(run: StudyRun, folder: Path) -> dict[str, Any]:
         "commit": place.get("commit"),
         "tensorflow": place["packages"]["tensorflow"],
         "processor": place.get("processor"),
-        "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve),
+        "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve if accuracy == accuracy),
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from study_data import FIRST, SECOND
 
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.settings import PAPER, RECIPES
+from elastic_trainer.settings import PAPER, RATE_BATCH, RECIPES
 from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's (section 6)
@@ -46,13 +46,15 @@ VARIANTS = {  # of `study_variants`
     "gain over 128 steps": "elastic_training_path",
 }
 BATCH_RATES = {8: (0.005, 0.01, 0.02), 16: (0.01, 0.02, 0.04), 32: (0.01, 0.02, 0.04), 64: (0.02, 0.04, 0.08)}
+SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 2)  # of full training's time at `REFERENCE_BATCH`
+REFERENCE_BATCH, LARGE_BATCH, LARGE_RATE = 4, RATE_BATCH, RECIPES["robust"]["learning_rate"]
 PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
 RATES = (1e-2, 3e-3, 1e-3)
 WARM_UP_RATES = (5e-3, 1e-2, 3e-3)
 PAPER_RATE = PAPER["learning_rate"]
-RATE, ELASTIC_RATE = (RECIPES["robust"][name] for name in ("learning_rate", "elastic_learning_rate"))
+RATE, ELASTIC_RATE = 3e-3, 5e-3  # tuned at batch 4 (docs/log/learning_rate.md)
 ROBUST: dict[str, Any] = {name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup")}
 
 
@@ -69,7 +71,8 @@ class StudyRun:
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
         after: the name of the run of the same data set that it continues from, with a new head.
-        batch_size: of the network's steps.
+        batch_size: of the network's steps. A budget is a share of full training's time at `REFERENCE_BATCH` in the part
+            `equal_time`, at this batch size in the others.
         network: mobilenetv2, or a function of `study_networks`.
         more: further flags of main.py; with `num_epochs` the run has no budget.
     """
@@ -101,7 +104,12 @@ class StudyRun:
         return logdir / self.data / self.name
 
     def flags(
-        self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, validation_batches: int
+        self,
+        table: TimingTable,
+        masks: dict[str, np.ndarray],
+        steps_per_epoch: int,
+        validation_batches: int,
+        reference_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Flags of main.py beside those of the network and the images.
 
@@ -109,22 +117,26 @@ class StudyRun:
             table: of the network.
             masks: bool [N] over `model.trainable_variables`, by train type.
             steps_per_epoch, validation_batches: of the data set.
+            reference_seconds: what the budget is a share of; by default full training's time at this batch size.
         """
+        if SCHEMES[self.train_type].is_closed_form:
+            return {"train_type": self.train_type, "seed": self.seed}
+        full = reference_seconds or full_seconds(table, steps_per_epoch)
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
         is_elastic = SCHEMES[self.train_type].is_elastic
         if is_elastic and self.rho is None:  # what it is given has room for its validations
             validating = EPOCHS * validation_batches * table.forward_ms / 1e3
-            return {**values, "deadline": round(self.budget * (full_seconds(table, steps_per_epoch) + validating), 1)}
+            return {**values, "deadline": round(self.budget * (full + validating), 1)}
         interval = self.interval
         if "num_epochs" not in self.more:
-            steps = self._steps(table, masks, steps_per_epoch)
+            steps = self._steps(table, masks, steps_per_epoch, self.budget * full)
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
             values["max_steps"] = steps
             interval = interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
         return {**values, "rho": self.rho, "interval": interval} if is_elastic else values
 
-    def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int) -> int:
-        """How many steps fit into the budget."""
+    def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, left: float) -> int:
+        """How many steps fit into `left` seconds."""
         views = 2  # with --augment flip
         is_cached = self.more.get("feature_cache") != "off"
         head_ms = table.predict_ms(masks["traditional_tl_training"], 0.0 if is_cached else 1.0) + LOOP_MS
@@ -133,7 +145,6 @@ class StudyRun:
             making_ms = min(epochs, views) * table.forward_ms if is_cached else 0.0  # its images' features
             return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
 
-        left = self.budget * full_seconds(table, steps_per_epoch)
         if self.train_type == "traditional_tl_training":
             epochs = next(n for n in range(MAX_HEAD_EPOCHS, 0, -1) if n == 1 or head_seconds(n) <= left)
             return epochs * steps_per_epoch
@@ -298,6 +309,24 @@ def batches(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, found)
 
 
+def equal_time(data: str, seeds: int) -> list[StudyRun]:
+    """What each scheme reaches at batches of 32 in a share of the time that full training takes at batches of 4."""
+    settings, more = _settings("equal_time", data, "test"), {"validation_share": 0.1}
+    large = {"batch_size": LARGE_BATCH, "rate": LARGE_RATE}
+    full = replace(settings["full"], label="full, batch 32", **large, more={**ROBUST, **more})
+    elastic = replace(full, label="elastic 0.5, batch 32", train_type="elastic_training", rho=0.5)
+    elastic = replace(elastic, more={**ROBUST, **more, "importance_batches": 4})
+    upper = replace(full, label="upper 0.5, batch 32", train_type=SELECTED_BY["upper part"], rho=0.5)
+    at_random = replace(upper, label="random 0.5, batch 32", train_type=SELECTED_BY["random"])
+    head = replace(upper, label="head in closed form", train_type="closed_form_head", budget=0.0, rho=None)
+    reference = replace(settings["full"], label="full, batch 4", budget=1.0, more={**ROBUST, **more})
+    found = [head]
+    for share in SHARES:
+        compared = (upper, full, elastic, at_random) if share in SHARES[:2] else (upper, full)
+        found += [replace(run, budget=share) for run in compared]
+    return _each_seed(seeds, [*found, reference])
+
+
 def first_half(data: str, seeds: int) -> list[StudyRun]:
     """Full training on the first half of the classes, before `second_half`."""
     full = _settings("forgetting", data, FIRST)["full"]
@@ -346,6 +375,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "interval": interval,
     "recipe": recipe,
     "batches": batches,
+    "equal_time": equal_time,
     "first_half": first_half,
     "second_half": second_half,
     "rows": rows,

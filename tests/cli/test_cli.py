@@ -14,14 +14,6 @@ def test_bad_option_is_one_line_on_stderr():
 def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     """Profile, train and compare as a user does, on the digits, with some mistakes."""
     flags = [*NETWORK, "--logdir", tmp_path]
-    missing = error_line("main.py", *flags)
-    assert (
-        "no timing table in" in missing
-        and "python profiler.py --model_name " in missing
-        and "zoo.py:branches" in missing
-    )
-    assert not list(tmp_path.iterdir()), "a refused run leaves nothing"
-
     profiled = command("profiler.py", *flags)
     assert profiled.returncode == 0, profiled.stderr
     assert "operation time that matched no operation of the network: 0." in profiled.stdout
@@ -52,14 +44,14 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     for _ in range(2):
         done = command("main.py", *run)
         assert done.returncode == 0, done.stderr
-        assert "accuracy" in done.stdout.splitlines()[-1]
+        assert "accuracy" in done.stdout.splitlines()[-2] and "s in all: " in done.stdout.splitlines()[-1]
     assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
     assert len((tmp_path / "mine" / "mine.txt").read_text().split()) == 2
 
-    hurried = [*flags, "--deadline", "6", "--run_name", "hurried"]
+    hurried = [*flags, "--deadline", "15", "--run_name", "hurried"]
     done = command("main.py", *hurried)
     assert done.returncode == 0, done.stderr
-    [epochs] = re.findall(r"--deadline 6: (\d+) epochs, a selection every", done.stdout)
+    [epochs] = re.findall(r"--deadline 15: (\d+) epochs, ", done.stdout)
     assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
     again = command("main.py", *hurried, "--resume")
     assert again.returncode == 0 and "hurried is finished: accuracy" in again.stdout, again.stderr

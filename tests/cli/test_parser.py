@@ -141,7 +141,8 @@ def recipe_of(*arguments):
 
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == ("_upper_part", 0.02, 0.1, 5e-3) == recipe_of("--recipe", "robust")
+    assert recipe_of(*photos) == ("_upper_part", 0.02, 0.1, 0.02)
+    assert recipe_of("--recipe", "robust") == ("_upper_part", 0.02, 0.1, 0.01), "batches of 16"
     assert recipe_of(*photos, "--recipe", "paper") == ("", None, 0, 1e-4)
     assert recipe_of() == ("", None, 0, 2e-3)
     given = ["--gradient_clipping", "0", "--learning_rate", "0.1", "--warmup", "0.2"]
@@ -150,12 +151,12 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 0, 1e-4)
     assert recipe_of(*photos, "--model_name", "vit") == ("", None, 0, 1e-4)
     assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 0, 1e-4)
-    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 0.1, 5e-3)
-    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, 3e-3)
-    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, 5e-3)
+    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 0.1, 0.02)
+    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, 0.02)
+    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, 0.02)
     assert recipe_of(*photos, "--deadline", "60") == recipe_of(*photos)
     for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
-        assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 5e-3)
+        assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 0.02)
     with pytest.raises(UserError, match=r"--warmup: .*from 0 to 0\.9, not '1'"):
         parse_training(["--warmup", "1"])
     with pytest.raises(UserError, match=r"--gradient_clipping: .*--optimizer sgd, not adam"):
@@ -277,4 +278,6 @@ def test_a_run_with_a_deadline_continues_with_what_it_chose_and_with_what_was_gi
         assert (chosen.training.num_epochs, chosen.training.interval) == (90, interval)
         assert command.with_choices_of(chosen.config).config == chosen.config
     fixed = parse_training([*photos, "--num_epochs", "5"])
-    assert fixed.with_choices_of(chosen.config) is fixed
+    assert fixed.with_choices_of(chosen.config).training == fixed.training
+    batch = parse_training([*photos, "--batch_size", "8"])
+    assert batch.with_choices_of(chosen.config).network.batch_size == 8

@@ -55,8 +55,6 @@ def test_image_folder_without_test_uses_val(folder):
 def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="--data_dir: image_folder needs"):
         data.load("image_folder", 16, 2)
-    with pytest.raises(UserError, match=r"/train: has neither 'test' nor 'val' .*--test_fraction 0.2"):
-        data.load("image_folder", 16, 2, data_dir=tmp_path / "train")
     with pytest.raises(UserError, match=r"--data_dir .*/nowhere: there is no such folder with train/<class>/"):
         data.load("image_folder", 16, 2, data_dir=tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"--data_dir .*\.jpg: is a file; it must be a folder"):
@@ -191,8 +189,7 @@ def test_a_split_without_images_is_refused(folder):
     with pytest.raises(UserError, match=r"has no test images \(JPEG, "):
         data.load("image_folder", 16, 2, data_dir=folder)
     (folder / "test").rmdir()
-    with pytest.raises(UserError, match="has neither 'test' nor 'val'"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+    assert data.load("image_folder", 16, 2, data_dir=folder).test_count > 0, "a fifth of the training images"
 
 
 @pytest.mark.parametrize("read", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])

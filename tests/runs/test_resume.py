@@ -202,7 +202,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     class CountingSignals(StopSignals):
         def check(self):
             calls.append(1)
-            if len(calls) == 2 * STEPS + STEPS + 2:  # in the validation of the second epoch
+            if len(calls) == 2 * STEPS + 2:  # in the validation of the second epoch
                 self.number = signal.SIGTERM
             super().check()
 
@@ -228,7 +228,8 @@ def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_sinc
 ):
     accuracies = iter([0.9, 0.5, third])
     monkeypatch.setattr(
-        "elastic_trainer.training.state.Evaluation.__call__", lambda *_: {"loss": 1.0, "accuracy": next(accuracies)}
+        "elastic_trainer.training.evaluation.Evaluation.__call__",
+        lambda *_: {"loss": 1.0, "accuracy": next(accuracies)},
     )
     best = tmp_path / "run" / "best.keras"
     with pytest.raises(PowerCut):

@@ -17,6 +17,7 @@ from elastic_trainer.selection.time_budget import (
     CARRIED,
     CORRECTION_BOUND,
     DeadlineBudget,
+    DeadlineTooShortError,
     Progress,
     RhoBudget,
     deadline_epochs,
@@ -57,7 +58,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
     [
         (20, 0.0, 3),  # 3 epochs of 0.6 * 10 + 0.3 s
         (85, 0.0, 12),  # 13 would fit
-        (200, 0.0, 19),  # 19 of 10 + 0.3 s: at rho 1 more fit
+        (200, 0.0, 12),  # more are not needed
         (1, 0.0, 1),
         (20.4, 500.0, 3),  # three compilations: the gradient pass, a selection, validation
         (20.3, 500.0, 2),
@@ -65,7 +66,7 @@ def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):
         (27.2, 500.0, 4),
         (21.8, None, 2),  # not measured: 30 full steps
         (21.9, None, 3),
-        (207, 500.0, 19),  # 19 at rho 1, and 7 selections
+        (207, 500.0, 12),
         (1, 9000.0, 1),
     ],
 )
@@ -78,11 +79,46 @@ def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, compiling_ms,
 def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
     """24 photos: an epoch is one step, and a selection takes as long as dozens of them."""
     table = replace(make_table(small_model), full_step_ms=50.0, forward_ms=20.0, details={"compiling_ms": 1500.0})
-    epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=12, interval=4)
+    epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4)
     assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
     assert deadline_epochs(table, 6000.0, 1000, 1, most=12, interval=4)[1] == 4
-    fewer, given = deadline_epochs(table, 60.0, 1, 1, most=12, interval=4, may_lengthen=False)
+    fewer, given = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4, may_lengthen=False)
     assert given == 4 and fewer < epochs, "the selections that were asked for take time from the epochs"
+
+
+def test_epochs_that_are_not_validated_leave_time_for_more(small_model):
+    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=400.0, details={"compiling_ms": 0.0})
+    # An epoch takes 6 s of steps and 6 s of validation, which may take a tenth of that and 6 s at the end.
+    assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12)[0] == 5
+    assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12, validation_share=0.1)[0] == 8
+
+
+def test_a_run_before_a_deadline_has_the_steps_that_fit_at_the_latest_speed(case):
+    table, head = case
+    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
+    assert budget.fitting_steps(Progress(1, 12, 100, 1200, 20.0)) is None, "no step was measured"
+    progress = Progress(1, 12, 100, 1200, 20.0, step_ms=[90.0] * 60, overhead_ms=10.0, validation_seconds=[2.0])
+    progress = progress._replace(steps_per_epoch=100)
+    assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.02))
+    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3, validation_share=0.1)
+    assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.01))
+
+
+def test_a_deadline_may_limit_rho_and_starts_before_training(case):
+    table, head = case
+    budget = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
+    budget.limit_rho(0.6)
+    assert budget.allow(Progress(epochs=12, total_steps=1200)).rho == 0.6
+    seconds = 0.8 * 1200 * table.full_step_ms / 1e3
+    rhos = [
+        DeadlineBudget(table, head, seconds + elapsed, 1200, 12, [0], 3, elapsed=elapsed, start_seconds=start)
+        .allow(Progress(epochs=12, total_steps=1200, elapsed_seconds=elapsed))
+        .rho
+        for elapsed, start in ((0.0, 0.0), (5.0, 0.0), (0.0, 0.1 * seconds))
+    ]
+    assert rhos[0] == pytest.approx(rhos[1]) and rhos[2] < rhos[0] - 0.05
+    with pytest.raises(DeadlineTooShortError):
+        DeadlineBudget(table, head, 20.0, 1200, 12, [0], 3, elapsed=19.0)
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):

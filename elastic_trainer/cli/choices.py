@@ -1,0 +1,149 @@
+"""What a run chooses for itself: the batch size, a short timing table, and what a deadline leaves open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import keras
+import numpy as np
+
+from elastic_trainer.cli.commands import TrainCommand, profiler_command
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.files import writing
+from elastic_trainer.networks.memory import fitting_batch
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.registry import DATASETS, SCHEMES
+from elastic_trainer.selection.schemes import make_budget, start_seconds
+from elastic_trainer.selection.time_budget import (
+    DEADLINE_RHO,
+    DeadlineBudget,
+    DeadlineTooShortError,
+    TimeBudget,
+    check_rho,
+    deadline_epochs,
+)
+from elastic_trainer.settings import TABLE_RECORD
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.graph_digest import graph_digest
+from elastic_trainer.timing.measuring import idle_training
+from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
+from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
+
+MIN_STEPS = 8  # an epoch, where the batch size is chosen
+ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
+MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
+EXPORT_SECONDS = 15  # of a deadline, kept for the export
+
+
+def with_batch_size(
+    command: TrainCommand, model: keras.Model, mask: np.ndarray, measures_importance: bool
+) -> TrainCommand:
+    """A copy with a smaller batch, unless its size was given, where there are few images or little memory.
+
+    Arguments as of `networks.memory.check_memory`.
+    """
+    count_images = DATASETS[command.data.dataset_name].count_images
+    if not command.chooses_batch or count_images is None:
+        return command
+    batch_size, count = command.network.batch_size, count_images(command.data.data_dir)
+    while batch_size > 1 and batch_size * MIN_STEPS > count:
+        batch_size //= 2
+    command = command.with_batch(batch_size)
+    return command.with_batch(fitting_batch(model, command.network, mask, measures_importance))
+
+
+def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tuple[TrainCommand, TimingTable | None]:
+    """The timing table of an elastic run; a short one is measured if there is none.
+
+    A rho that is too small is refused here, before images are read for minutes.
+
+    Args:
+        command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
+        model: its network.
+        elapsed: seconds of the deadline that have passed.
+    """
+    if not SCHEMES[command.train_type].is_elastic:
+        return command, None
+    network, run, settings = command.network, command.run, command.training
+    folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
+    if not (folder / TABLE_RECORD).is_file():
+        if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
+            return _without_steps(command, "there is no timing table, and no time to measure one"), None
+        print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        training, wanted = idle_training(model, network), table_settings(network)
+        profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    graph = graph_digest(ImageClassification(model), network.batch_size)
+    table = load_table(
+        folder, table_settings(network), tensor_names(model), shapes, graph, remake, run.allow_stale_profile
+    )
+    if settings.deadline is None:  # whether features can be cached is not known yet
+        check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
+    return command, table
+
+
+def with_budget(
+    command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None, elapsed: float
+) -> tuple[TrainCommand, TimeBudget | None]:
+    """The time budget of an elastic run, and a copy of `command` with what a deadline leaves open.
+
+    Args:
+        command, model, dataset, table: of the run.
+        elapsed: seconds of the deadline that have passed.
+
+    Raises:
+        UserError: as `make_budget`, where there is nothing to choose.
+    """
+    if table is None:
+        return command, None
+    deadline, chooses_epochs = command.training.deadline, command.chooses_epochs
+    if deadline is not None and command.run.export:
+        deadline = max(deadline - EXPORT_SECONDS, 1.0)
+    if chooses_epochs:
+        assert deadline is not None
+        command = _with_fitting_epochs(command, dataset, table, deadline - elapsed)
+    settings = replace(command.training, deadline=deadline)
+    features_possible = settings.feature_cache != "off"
+    try:
+        budget = make_budget(model, dataset, settings, table, features_possible, elapsed)
+    except DeadlineTooShortError:
+        if not chooses_epochs:
+            raise
+        return _without_steps(command, "there is no time for training steps"), None
+    if chooses_epochs:
+        assert isinstance(budget, DeadlineBudget)
+        budget.limit_rho(DEADLINE_RHO)
+        selections = "one selection"
+        if settings.interval < settings.num_epochs:
+            selections = f"a selection every {settings.interval:g}"
+        print(
+            f"--deadline {command.training.deadline:g}: {settings.num_epochs} epochs, {selections}; --num_epochs and "
+            "--interval set other numbers"
+        )
+    return command, budget
+
+
+def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: TimingTable, seconds: float) -> TrainCommand:
+    """A copy with the epochs that fit into `seconds`, and their interval of selections."""
+    settings = command.training
+    if settings.starts_with_head and settings.save_model:
+        seconds -= start_seconds(table, dataset)
+    epochs, interval = deadline_epochs(
+        table,
+        max(seconds, 1.0),
+        dataset.steps_per_epoch,
+        dataset.test_batches,
+        max(settings.num_epochs, math.ceil(ENOUGH_STEPS / dataset.steps_per_epoch)),
+        settings.interval if settings.interval < settings.num_epochs else math.inf,
+        may_lengthen=command.chooses_interval,
+        validation_share=settings.validation_share,
+    )
+    return command.with_epochs(epochs, min(interval, epochs))
+
+
+def _without_steps(command: TrainCommand, why: str) -> TrainCommand:
+    print(f"--deadline {command.training.deadline:g}: {why}; only the head is fitted, in closed form")
+    return command.with_closed_form()

@@ -1,0 +1,101 @@
+"""Validation: a task over the test examples, from what the frozen prefix returned for them where that is known.
+
+While the same tensors train, the prefix (`training.prefix`) returns the same for the same examples. So it runs in the
+first validation of a selection, and the later ones start from its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.datasets.batches import Batch, Structure
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.task import Task
+from elastic_trainer.training.prefix import SplitStep, find_cut
+from elastic_trainer.training.step import BatchFunction
+
+
+class Evaluation:
+    """The loss and the measures of a task over test examples. The whole forward pass is traced once.
+
+    Args:
+        task: what is evaluated.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._whole: BatchFunction | None = None
+        self._split: SplitStep | None = None
+        self._kept: list[list[tf.Tensor]] = []
+
+    def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> None:
+        """Start from the features of the test examples from now on, if anything before `variables` is frozen.
+
+        Args:
+            variables: those that train.
+            count: number of test examples.
+            room_mb: memory that their features may take; if it is too small, none are kept.
+        """
+        self.drop_features()
+        whole = self._traced()
+        whole.variables = variables
+        cut = find_cut(whole)
+        if cut is None or not all(tensor.shape[1:].is_fully_defined() for tensor in cut.tensors):
+            return
+        of_each = sum(tensor.dtype.size * int(np.prod(tensor.shape[1:])) for tensor in cut.tensors)
+        if count * of_each / 1e6 <= room_mb:
+            self._split = SplitStep(whole, cut)
+
+    def drop_features(self) -> None:
+        """Start from the examples themselves from now on."""
+        self._split, self._kept = None, []
+
+    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and measures over all examples of `batches`, means unless the task has running results.
+
+        Args:
+            batches: the same in each call.
+            between: is called before each batch.
+        """
+        self._task.reset()
+        totals: dict[str, float] = {}
+        count, measures = 0, dict[str, tf.Tensor]()
+        for index, batch in enumerate(batches):
+            between()
+            loss, measures = self._results(index, batch)
+            for name, value in {"loss": loss, **({} if self._task.is_running else measures)}.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
+            count += len(batch)
+        means = {name: total / count for name, total in totals.items()}
+        if self._task.is_running:
+            means |= {name: float(value) for name, value in measures.items()}
+        self._task.reset()
+        return means
+
+    def _results(self, index: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        if self._split is None:
+            results: tuple[tf.Tensor, dict[str, tf.Tensor]] = self._traced().results(
+                batch.inputs, batch.targets, batch.weights
+            )
+            return results
+        if index == len(self._kept):
+            self._kept.append(self._split.prefix(batch.inputs))
+        return self._split.results(self._kept[index], batch.targets, batch.weights)  # type: ignore[no-any-return]
+
+    def _traced(self) -> BatchFunction:
+        task = self._task
+
+        def evaluate(
+            inputs: Structure, targets: Structure, weights: Structure
+        ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            with folded_batch_norm(task.model):
+                loss, outputs = task.run(inputs, targets, weights, training=False)
+            return loss, task.measures(loss, inputs, targets, weights, outputs)
+
+        if self._whole is None:
+            self._whole = BatchFunction(evaluate, task.signature(None), ())
+        return self._whole

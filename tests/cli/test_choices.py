@@ -1,0 +1,131 @@
+"""A command that leaves something open: batch size, timing table, epochs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_images import write_noise
+
+from elastic_trainer.cli.choices import with_batch_size
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks import memory
+from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.runs.reader import read_config
+from main import train_run
+
+NETWORK = """
+import keras
+
+def small(shape, classes):
+    inputs = keras.Input(shape)
+    x = keras.layers.Conv2D(4, 3, activation="relu", name="one")(inputs)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(6, 3, activation="relu", name="two")(x))
+    return keras.Model(inputs, keras.layers.Dense(classes, name="last")(x))
+"""
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "network.py").write_text(NETWORK)
+    photos = write_noise(tmp_path / "photos")
+    return [
+        *("--dataset_name", "image_folder", "--data_dir", str(photos), "--model_name", f"{tmp_path}/network.py:small"),
+        *("--input_size", "12", "--logdir", str(tmp_path / "logs"), "--run_name", "mine", "--save_model"),
+        *("--train_type", "elastic_training_upper_part", "--recipe", "robust"),
+    ]
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(words, tmp_path, capsys):
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    [profile] = (tmp_path / "logs" / "profiles").glob("*/profile.json")
+    record = json.loads(profile.read_text())
+    assert (
+        record["is_quick"] and record["fit"]["selections"] <= 4 and "measuring a short one" in capsys.readouterr().out
+    )
+    written = profile.stat().st_mtime_ns
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    assert profile.stat().st_mtime_ns == written
+    assert "no timing table" not in capsys.readouterr().out
+
+
+def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, tmp_path):
+    command = parse_training([*words, "--deadline", "120"])
+    assert command.chooses_epochs and command.chooses_batch
+    train_run(command)
+    summary = summary_of(tmp_path / "logs" / "mine")
+    assert summary["steps"] == summary["planned_steps"] == 300
+    assert 1 < summary["elapsed_seconds"] < 120
+    assert summary["elapsed_seconds"] > summary["train_seconds"] + summary["validation_seconds"]
+
+
+@pytest.mark.parametrize("deadline", ["40", "46"])
+def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadline, tmp_path, capsys, monkeypatch):
+    if deadline == "46":  # there is a table, but no time to train by it
+        from elastic_trainer.cli import choices
+
+        train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9", "--run_name", "before"]))
+        monkeypatch.setattr(choices, "start_seconds", lambda *_: 1e3)
+        monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
+    train_run(parse_training([*words, "--deadline", deadline]))
+    run = tmp_path / "logs" / "mine"
+    assert f"--deadline {deadline}: there is no t" in capsys.readouterr().out
+    summary = summary_of(run)
+    assert (summary["train_type"], summary["steps"], summary["epochs"]) == ("closed_form_head", 1, 1)
+    assert json.loads((run / "config.json").read_text())["train_type"] == "closed_form_head"
+    assert load_model(run / "best.keras", "--weights").output_shape == (None, 3)
+    resumed = parse_training([*words, "--deadline", deadline, "--resume"]).with_choices_of(read_config(run))
+    assert (resumed.train_type, resumed.training.max_steps) == ("closed_form_head", 1)
+
+
+def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):
+    train_run(parse_training([*words[:-4], "--train_type", "closed_form_head", "--batch_size", "4"]))
+    summary = summary_of(tmp_path / "logs" / "mine")
+    assert summary["steps"] == 1 and summary["final_accuracy"] == summary["best_accuracy"]
+    command = parse_training([*words[:-4], "--train_type", "closed_form_head", "--num_epochs", "3"])
+    assert command.training.num_epochs == 1 and "--num_epochs: no effect here" in command.warnings[0]
+
+
+def test_the_closed_form_head_is_the_first_best_model(words, tmp_path):
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9", "--learning_rate", "1e-9"]))
+    summary = summary_of(tmp_path / "logs" / "mine")
+    assert summary["starts_with_head"] and summary["start_accuracy"] is not None
+    model = load_model(tmp_path / "logs" / "mine" / "last.keras", "--weights")
+    assert np.abs(model.trainable_variables[-1]).max() < 1e-3, "training started from the new head"
+
+
+def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_model, monkeypatch, tmp_path):
+    photos = write_noise(tmp_path / "photos")  # 12 training images
+    given = ["--dataset_name", "image_folder", "--data_dir", str(photos)]
+    mask = np.ones(len(small_model.trainable_variables), bool)
+    command = parse_training(given)
+    smaller = with_batch_size(command, small_model, mask, False)
+    assert (command.network.batch_size, smaller.network.batch_size) == (32, 1)
+    assert smaller.training.learning_rate == pytest.approx(command.training.learning_rate / 32, rel=1e-3)
+    assert smaller.config["batch_size"] == 1 and smaller.config["learning_rate"] == smaller.training.learning_rate
+    for more, rate in ((["--batch_size", "4"], None), (["--learning_rate", "0.5"], 0.5)):
+        command = with_batch_size(parse_training([*given, *more]), small_model, mask, False)
+        assert command.network.batch_size == (4 if rate is None else 1)
+        assert rate is None or command.training.learning_rate == rate
+    for index in range(400):
+        (photos / "train" / "ant" / f"more{index}").touch()
+    assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size == 32
+    monkeypatch.setattr(memory, "available_memory_mb", lambda: 0.02)
+    assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size < 32
+
+
+def test_a_rate_follows_the_batch(tmp_path):
+    given = ["--dataset_name", "image_folder", "--data_dir", str(Path(tmp_path))]
+    rates = [parse_training([*given, "--batch_size", str(size)]).training.learning_rate for size in (8, 16, 32, 64)]
+    assert rates == pytest.approx([rates[2] / 4, rates[2] / 2, rates[2], rates[2]], rel=1e-3)
+
+
+def test_epochs_that_were_asked_for_do_not_fit(words):
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    with pytest.raises(UserError, match=r"--deadline 0\.5: training the head alone for 12000000"):
+        train_run(parse_training([*words, "--deadline", "0.5", "--num_epochs", "1000000", "--run_name", "other"]))
