@@ -37,7 +37,7 @@ class TrainCommand:
         chooses_epochs, chooses_interval: the number of epochs, and with it the interval of selections, is to be
             derived from the deadline.
         chooses_batch: the batch may be smaller than the default.
-        rate_is_given: the learning rate does not depend on the batch.
+        rate_follows_batch: the learning rate is that of a recipe for this batch size.
     """
 
     network: NetworkSettings
@@ -49,7 +49,7 @@ class TrainCommand:
     chooses_epochs: bool = False
     chooses_interval: bool = False
     chooses_batch: bool = False
-    rate_is_given: bool = False
+    rate_follows_batch: bool = False
 
     @property
     def train_type(self) -> str:
@@ -75,9 +75,9 @@ class TrainCommand:
         return replace(self, training=training, chooses_epochs=False, chooses_interval=False)
 
     def with_batch(self, batch_size: int) -> TrainCommand:
-        """A copy with this batch size, and with the learning rate in proportion unless one was given."""
+        """A copy with this batch size, and with the learning rate that goes with it."""
         training = self.training
-        if not self.rate_is_given and training.starts_with_head:
+        if self.rate_follows_batch:
             ratio = rate_at(1.0, batch_size) / rate_at(1.0, self.network.batch_size)
             training = replace(training, learning_rate=float(f"{training.learning_rate * ratio:.4g}"))
         network = replace(self.network, batch_size=batch_size)

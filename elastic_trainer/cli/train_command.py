@@ -58,7 +58,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
     chooses_interval = chooses_epochs and args.interval is None
     chooses_batch = args.batch_size is None and DATASETS[args.dataset_name].count_images is not None
-    rate_is_given = args.learning_rate is not None
+    rate_follows_batch = args.learning_rate is None and "learning_rate" in recipe_settings(args)
     fill_in_defaults(args)
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
@@ -74,7 +74,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         chooses_epochs,
         chooses_interval,
         chooses_batch,
-        rate_is_given,
+        rate_follows_batch,
     ).with_one_step()
 
 

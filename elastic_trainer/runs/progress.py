@@ -12,6 +12,7 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
 MIN_LOSS_DROP = 0.98  # mean loss of the second half of an epoch over the first; at most this if the loss falls
+MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
 class ProgressBar(Listener):
@@ -61,7 +62,7 @@ class ProgressBar(Listener):
     def _advice(self) -> str | None:
         """What to change if the loss in the second half of an epoch was no better than chance; None if it was."""
         guessing_loss, settings = self.trainer.data.guessing_loss, self.trainer.settings
-        if guessing_loss is None or len(self._losses) < 2:
+        if guessing_loss is None or len(self._losses) < MIN_LOSSES:
             return None
         earlier, loss = (float(np.mean(part)) for part in np.array_split(self._losses, 2))
         if loss <= guessing_loss:

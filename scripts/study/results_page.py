@@ -42,6 +42,15 @@ SCHEMES = {  # by the first word of a setting
     "BN+Bias": "bn_plus_bias_training",
     "PruneTrain": "prunetrain",
 }
+SHOWN = (  # setting and share of the time, in the table of all data sets
+    ("head in closed form", 0.0),
+    ("upper 0.5, batch 32", 1 / 8),
+    ("upper 0.5, batch 32", 1 / 4),
+    ("full, batch 32", 1 / 2),
+    ("upper 0.5, batch 32", 1 / 2),
+    ("full, batch 4", 1.0),
+)
+MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
 MEASURED = ("final_accuracy", "train_seconds", "peak_memory_mb")
 WORDS = {
     "full": "full training",
@@ -53,6 +62,7 @@ WORDS = {
 }
 TITLES = {
     "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
+    "dogs": "Photos of dogs (Imagewoof, 6 breeds), MobileNetV2 0.35, 160×160",
     "sign_digits": "Photos of hands (Sign Language Digits, 10 classes, other persons), MobileNetV2 0.35, 96×96",
 }
 
@@ -138,6 +148,22 @@ def short_table(path: Path) -> str:
     return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
 
 
+def shares_table(path: Path) -> str:
+    """The settings of `SHOWN`, a column for each file of the study's part `path`, whose names go on with a data set."""
+    points = {
+        one.stem.removeprefix(f"{path.stem}_"): {
+            (point.setting, point.budget): point for point in points_of(read_rows(one))
+        }
+        for one in sorted(path.parent.glob(f"{path.stem}_*.csv"))
+    }
+    rows = []
+    for setting, share in SHOWN:
+        here = [of_data.get((setting, share)) for of_data in points.values()]
+        cells = [f"{spread(100 * p.accuracies)} % ({spread(p.seconds, 0)} s)" if p else "" for p in here]
+        rows.append([_in_words(setting), f"1/{1 / share:g}" if 0 < share < 1 else f"{share:g}", *cells])
+    return _lines(["scheme", "share of the time", *(name.replace("_", " ") for name in points)], rows)
+
+
 def forgetting_table(path: Path) -> str:
     """Accuracy on the first half of the classes before and after training on the second, and on the second."""
     accuracies = {"first_before": "first half, before", "first_after": "first half, after", "second": "second half"}
@@ -194,6 +220,7 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TABLES = {
     "all": table,
     "short": short_table,
+    "shares": shares_table,
     "forgetting": forgetting_table,
     "rows": rows_table,
     "similarity": similarity_table,
@@ -203,20 +230,21 @@ TABLES = {
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
     """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting.
 
-    A setting that differs from an earlier one of its scheme has an empty marker.
+    Each setting has its own marker if there are at most as many as `MARKERS`. Else one that differs from an earlier one
+    of its scheme has an empty marker.
     """
     figure = plotting.new_figure(7, 4, title)
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
     seen: set[str] = set()
-    for setting in dict.fromkeys(point.setting for point in points):
+    settings = [*dict.fromkeys(point.setting for point in points)]
+    for index, setting in enumerate(settings):
         scheme = SCHEMES[scheme_of(setting)]
         look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
         seen.add(scheme)
+        marker = MARKERS[index] if len(settings) <= len(MARKERS) else look.marker
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
         seconds, percent = [p.seconds.mean() for p in here], [100 * p.accuracies.mean() for p in here]
-        axes.plot(
-            seconds, percent, look.marker, ls=look.dashes, color=look.colour, mfc=face, ms=6, label=_in_words(setting)
-        )
+        axes.plot(seconds, percent, marker, ls=look.dashes, color=look.colour, mfc=face, ms=6, label=_in_words(setting))
         for point in here:
             axes.plot(point.seconds, 100 * point.accuracies, ".", color=look.colour, ms=4, alpha=0.5)
     axes.set_xscale("log")
@@ -240,8 +268,9 @@ def main() -> None:
     OneLineParser(prog="results_page.py", description=__doc__).parse_args()
     for page in PAGES:
         write_text(page, updated(page.read_text(encoding="utf-8")))
-    for path in sorted(RESULTS.glob("budget_*.csv")):
-        draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.partition("_")[2]])
+    for part in ("budget", "equal_time"):
+        for path in sorted(RESULTS.glob(f"{part}_*.csv")):
+            draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.removeprefix(f"{part}_")])
 
 
 if __name__ == "__main__":

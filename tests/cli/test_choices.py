@@ -112,6 +112,8 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
         command = with_batch_size(parse_training([*given, *more]), small_model, mask, False)
         assert command.network.batch_size == (4 if rate is None else 1)
         assert rate is None or command.training.learning_rate == rate
+    adam = parse_training([*given, "--optimizer", "adam"])
+    assert with_batch_size(adam, small_model, mask, False).training.learning_rate == adam.training.learning_rate
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
     assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size == 32
