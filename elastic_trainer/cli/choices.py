@@ -33,7 +33,7 @@ from elastic_trainer.timing.table import TimingTable, load_table, table_folder, 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
 MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
-EXPORT_SECONDS = 15  # of a deadline, kept for the export
+EXPORT_SECONDS = 20  # of a deadline, kept for the export
 
 
 def with_batch_size(
