@@ -129,8 +129,8 @@ class Trainer:
         """Whether every epoch was trained and validated, or a deadline or a listener ended the run before."""
         history = self.history
         # Steps of a run that was interrupted between its last step and the validation still need that one.
-        is_validated = history.validated[-1:] == history.epochs[-1:]
-        is_ended = not history.results and is_validated and (history.is_stopped or self._is_out_of_time())
+        may_end = history.is_validated and not history.results
+        is_ended = may_end and (history.is_stopped or self._is_out_of_time())
         return len(history.epochs) >= self.schedule.epochs or is_ended
 
     def results(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Trainer:
         if is_due:
             history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
         history.is_stopped |= bool(self.training.model.stop_training)
-        self._follow_deadline(is_due)
+        self._follow_deadline()
 
     def _is_validation_due(self) -> bool:
         """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
@@ -255,17 +255,15 @@ class Trainer:
         clocks, latest = history.clocks, history.validation_seconds[-1]
         return clocks.seconds("validation") + 2 * latest <= share * clocks.seconds("training")
 
-    def _follow_deadline(self, is_validated: bool) -> None:
-        """Let training, and with it the learning-rate schedule, end where the deadline does, if that is earlier.
-
-        `is_validated`: whether training may end with the epoch that has just ended.
-        """
+    def _follow_deadline(self) -> None:
+        """Let training, and with it the learning-rate schedule, end where the deadline does, if that is earlier."""
         history, planned = self.history, self._planned.total_steps
         if self.settings.deadline is None or self.is_finished:
             return
         steps = self.scheme.fitting_steps(history.progress(self.schedule))
         if steps is not None:
-            self._end_at(min(max(steps, history.step + (not is_validated)), planned))
+            fewest = history.step if history.is_validated else history.step + 1  # the last epoch is validated
+            self._end_at(min(max(steps, fewest), planned))
 
     def _end_at(self, total_steps: int) -> None:
         if total_steps != self.schedule.total_steps:

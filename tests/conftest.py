@@ -13,7 +13,7 @@ import pytest
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
@@ -135,3 +135,17 @@ def half_precision(request):
     keras.config.set_dtype_policy(request.param)
     yield request.param
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="module")
+def case():
+    """A timing table of the small network, and the mask of its head."""
+    model = make_small_model()
+    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=3.0), head_mask(model)
+
+
+@pytest.fixture(scope="module")
+def with_forward():
+    """As `case`, with a forward pass that is half of the step."""
+    model = make_small_model()
+    return make_table(model, t_dy_ms=0.5, t_dw_ms=0.5, constant_ms=1.0, t_fw_ms=1.0), head_mask(model)

@@ -14,15 +14,15 @@ from elastic_trainer.files import writing
 from elastic_trainer.networks.memory import fitting_batch
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
-from elastic_trainer.selection.schemes import make_budget, start_seconds
-from elastic_trainer.selection.time_budget import (
+from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
     DeadlineBudget,
     DeadlineTooShortError,
-    TimeBudget,
-    check_rho,
     deadline_epochs,
+    start_seconds,
 )
+from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.selection.time_budget import TimeBudget, check_rho
 from elastic_trainer.settings import TABLE_RECORD
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
@@ -67,19 +67,19 @@ def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tup
         return command, None
     network, run, settings = command.network, command.run, command.training
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
+    wanted = table_settings(network)
     if not (folder / TABLE_RECORD).is_file():
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        training, wanted = idle_training(model, network), table_settings(network)
+        training = idle_training(model, network)
         profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
+    # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
-    table = load_table(
-        folder, table_settings(network), tensor_names(model), shapes, graph, remake, run.allow_stale_profile
-    )
+    table = load_table(folder, wanted, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
     return command, table
@@ -129,11 +129,9 @@ def with_budget(
 def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: TimingTable, seconds: float) -> TrainCommand:
     """A copy with the epochs that fit into `seconds`, and their interval of selections."""
     settings = command.training
-    if settings.starts_with_head and settings.save_model:
-        seconds -= start_seconds(table, dataset)
     epochs, interval = deadline_epochs(
         table,
-        max(seconds, 1.0),
+        max(seconds - start_seconds(table, dataset, settings), 1.0),
         dataset.steps_per_epoch,
         dataset.test_batches,
         max(settings.num_epochs, math.ceil(ENOUGH_STEPS / dataset.steps_per_epoch)),

@@ -78,15 +78,14 @@ class TrainCommand:
         """A copy with this batch size, and with the learning rate that goes with it."""
         training = self.training
         if self.rate_follows_batch:
-            ratio = rate_at(1.0, batch_size) / rate_at(1.0, self.network.batch_size)
-            training = replace(training, learning_rate=float(f"{training.learning_rate * ratio:.4g}"))
+            training = replace(training, learning_rate=rate_at(RECIPES[self.run.recipe]["learning_rate"], batch_size))
         network = replace(self.network, batch_size=batch_size)
         return replace(self, network=network, training=training, chooses_batch=False)
 
     def with_closed_form(self) -> TrainCommand:
         """A copy that solves for the head and takes no other step."""
         run = replace(self.run, train_type="closed_form_head")
-        return replace(self.with_epochs(1, self.training.interval), run=run).with_one_step()
+        return replace(self, run=run, chooses_epochs=False, chooses_interval=False).with_one_step()
 
     def with_one_step(self) -> TrainCommand:
         """A copy of a run that has one step, if its scheme has no more."""

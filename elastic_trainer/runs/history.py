@@ -127,7 +127,12 @@ class History:
     @property
     def validated(self) -> list[dict[str, Any]]:
         """Rows of the epochs that were validated."""
-        return [row for row in self.epochs if any(row[name] is not None for name in row if name.startswith("test_"))]
+        return [row for row in self.epochs if _is_validated(row)]
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether the latest epoch was validated; True before the first."""
+        return not self.epochs or _is_validated(self.epochs[-1])
 
     def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
         """End the current epoch.
@@ -245,6 +250,10 @@ class History:
                 "clocks": Clocks(**record["clocks"]),
             }
         )
+
+
+def _is_validated(row: dict[str, Any]) -> bool:
+    return any(row[name] is not None for name in row if name.startswith("test_"))
 
 
 def _interval_record(interval: SelectionInterval) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class Keeper(Listener):
         self._save_if_due(self.trainer.history.step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        row, validated = self.trainer.history.epochs[-1], self.trainer.history.validated
-        saves = self.trainer.settings.save_model and validated and validated[-1] is row
-        if saves and self._save_model(self._score(self.trainer, row)):
+        history = self.trainer.history
+        saves = self.trainer.settings.save_model and history.is_validated
+        if saves and self._save_model(self._score(self.trainer, history.epochs[-1])):
             self.save()  # or a resumed run could repeat the epoch that best.keras is from
         else:
             self._save_if_due(None)

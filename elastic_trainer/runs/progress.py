@@ -82,8 +82,7 @@ def progress_text(history: History) -> str:
     means = {"loss": float(np.mean([result.loss for result in recent]))}
     means |= {name: float(np.mean([result.measures[name] for result in recent])) for name in recent[-1].measures}
     text = ", ".join(f"{name} {_shown(name, value)}" for name, value in means.items())
-    if history.validated:
-        row = history.validated[-1]
+    for row in history.validated[-1:]:
         name = "accuracy" if "test_accuracy" in row else "loss"
         text += f"; validation {name} {_shown(name, row[f'test_{name}'])}"
     if step_ms:

@@ -129,13 +129,11 @@ def time_line(summary: dict[str, Any]) -> str:
     reached = summary.get("seconds_after_start") or {}
     if not reached.get("first_step") or not reached.get("end"):
         return ""
-    marks = [("loading TensorFlow", reached.get("tensorflow")), ("timing table", reached.get("table"))]
-    marks.append(("reading images", reached.get("images")))
     parts, before = [], 0.0
-    for name, mark in marks:
-        if mark is not None:
-            parts.append((name, mark - before))
-            before = mark
+    for name, key in (("loading TensorFlow", "tensorflow"), ("timing table", "table"), ("reading images", "images")):
+        if reached.get(key) is not None:
+            parts.append((name, reached[key] - before))
+            before = reached[key]
     selecting, making = summary["selection_seconds"], summary.get("feature_seconds") or 0.0
     parts += [
         ("first model", summary.get("first_model_seconds") or 0.0),

@@ -80,8 +80,8 @@ class EventsWriter(Listener):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end_point()
         row = self.trainer.history.epochs[-1]
-        results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
-        if row in self.trainer.history.validated[-1:]:
+        if self.trainer.history.is_validated:
+            results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
             self._write_curves("test", row["step"], row["train_seconds"], results)
         values = {"selection/seconds_so_far": row["selection_seconds"]}
         values |= {"selection/trained_tensors": row["trained_tensors"]}

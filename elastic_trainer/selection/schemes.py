@@ -20,14 +20,13 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
+from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.selection.time_budget import (
-    FIRST_VALIDATION,
     GRADIENT_PASSES,
     Allowance,
-    DeadlineBudget,
     Progress,
     RhoBudget,
     TimeBudget,
@@ -318,7 +317,7 @@ def make_budget(
         elapsed: seconds of a deadline that have passed before training starts.
 
     Raises:
-        UserError: even training the head alone exceeds it; `DeadlineTooShort` if it is a deadline.
+        UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
     """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
     selections = schedule.selection_steps(settings.interval)
@@ -336,11 +335,6 @@ def make_budget(
         validation_batches=data.test_batches,
         misses=misses,
         elapsed=elapsed,
-        start_seconds=start_seconds(table, data) if settings.starts_with_head and settings.save_model else 0.0,
+        start_seconds=start_seconds(table, data, settings),
         validation_share=settings.validation_share,
     )
-
-
-def start_seconds(table: TimingTable, data: ShuffledData) -> float:
-    """What the closed-form head and its validation take at the table's speed."""
-    return table.forward_ms * (data.steps_per_epoch + FIRST_VALIDATION * data.test_batches) / 1e3

@@ -53,12 +53,8 @@ def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
     if not is_held.any():  # no class has enough images
         return _discriminant(features, labels, classes, [max(SHRINKAGES)])[0]
     heads = _discriminant(features[~is_held], labels[~is_held], classes, SHRINKAGES)
-    losses = np.array(
-        [
-            [_loss(scale * logits, labels[is_held]) for scale in SCALES]
-            for logits in (h.logits(features[is_held]) for h in heads)
-        ]
-    )
+    held_logits = [head.logits(features[is_held]) for head in heads]
+    losses = np.array([[_loss(scale * logits, labels[is_held]) for scale in SCALES] for logits in held_logits])
     shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
     [head] = _discriminant(features, labels, classes, [SHRINKAGES[shrinkage]])
     return Head(head.kernel * np.float32(SCALES[scale]), head.bias * np.float32(SCALES[scale]))
@@ -131,12 +127,10 @@ def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
             return None  # something follows the layer
         found.append(inputs.numpy())
     features, labels = np.concatenate(found).astype(np.float32), np.asarray(data.training_targets(rows)[0])
-    head = fit_head(features, labels, layer.units)
-    before = Head(np.asarray(layer.kernel), np.asarray(layer.bias))
-    accuracy, accuracy_before = (
-        float(np.mean(one.logits(features).argmax(axis=1) == labels)) for one in (head, before)
-    )
-    return ClosedFormHead(layer, head, _loss(head.logits(features), labels), accuracy, accuracy_before)
+    head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
+    logits, logits_before = head.logits(features), before.logits(features)
+    accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
+    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before)
 
 
 def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:

@@ -110,11 +110,11 @@ class TrainState:
             return False
         self._step = self._warm_step = None  # the old graph is released before a new one is made
         self.features.drop()  # before new ones take memory
+        self.evaluation.drop_features()
         gc.collect()
         self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
         self._mask = mask
         self.features.adopt(self._step, uses_features)
-        self.evaluation.drop_features()
         if self.features.split is not None:
             self.evaluation.keep_features(self._step.variables, *self.features.room_for_test())
         return True

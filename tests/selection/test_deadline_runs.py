@@ -12,7 +12,7 @@ from elastic_trainer.errors import Stopped
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection import time_budget
+from elastic_trainer.selection import deadline as deadlines
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
 from elastic_trainer.settings import Settings
@@ -103,7 +103,7 @@ def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkey
     pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, batch: pass_ms)
     accepting = iter([0.0])  # so that the deadline is accepted; then 1 s by the table, 3 s at the measured slowdown
-    monkeypatch.setattr(time_budget, "_first_validation_seconds", lambda table, batches: next(accepting, 1.0))
+    monkeypatch.setattr(deadlines, "_first_validation_seconds", lambda table, batches: next(accepting, 1.0))
     summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
