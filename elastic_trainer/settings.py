@@ -240,13 +240,14 @@ class Settings:
         "earlier ones took less. Even with 1, `elastic_training` trains only [tensors of positive "
         "importance](time_budget.md#rho-1-is-not-full-training)"))
     deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
-        "instead of `--rho`: wall-clock time for all of training, in seconds or as `90m` or `2.5h`"))
+        "instead of `--rho`: wall-clock time from the start of the program to its export, in seconds or as `90m` or "
+        "`2.5h`"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(
         True, BUDGET, metavar="True|False", words="`True`, `False` with `--deterministic`", used_by=(ELASTIC,), help=(
         "measure the speed of the device before each selection, and [correct the "
-        "budget](time_budget.md#how-the-budget-is-corrected)"))
+        "budget](time_budget.md#how-the-budget-is-corrected); a single selection of the upper part measures nothing"))
     time_resolution: int | None = flag(
         None, BUDGET, whole_number(10, 10_000_000), "STEPS", words="automatic", used_by=(ELASTIC, BY_IMPORTANCE), help=(
         "number of time steps in which the solver counts the budget (the paper's T_q)"))

@@ -23,7 +23,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
 
     Args:
         history: of the run.
-        planned_steps: that the run was to have; a deadline may have ended it earlier.
+        planned_steps: of the schedule, which a deadline may have shortened; it may also have ended the run earlier.
         score: says which model is best.
 
     Returns:
@@ -125,7 +125,10 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
 
 
 def time_line(summary: dict[str, Any]) -> str:
-    """Where the wall time of a run went, in seconds; empty if it is not known, as after --resume."""
+    """Where the wall time of a run went, in seconds; empty if it is not known.
+
+    A resumed run counts what its earlier processes took as part of training and validation, but not in the total.
+    """
     reached = summary.get("seconds_after_start") or {}
     if not reached.get("first_step") or not reached.get("end"):
         return ""

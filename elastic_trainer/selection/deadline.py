@@ -31,10 +31,10 @@ class DeadlineTooShortError(UserError):
 
 
 class DeadlineBudget(TimeBudget):
-    """Steps that end all of training, validation included, `seconds` after its start.
+    """Steps that end all of training, validation included, `seconds` after the start of the program.
 
     Args:
-        seconds: wall time for all of training.
+        seconds: wall time from there; what has passed of it before training is `elapsed`.
         total_steps, epochs: how many there will be.
         selection_steps: steps, counted from 0, before which a selection is due.
         validation_batches: batches of one validation.
@@ -178,7 +178,7 @@ def deadline_epochs(
 
     Args:
         table: timing table of the network.
-        seconds: wall time for all of training.
+        seconds: wall time that is left for all of training.
         steps_per_epoch, validation_batches: of the images.
         most: epochs that are enough.
         interval: epochs between two selections.

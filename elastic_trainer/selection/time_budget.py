@@ -47,7 +47,7 @@ class Progress(NamedTuple):
     Attributes:
         epoch, epochs: the current epoch, counted from 0, and how many there are.
         step, total_steps: steps done, and in all.
-        elapsed_seconds: wall time since training started, everything included.
+        elapsed_seconds: wall time of the run so far, everything included.
         step_ms: measured steps since the last selection.
         slowdowns: by each gradient pass since the last selection, at even distances; before the first, by passes just
             now.
