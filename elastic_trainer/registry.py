@@ -123,7 +123,7 @@ class DatasetEntry:
         uses: flags used only by the data sets that list them.
         is_tfds: it is one of tensorflow-datasets, which can be prepared.
         is_folder: its images are the files in `data_dir`.
-        count_images: `data_dir` -> about how many there are to train on, if the batch size depends on that.
+        count_images: `data_dir`, `test_fraction` -> about how many there are to train on, if the batch depends on that.
     """
 
     read: Callable[..., Any]

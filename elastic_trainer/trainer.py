@@ -42,6 +42,8 @@ from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
+FOLLOWED_STEPS = 20  # so often, and after each epoch, a run looks whether its steps fit before the deadline
+
 
 class Trainer:
     """Trains a network step by step under a scheme.
@@ -80,12 +82,15 @@ class Trainer:
     ) -> None:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
-        task, self.data, self.settings = _task(model, data), data, settings
+        task, self.data = _task(model, data), data
+        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
+        if self.scheme.is_closed_form:
+            settings = replace(settings, num_epochs=1, max_steps=1)
+        self.settings = settings
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
         optimizer = optimizer or _optimizer(task, settings, self.schedule)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
-        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         features = None
         if settings.feature_cache != "off":
             features = Features(data, in_float16=settings.feature_cache == "float16")
@@ -136,7 +141,7 @@ class Trainer:
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
         features = {"feature_mb": self.training.features.megabytes}
-        return {**run_results(self.history, self.schedule.total_steps, self.task.score), **features}
+        return {**run_results(self.history, self._planned.total_steps, self.task.score), **features}
 
     def _begin(self) -> None:
         self._has_begun = True
@@ -154,7 +159,8 @@ class Trainer:
         if count > 0:  # else the run was interrupted when only the validation was left
             with history.clocks.running("training"):
                 self._train(epoch, history.step - start, count)
-        if history.step == end or history.is_stopped or history.out_of_time:
+        end = self.schedule.steps_of(epoch)[1]  # a deadline may have moved it
+        if history.step >= end or history.is_stopped or history.out_of_time:
             self._end_epoch()
 
     def _train(self, epoch: int, skip: int, count: int) -> None:
@@ -164,6 +170,10 @@ class Trainer:
             self.step(batch)
             if self.training.model.stop_training:
                 self.history.is_stopped = True
+                return
+            if self.history.step % FOLLOWED_STEPS == 0:
+                self._follow_deadline()
+            if self.history.step >= self.schedule.total_steps:
                 return
 
     def step(self, batch: Batch) -> StepResult:

@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
+from conftest import make_small_data, make_small_model
 from PIL import Image
 from small_images import write_noise
 
+from elastic_trainer import Settings, Trainer
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import read_run
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.runs.summary import time_line
 from main import load_to_evaluate, train_run
 
 
@@ -142,3 +146,16 @@ def test_summary_says_when_a_person_saw_what(photos, capsys):
     assert f"{reached['end']:.1f} s in all: loading TensorFlow" in line
     parts = [float(number) for number in re.findall(r" (\d+\.\d)(?=[,;])", line.partition("; the first step")[0] + ";")]
     assert sum(parts) == pytest.approx(reached["end"], abs=0.1 * len(parts))
+
+
+def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
+    trainer = Trainer(make_small_model(), make_small_data(), "full_training", Settings(num_epochs=2))
+    trainer.run(until_step=1)
+    log = RunLog(tmp_path, {}, [])
+    for listener in (log, log.events):
+        listener.set_trainer(trainer)
+        listener.on_train_begin()
+    log.on_train_batch_end(1)
+    trainer.run()
+    summary = log.finish(trainer.results())
+    assert summary["seconds_after_start"]["first_step"] is None and time_line(summary) == ""

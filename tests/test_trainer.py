@@ -48,6 +48,12 @@ def regression_trainer(scheme="elastic_training_upper_part", **changes):
     return Trainer(model, data, scheme, replace(SETTINGS, **changes), table=make_table(model, t_fw_ms=1.0))
 
 
+def test_the_closed_form_head_is_one_step_whatever_the_settings_say():
+    trainer = Trainer(make_small_model(), make_small_data(), "closed_form_head", SETTINGS)
+    trainer.run()
+    assert trainer.history.step == len(trainer.history.epochs) == 1
+
+
 @pytest.mark.parametrize("make", [image_trainer, regression_trainer])
 @pytest.mark.parametrize("step", [1, 6, 9])
 def test_a_state_handed_over_at_any_step_gives_what_an_unbroken_run_gives(make, step):

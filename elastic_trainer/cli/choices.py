@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import keras
 import numpy as np
@@ -46,7 +45,7 @@ def with_batch_size(
     count_images = DATASETS[command.data.dataset_name].count_images
     if not command.chooses_batch or count_images is None:
         return command
-    batch_size, count = command.network.batch_size, count_images(command.data.data_dir)
+    batch_size, count = command.network.batch_size, count_images(command.data.data_dir, command.data.test_fraction)
     while batch_size > 1 and batch_size * MIN_STEPS > count:
         batch_size //= 2
     command = command.with_batch(batch_size)
@@ -99,20 +98,19 @@ def with_budget(
     """
     if table is None:
         return command, None
-    deadline, chooses_epochs = command.training.deadline, command.chooses_epochs
-    if deadline is not None and command.run.export:
-        deadline = max(deadline - EXPORT_SECONDS, 1.0)
+    given, end_seconds = command, EXPORT_SECONDS if command.run.export else 0.0
+    chooses_epochs, deadline = command.chooses_epochs, command.training.deadline
     if chooses_epochs:
         assert deadline is not None
-        command = _with_fitting_epochs(command, dataset, table, deadline - elapsed)
-    settings = replace(command.training, deadline=deadline)
+        command = _with_fitting_epochs(command, dataset, table, deadline - elapsed - end_seconds)
+    settings = command.training
     features_possible = settings.feature_cache != "off"
     try:
-        budget = make_budget(model, dataset, settings, table, features_possible, elapsed)
+        budget = make_budget(model, dataset, settings, table, features_possible, elapsed, end_seconds)
     except DeadlineTooShortError:
         if not chooses_epochs:
             raise
-        return _without_steps(command, "there is no time for training steps"), None
+        return _without_steps(given, "there is no time for training steps"), None
     if chooses_epochs:
         assert isinstance(budget, DeadlineBudget)
         budget.limit_rho(DEADLINE_RHO)
@@ -120,7 +118,7 @@ def with_budget(
         if settings.interval < settings.num_epochs:
             selections = f"a selection every {settings.interval:g}"
         print(
-            f"--deadline {command.training.deadline:g}: {settings.num_epochs} epochs, {selections}; --num_epochs and "
+            f"--deadline {deadline:g}: {settings.num_epochs} epochs, {selections}; --num_epochs and "
             "--interval set other numbers"
         )
     return command, budget

@@ -78,13 +78,13 @@ def train_classes(folder: Path) -> list[str]:
     return classes
 
 
-def count_training_images(data_dir: Path | None) -> int:
+def count_training_images(data_dir: Path | None, test_fraction: float | None = None) -> int:
     """About how many images there are to train on, by the number of files. Errors as `count_folders`."""
     folder = image_folder(data_dir)
     train = _train_folder(folder)
     with reading(train):
         count = sum(1 for name in train_classes(folder) for _ in os.scandir(train / name))
-    return count if train != folder else int((1 - TEST_FRACTION) * count)
+    return count if train != folder else int((1 - (test_fraction or TEST_FRACTION)) * count)
 
 
 def count_folders(data_dir: Path | None) -> int:

@@ -210,6 +210,7 @@ class History:
             slowdown=latest.selection.slowdown if latest else None,
             features_possible=features_possible,
             feature_steps=self._feature_steps() if features_possible else 0,
+            making_ms=latest.making_ms if latest else 0.0,
         )
 
     def _feature_steps(self) -> int:

@@ -23,7 +23,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
 
     Args:
         history: of the run.
-        planned_steps: of the schedule, which a deadline may have shortened; it may also have ended the run earlier.
+        planned_steps: of the schedule; a deadline may have left time for fewer.
         score: says which model is best.
 
     Returns:
@@ -109,7 +109,7 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
         step += f", {summary.get('elapsed_seconds') or seconds:.0f} s of the {deadline:.0f} s allowed"
         planned = summary.get("planned_steps") or 0
         if summary["steps"] < planned:
-            step += f", stopped at the deadline after step {summary['steps']} of {planned}"
+            step += f", which left time for {summary['steps']} of {planned} steps"
     start = summary.get("start_accuracy")
     if start is not None:
         first = "the closed-form head" if summary.get("starts_with_head") else "the model that training started from"
@@ -125,10 +125,7 @@ def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
 
 
 def time_line(summary: dict[str, Any]) -> str:
-    """Where the wall time of a run went, in seconds; empty if it is not known.
-
-    A resumed run counts what its earlier processes took as part of training and validation, but not in the total.
-    """
+    """Where the wall time of a run went, in seconds; empty if that is not known, as for a resumed run."""
     reached = summary.get("seconds_after_start") or {}
     if not reached.get("first_step") or not reached.get("end"):
         return ""

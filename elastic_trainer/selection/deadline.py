@@ -41,7 +41,8 @@ class DeadlineBudget(TimeBudget):
         misses: as for `smallest_rho`.
         elapsed: seconds that have passed of it before training starts.
         start_seconds: what the run does between its first selection and its first step.
-        validation_share: of training time, which validations before the last one take at most.
+        end_seconds: kept for what follows training.
+        validation_share: of training time, which validations before the last one take at most; 1: no limit.
 
     Raises:
         DeadlineTooShortError: even training the head alone takes longer.
@@ -59,18 +60,21 @@ class DeadlineBudget(TimeBudget):
         misses: float = 1.0,
         elapsed: float = 0.0,
         start_seconds: float = 0.0,
+        end_seconds: float = 0.0,
         validation_share: float = 1.0,
     ) -> None:
         super().__init__(table, head, misses)
-        self._seconds, self._selection_steps, self._validation_batches = seconds, selection_steps, validation_batches
+        self._selection_steps, self._validation_batches = selection_steps, validation_batches
+        self._seconds = seconds - end_seconds
         self._start_seconds, self._validation_share = start_seconds, validation_share
         self._max_rho = 1.0
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
-        if seconds < shortest:
+        if self._seconds < shortest:
             raise DeadlineTooShortError(
-                f"--deadline {seconds:g}: training the head alone for {total_steps} steps takes about {shortest:.0f} s "
+                f"--deadline {seconds:g}: training the head alone for {total_steps} steps takes about "
+                f"{shortest + end_seconds:.0f} s "
                 "here; give more time or fewer --num_epochs"
             )
 
@@ -92,21 +96,40 @@ class DeadlineBudget(TimeBudget):
         """Use no more time than steps of `rho` take, unless the head alone takes more."""
         self._max_rho = max(rho, self.smallest_rho)
 
+    def to_record(self) -> dict[str, float]:
+        """See `TimeBudget.to_record`."""
+        return {**super().to_record(), "max_rho": self._max_rho}
+
+    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
+        """See `TimeBudget.resume`."""
+        self._max_rho = record["max_rho"]
+        super().resume(record, mask)
+
     def fitting_steps(self, progress: Progress) -> int | None:
         """See `TimeBudget.fitting_steps`."""
         if not progress.step_ms:
             return None
-        validation = statistics.median(progress.validation_seconds or [0.0])
+        validation = later = statistics.median(progress.validation_seconds or [0.0])
+        if len(progress.validation_seconds) == 1:  # the first also compiles, and makes features
+            usual = _first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
+            later = min(validation, usual)
         pace_ms = statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms
-        pace_ms += min(1e3 * validation / progress.steps_per_epoch, self._validation_share * pace_ms)
+        pace_ms += _limited(1e3 * later / progress.steps_per_epoch, self._validation_share, pace_ms)
         left = (self._seconds - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE) - VALIDATION_MARGIN * validation
         due = [step for step in self._selection_steps if step >= progress.step]
+        left -= self._making_seconds(progress, min(due, default=progress.total_steps))
         for selections in range(len(due) + 1):
             left_ms = 1e3 * (left - selections * (progress.selection_seconds or 0.0))
             steps = progress.step + max(int(left_ms / pace_ms), 0)
             if sum(step < steps for step in due) <= selections:
                 break
         return steps
+
+    def _making_seconds(self, progress: Progress, end: int) -> float:
+        """What making features still takes until step `end`, before which the next selection is due."""
+        start = max((step for step in self._selection_steps if step < progress.step), default=0)
+        planned_ms = self._making_ms * (progress.slowdown or 1.0) * (end - start)
+        return max(planned_ms - progress.making_ms, 0.0) / 1e3
 
     def is_out_of_time(self, progress: Progress, selection_is_due: bool) -> bool:
         """See `TimeBudget.is_out_of_time`.
@@ -133,7 +156,7 @@ class DeadlineBudget(TimeBudget):
             selecting = _first_selections_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
-        earlier = min((progress.epochs - progress.epoch - 1) * validation, self._validation_share * left)
+        earlier = _limited((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
         first = 0.0 if progress.step else self._start_seconds * slowdown
         return max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first
 
@@ -144,6 +167,11 @@ def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) ->
         return 0.0
     fitting = data.steps_per_epoch * table.forward_ms / 1e3
     return fitting + _first_validation_seconds(table, data.test_batches)
+
+
+def _limited(validation: float, share: float, training: float) -> float:
+    """What validations take: at most this share of training time; 1: no limit."""
+    return validation if share >= 1 else min(validation, share * training)
 
 
 def _first_validation_seconds(table: TimingTable, batches: int) -> float:
@@ -187,12 +215,12 @@ def deadline_epochs(
     """
     validation = _first_validation_seconds(table, validation_batches)
     training = DEADLINE_RHO * steps_per_epoch * table.full_step_ms / 1e3
-    epoch = training + min(validation, validation_share * training)
+    epoch = training + _limited(validation, validation_share, training)
     one = _first_selections_seconds(table, 1) - _first_selections_seconds(table, 0)
     allowed = max(int(MAX_SELECTING * seconds / one), 1) if one and may_lengthen else math.inf
 
     def fits(count: int) -> bool:
-        selections = math.ceil(min(count / interval, allowed))
+        selections = math.ceil(min(max(count / interval, 1), allowed))
         beside = _first_selections_seconds(table, selections) + (validation if validation_share < 1 else 0.0)
         return count * epoch + beside <= seconds
 

@@ -308,6 +308,7 @@ def make_budget(
     table: TimingTable,
     features_possible: bool = False,
     elapsed: float = 0.0,
+    end_seconds: float = 0.0,
 ) -> TimeBudget:
     """The time budget that `settings` ask for.
 
@@ -315,6 +316,7 @@ def make_budget(
         model, data, settings, table: of the run.
         features_possible: as in `Progress`, when the run starts.
         elapsed: seconds of a deadline that have passed before training starts.
+        end_seconds: of a deadline, kept for what follows training.
 
     Raises:
         UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
@@ -336,5 +338,6 @@ def make_budget(
         misses=misses,
         elapsed=elapsed,
         start_seconds=start_seconds(table, data, settings),
+        end_seconds=end_seconds,
         validation_share=settings.validation_share,
     )

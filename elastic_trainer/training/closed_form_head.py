@@ -22,6 +22,8 @@ from elastic_trainer.task import ImageClassification, Task
 SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 SCALES = np.geomspace(0.02, 2, 24)  # of logits
 HELD_BACK = 5  # one image in so many of each class
+MAX_FEATURES = 4096  # their covariance is solved for in a second or two, in 64 MB
+NO_IMAGES = -1e4  # bias of a class without images
 
 
 class Head(NamedTuple):
@@ -50,14 +52,21 @@ def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
         of_class = order[labels[order] == label]
         turn[of_class] = np.arange(len(of_class))
     is_held = turn % HELD_BACK == HELD_BACK - 1
-    if not is_held.any():  # no class has enough images
-        return _discriminant(features, labels, classes, [max(SHRINKAGES)])[0]
+    shrinkage, scale = max(SHRINKAGES), 1.0  # where no class has enough images
+    if is_held.any():
+        shrinkage, scale = _chosen(features, labels, classes, is_held)
+    [head] = _discriminant(features, labels, classes, [shrinkage])
+    bias = np.where(np.bincount(labels, minlength=classes), head.bias * np.float32(scale), np.float32(NO_IMAGES))
+    return Head(head.kernel * np.float32(scale), bias)
+
+
+def _chosen(features: np.ndarray, labels: np.ndarray, classes: int, is_held: np.ndarray) -> tuple[float, float]:
+    """The shrinkage and the scale with the smallest loss on the images of bool [n] `is_held`, fitted to the others."""
     heads = _discriminant(features[~is_held], labels[~is_held], classes, SHRINKAGES)
     held_logits = [head.logits(features[is_held]) for head in heads]
     losses = np.array([[_loss(scale * logits, labels[is_held]) for scale in SCALES] for logits in held_logits])
     shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
-    [head] = _discriminant(features, labels, classes, [SHRINKAGES[shrinkage]])
-    return Head(head.kernel * np.float32(SCALES[scale]), head.bias * np.float32(SCALES[scale]))
+    return SHRINKAGES[shrinkage], float(SCALES[scale])
 
 
 def _discriminant(features: np.ndarray, labels: np.ndarray, classes: int, shrinkages: Any) -> list[Head]:
@@ -70,7 +79,10 @@ def _discriminant(features: np.ndarray, labels: np.ndarray, classes: int, shrink
     means /= np.maximum(counts, 1)[:, None]
     within = centred - means[labels]
     covariance = within.T @ within / len(labels)
-    target = max(float(covariance.trace()) / len(covariance), 1e-12) * np.eye(len(covariance), dtype=np.float32)
+    variance = float(covariance.trace()) / len(covariance)
+    if (counts <= 1).all():  # images of a class do not differ, but classes do
+        variance = float((centred**2).mean())
+    target = max(variance, 1e-12) * np.eye(len(covariance), dtype=np.float32)
     log_shares = np.log(np.maximum(counts, 1e-6) / len(labels))
     heads = []
     for shrinkage in shrinkages:
@@ -109,7 +121,8 @@ class ClosedFormHead(NamedTuple):
 def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
-    None if this is no classifier of images that ends in a dense layer with a bias.
+    None if this is no classifier of images that ends in a dense layer with a bias, without an activation, of at most
+    `MAX_FEATURES` features.
     """
     layers = last_layers(task.model)
     if not isinstance(task, ImageClassification) or len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
@@ -121,9 +134,10 @@ def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
     for start in range(0, len(rows), block):
         some = rows[start : start + block]
         inputs, logits = inputs_of(data.training_inputs(Order(some, np.zeros_like(some))))
-        if inputs is None or inputs.shape.rank != 2 or not layer.use_bias:
+        if inputs is None or inputs.shape.rank != 2 or inputs.shape[1] > MAX_FEATURES or not layer.use_bias:
             return None
-        if not start and not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3):
+        follows = layer.activation is not keras.activations.linear
+        if not start and (follows or not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3)):
             return None  # something follows the layer
         found.append(inputs.numpy())
     features, labels = np.concatenate(found).astype(np.float32), np.asarray(data.training_targets(rows)[0])

@@ -145,14 +145,14 @@ class TrainState:
         """Give the head its closed form, see `training.closed_form_head`. Counts as a step.
 
         Raises:
-            UserError: the network does not end in a dense layer.
+            UserError: as `closed_form_head` returns None.
         """
         start = time.perf_counter()
         found = closed_form_head(self.task, data)
         if found is None:
             raise UserError(
-                "--train_type closed_form_head: the network must end in a dense layer with a bias that returns the "
-                "logits; use another scheme"
+                "closed_form_head: the network must end in a dense layer with a bias that returns the logits, and that "
+                "reads at most 4,096 features; choose another --train_type, or give --deadline more time"
             )
         found.assign()
         wall_ms = 1e3 * (time.perf_counter() - start)

@@ -1,6 +1,7 @@
 """A command that leaves something open: batch size, timing table, epochs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks import memory
 from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
 from main import train_run
 
@@ -42,14 +44,14 @@ def summary_of(run):
 
 
 def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(words, tmp_path, capsys):
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
     [profile] = (tmp_path / "logs" / "profiles").glob("*/profile.json")
     record = json.loads(profile.read_text())
     assert (
         record["is_quick"] and record["fit"]["selections"] <= 4 and "measuring a short one" in capsys.readouterr().out
     )
     written = profile.stat().st_mtime_ns
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
     assert profile.stat().st_mtime_ns == written
     assert "no timing table" not in capsys.readouterr().out
 
@@ -69,7 +71,7 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadli
     if deadline == "46":  # there is a table, but no time to train by it
         from elastic_trainer.cli import choices
 
-        train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9", "--run_name", "before"]))
+        train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--run_name", "before"]))
         monkeypatch.setattr(choices, "start_seconds", lambda *_: 1e3)
         monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
     train_run(parse_training([*words, "--deadline", deadline]))
@@ -81,6 +83,7 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadli
     assert load_model(run / "best.keras", "--weights").output_shape == (None, 3)
     resumed = parse_training([*words, "--deadline", deadline, "--resume"]).with_choices_of(read_config(run))
     assert (resumed.train_type, resumed.training.max_steps) == ("closed_form_head", 1)
+    assert first_change(resumed.config, read_config(run), FREE_ON_RESUME) is None
 
 
 def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):
@@ -92,7 +95,7 @@ def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):
 
 
 def test_the_closed_form_head_is_the_first_best_model(words, tmp_path):
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9", "--learning_rate", "1e-9"]))
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--learning_rate", "1e-9"]))
     summary = summary_of(tmp_path / "logs" / "mine")
     assert summary["starts_with_head"] and summary["start_accuracy"] is not None
     model = load_model(tmp_path / "logs" / "mine" / "last.keras", "--weights")
@@ -117,8 +120,12 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
     assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size == 32
+    for path in photos.glob("t*"):
+        path.rename(photos / "all") if path.name == "train" else shutil.rmtree(path)
+    halves = ["--dataset_name", "image_folder", "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
+    assert with_batch_size(parse_training(halves), small_model, mask, False).network.batch_size == 16, "of 412"
     monkeypatch.setattr(memory, "available_memory_mb", lambda: 0.02)
-    assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size < 32
+    assert with_batch_size(parse_training(halves), small_model, mask, False).network.batch_size < 16
 
 
 def test_a_rate_follows_the_batch(tmp_path):
@@ -128,6 +135,6 @@ def test_a_rate_follows_the_batch(tmp_path):
 
 
 def test_epochs_that_were_asked_for_do_not_fit(words):
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "0.9"]))
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
     with pytest.raises(UserError, match=r"--deadline 0\.5: training the head alone for 12000000"):
         train_run(parse_training([*words, "--deadline", "0.5", "--num_epochs", "1000000", "--run_name", "other"]))

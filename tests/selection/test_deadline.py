@@ -45,6 +45,8 @@ def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
     epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4)
     assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
     assert deadline_epochs(table, 6000.0, 1000, 1, most=12, interval=4)[1] == 4
+    once = [deadline_epochs(table, 8.0, 1, 1, most=500, interval=interval)[0] for interval in (math.inf, 500)]
+    assert once[0] == once[1]
     fewer, given = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4, may_lengthen=False)
     assert given == 4 and fewer < epochs, "the selections that were asked for take time from the epochs"
 
@@ -54,17 +56,24 @@ def test_epochs_that_are_not_validated_leave_time_for_more(small_model):
     # An epoch takes 6 s of steps and 6 s of validation, which may take a tenth of that and 6 s at the end.
     assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12)[0] == 5
     assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12, validation_share=0.1)[0] == 8
+    longer = replace(table, forward_ms=800.0)  # a validation takes longer than the steps of an epoch
+    assert deadline_epochs(longer, 60.0, 100, 10, most=12, interval=12)[0] == 3
 
 
 def test_a_run_before_a_deadline_has_the_steps_that_fit_at_the_latest_speed(case):
     table, head = case
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
     assert budget.fitting_steps(Progress(1, 12, 100, 1200, 20.0)) is None, "no step was measured"
-    progress = Progress(1, 12, 100, 1200, 20.0, step_ms=[90.0] * 60, overhead_ms=10.0, validation_seconds=[2.0])
+    progress = Progress(1, 12, 100, 1200, 20.0, step_ms=[90.0] * 60, overhead_ms=10.0, validation_seconds=[2.0, 2.0])
     progress = progress._replace(steps_per_epoch=100)
     assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.02))
     budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3, validation_share=0.1)
     assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.01))
+    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0, 400], 3)
+    slow = progress._replace(validation_seconds=[20.0, 20.0], slowdown=1.5, making_ms=1e3)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0)._replace(making_ms=10.0))
+    left = 80 * 0.98 - 1.5 * 20 - (1.5 * 400 * 10.0 - 1e3) / 1e3
+    assert budget.fitting_steps(slow) == 100 + int(left / (0.1 + 0.2)), "the validation takes longer than the steps"
 
 
 def test_a_deadline_may_limit_rho_and_starts_before_training(case):
@@ -72,6 +81,9 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     budget = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
     budget.limit_rho(0.6)
     assert budget.allow(Progress(epochs=12, total_steps=1200)).rho == 0.6
+    resumed = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
+    resumed.resume(budget.to_record(), head)
+    assert resumed.allow(Progress(1, 12, 100, 1200)).rho == 0.6
     seconds = 0.8 * 1200 * table.full_step_ms / 1e3
     rhos = [
         DeadlineBudget(table, head, seconds + elapsed, 1200, 12, [0], 3, elapsed=elapsed, start_seconds=start)
@@ -82,6 +94,8 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     assert rhos[0] == pytest.approx(rhos[1]) and rhos[2] < rhos[0] - 0.05
     with pytest.raises(DeadlineTooShortError):
         DeadlineBudget(table, head, 20.0, 1200, 12, [0], 3, elapsed=19.0)
+    with pytest.raises(DeadlineTooShortError, match=r"--deadline 20: training .* takes about 27 s"):
+        DeadlineBudget(table, head, 20.0, 1200, 12, [0], 3, end_seconds=20.0)
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):

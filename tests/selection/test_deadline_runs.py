@@ -1,11 +1,12 @@
 """Runs with a deadline stop in time, with their last validation."""
 
+import math
 import signal
 from dataclasses import replace
 
 import pytest
 from conftest import make_small_data, make_small_model, make_table
-from small_runs import elastic_run
+from small_runs import elastic_run, rows_of
 
 import train
 from elastic_trainer.errors import Stopped
@@ -28,7 +29,7 @@ def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):
     optimistic = replace(optimistic, fit=replace(optimistic.fit, constant_ms=1e-4))
     settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
     summary, *_ = elastic_run(tmp_path, settings, optimistic)
-    assert 0 < summary["steps"] <= summary["planned_steps"] < 12_000, "the schedule ends with the deadline"
+    assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
     assert summary["elapsed_seconds"] > 2.5
     # The last validation may run on a busy machine.
     assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0
@@ -65,10 +66,10 @@ class FakeTime:
         monkeypatch.setattr(owner, name, called)
 
 
-def run_with_deadline(folder, deadline, stop=None):
+def run_with_deadline(folder, deadline, stop=None, epochs=10):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
-    settings = Settings(learning_rate=0.05, num_epochs=10, interval=2, deadline=deadline, feature_cache="off")
+    settings = Settings(learning_rate=0.05, num_epochs=epochs, interval=2, deadline=deadline, feature_cache="off")
     budget = make_budget(model, data, settings, make_table(model))
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:
@@ -82,9 +83,9 @@ def run_with_deadline(folder, deadline, stop=None):
         # last one, and the first step of a selection, every second epoch, counts as part of it.
         (22.0, [2], [0], 13),  # 16 s after the second validation; a second step would leave too little time
         (21.0, [2], [0], 12),  # even the first step would
-        (28.0, [4, 2, 5], [0], 12),
+        (28.0, [4, 2, 5], [0], 14),
         (50.0, [10, 1], [0], 23),  # 15 s are reserved; the last validation takes 1 s, and no step follows
-        (28.5, [2], [5], 10),  # planned at 13 s, after the first validation
+        (28.5, [2], [5], 12),  # planned at 13 s, after the first validation
     ],
 )
 def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
@@ -96,6 +97,15 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
     summary = run_with_deadline(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
+
+
+def test_the_rate_ends_with_a_deadline_within_the_only_epoch(tmp_path, monkeypatch):
+    FakeTime(monkeypatch)
+    monkeypatch.setattr("elastic_trainer.trainer.FOLLOWED_STEPS", 2)
+    summary = run_with_deadline(tmp_path, 5.5, epochs=1)
+    assert (summary["steps"], summary["planned_steps"]) == (5, 6)
+    [row] = rows_of(tmp_path / "metrics.csv")
+    assert float(row["learning_rate"]) == pytest.approx(0.05 * (1 + math.cos(math.pi * 4 / 5)) / 2)
 
 
 def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
@@ -121,4 +131,4 @@ def test_run_stopped_at_its_deadline_resumes_with_the_validation(tmp_path, monke
         patched.setattr(ElasticScheme, "is_out_of_time", stop_if_out_of_time)
         run_with_deadline(tmp_path, 8.5, stop)
     summary = run_with_deadline(tmp_path, 8.5)
-    assert (summary["steps"], summary["planned_steps"], summary["epochs"]) == (7, 8, 2)
+    assert (summary["steps"], summary["planned_steps"], summary["epochs"]) == (7, 60, 2)

@@ -52,6 +52,15 @@ def test_few_images_and_classes_without_any_are_possible(count):
     features, labels = made_up(count)
     logits = fit_head(features, labels, 5).logits(features)
     assert np.isfinite(logits).all() and (logits.argmax(axis=1) < 3).all()
+    apart = features + 100 * np.eye(3, 5, dtype=np.float32)[labels]
+    assert fit_head(apart, labels, 5).logits(apart.mean(axis=0)).argmax() < 3, "far from all classes"
+
+
+def test_one_image_of_each_class_gives_a_head_of_usual_size():
+    features, labels = made_up(3)
+    head = fit_head(features, labels, 3)
+    assert np.abs(head.kernel).max() < 10
+    assert (head.logits(features).argmax(axis=1) == labels).all()
 
 
 def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():
@@ -70,11 +79,14 @@ def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():
     assert np.mean(logits.argmax(axis=1) == data._train.labels) == found.accuracy
 
 
-@pytest.mark.parametrize("end", ["softmax", "twice", "no bias"])
-def test_a_network_that_ends_otherwise_has_none(end):
+@pytest.mark.parametrize("end", ["softmax", "activation", "twice", "no bias", "too wide"])
+def test_a_network_that_ends_otherwise_has_none(end, monkeypatch):
+    if end == "too wide":
+        monkeypatch.setattr(module, "MAX_FEATURES", 5)
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(6, 3)(inputs))
-    last = keras.layers.Dense(CLASSES, use_bias=end != "no bias")
+    activation = "relu" if end == "activation" else None
+    last = keras.layers.Dense(CLASSES, activation, use_bias=end != "no bias")
     outputs = last(x)
     if end == "softmax":
         outputs = keras.layers.Softmax()(outputs)
