@@ -16,7 +16,7 @@ from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
-from elastic_trainer.machine import load_tensorflow, seconds_since_start
+from elastic_trainer.machine import load_tensorflow, resident_memory_mb, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
@@ -64,14 +64,12 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import data
     import models
     import train
-    from elastic_trainer.cli.choices import with_batch_size, with_budget, with_table
+    from elastic_trainer.cli.choices import with_batch_size, with_budget, with_memory, with_table
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
-    from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
-    from elastic_trainer.selection.schemes import trainable_mask
 
     start = time.perf_counter() if start is None else start
     run, images = command.run, command.data
@@ -85,13 +83,12 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     model = models.build(command.network)
     _check_saving(model, command)
-    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
-    measures_importance = SCHEMES[command.train_type].importance is not None
-    command = with_batch_size(command, model, mask, measures_importance)
+    command = with_memory(with_batch_size(command, model), model)
     _check_unchanged(command)
     network = command.network
-    check_memory(model, network, mask, measures_importance)
+    before_mb = resident_memory_mb() or 0.0
     command, table = with_table(command, model, time.perf_counter() - start)
+    measuring_mb = (resident_memory_mb() or 0.0) - before_mb
     reached["table"] = seconds_since_start() if table is not None else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
@@ -99,6 +96,13 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     reached["images"] = seconds_since_start()
     command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start)
     settings = command.training
+    if run.plan and budget is not None:
+        from elastic_trainer.networks.tensors import head_mask
+        from elastic_trainer.selection.plan import run_plan_lines
+
+        lines = run_plan_lines(budget.table, head_mask(model), dataset, settings, settings.rho, measuring_mb)
+        print("\n".join(lines))
+        return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)

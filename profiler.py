@@ -152,8 +152,8 @@ def main() -> None:
 
 def _measured_table(model: keras.Model, network: NetworkSettings, command: ProfileCommand, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
-    from elastic_trainer.networks.memory import check_memory
     from elastic_trainer.networks.tensors import all_mask
+    from elastic_trainer.timing.memory_check import check_memory
 
     check_memory(model, network, all_mask(model))
     with writing(folder):

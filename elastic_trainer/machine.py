@@ -126,6 +126,12 @@ def peak_memory_mb() -> float | None:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
+def resident_memory_mb(root: Path = Path("/")) -> float | None:
+    """Resident memory of this process now in MB, or None if the system does not report it."""
+    kilobytes = _numbers_in(root / "proc" / "self" / "status").get("VmRSS:")
+    return None if kilobytes is None else kilobytes * 1024 / 1e6
+
+
 def gpu_peak_memory_mb() -> float | None:
     """Peak memory of TensorFlow's allocators on all GPUs so far in MB, or None without a GPU."""
     import tensorflow as tf
@@ -210,15 +216,16 @@ def load_tensorflow() -> None:
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
-    """Discard what this block and C++ libraries in it write to file descriptor 2; exceptions pass as usual."""
-    sys.stderr.flush()
-    saved = os.dup(2)
+def silenced(descriptor: int = 2) -> Iterator[None]:
+    """Discard what this block and C++ libraries in it write to a file descriptor; exceptions pass as usual."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    stream.flush()
+    saved = os.dup(descriptor)
     try:
         with Path(os.devnull).open("wb") as null:
-            os.dup2(null.fileno(), 2)
+            os.dup2(null.fileno(), descriptor)
         yield
     finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
+        stream.flush()
+        os.dup2(saved, descriptor)
         os.close(saved)

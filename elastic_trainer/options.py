@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from elastic_trainer.errors import not_one_of
+from elastic_trainer.machine import available_memory_mb
 
 Built = TypeVar("Built")
 Options = Mapping[str, Any]  # by name, complete
@@ -159,6 +160,18 @@ def duration(text: str) -> float:
             f"must be a time above 0 and below 1e9 seconds, such as 3600, 90m or 2.5h, not '{text}'"
         )
     return seconds
+
+
+def memory_size(text: str) -> float:
+    """A type for argparse: MB, given as `900M`, `1.5G`, or as a share of what is available now, such as `80%`."""
+    factors = {"M": 1.0, "G": 1e3, "%": 0.01 * (available_memory_mb() or 0.0)}
+    try:
+        megabytes = float(text[:-1]) * factors[text[-1:].upper()]
+    except (KeyError, ValueError):
+        megabytes = 0.0
+    if not 0 < megabytes < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a size, such as 900M, 1.5G or 80%, not '{text}'")
+    return megabytes
 
 
 class OneOf:

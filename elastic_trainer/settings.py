@@ -25,6 +25,7 @@ from elastic_trainer.options import (
     flag,
     flags_of,
     folder,
+    memory_size,
     number,
     rate,
     share,
@@ -205,8 +206,9 @@ class DataSettings:
 class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
-    `deadline` is in seconds and replaces `rho`; `interval` is in epochs. `starts_with_head`: with `save_model`, the
-    closed-form head is fitted first and is the first best model. `feature_cache`: see `training.features`;
+    `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `starts_with_head`: with
+    `save_model`, the closed-form head is fitted first and is the first best model. `feature_cache`: see
+    `training.features`;
     `gradient_clipping` and `warmup`: see `training.optimizers`.
     """
 
@@ -242,6 +244,10 @@ class Settings:
     deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
         "instead of `--rho`: wall-clock time from the start of the program to its export, in seconds or as `90m` or "
         "`2.5h`"))
+    memory: float | None = flag(None, BUDGET, memory_size, "SIZE", words="no limit", is_free=True, help=(
+        "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
+        "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
+        "if they take more"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(
@@ -301,6 +307,9 @@ class RunSettings:
     allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
         "use a timing table that was made [on another machine, with other versions or before the network "
         "changed](runs.md#a-stale-timing-table)"))
+    plan: bool = flag(False, BUDGET, is_free=True, used_by=(ELASTIC,), help=(
+        "do not train; print what an epoch and the run [would take](memory.md#the-plan) in time and memory, at "
+        "`--rho` and at others"))
     save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
         "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(

@@ -23,7 +23,8 @@ import numpy as np
 from elastic_trainer.datasets.array_data import ArrayData
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import quick_collections
+from elastic_trainer.machine import available_memory_mb, quick_collections, resident_memory_mb
+from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
@@ -94,7 +95,10 @@ class Trainer:
         features = None
         if settings.feature_cache != "off":
             features = Features(data, in_float16=settings.feature_cache == "float16")
-        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features)
+        limit_mb = math.inf if settings.memory is None else settings.memory
+        if limit_mb < math.inf:
+            data.max_rows = data.batch_size  # of a forward pass: what trains decides what memory is taken
+        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb)
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False
@@ -140,8 +144,8 @@ class Trainer:
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
-        features = {"feature_mb": self.training.features.megabytes}
-        return {**run_results(self.history, self._planned.total_steps, self.task.score), **features}
+        memory = {"feature_mb": self.training.features.megabytes, "memory_budget_mb": self.settings.memory}
+        return {**run_results(self.history, self._planned.total_steps, self.task.score), **memory}
 
     def _begin(self) -> None:
         self._has_begun = True
@@ -215,8 +219,24 @@ class Trainer:
         selection = self._selected()
         if selection.uses_features and self.training.features.split is None:  # they turned out not to be possible
             selection = self._selected()
+        while (excess_mb := self._excess_mb()) > 0 and self.scheme.take_less(excess_mb):
+            selection = self._selected()
+        selection.memory_mb = self.training.predicted_mb
+        if excess_mb > 0:
+            raise UserError(
+                f"training takes about {selection.memory_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
+                f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
+                "--input_size, or an elastic --train_type with --memory"
+            )
         self.history.record_selection(selection, self._step_flops)
         self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
+
+    def _excess_mb(self) -> float:
+        """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
+        predicted_mb, available_mb = self.training.predicted_mb, available_memory_mb()
+        if predicted_mb is None or available_mb is None or has_own_memory():
+            return 0.0
+        return predicted_mb - min(self.training.memory_mb, (resident_memory_mb() or 0.0) + available_mb)
 
     def _selected(self) -> Selection:
         """The selection that is due, adopted."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import keras
-import numpy as np
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
-from elastic_trainer.networks.memory import fitting_batch
+from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
@@ -20,12 +21,13 @@ from elastic_trainer.selection.deadline import (
     deadline_epochs,
     start_seconds,
 )
-from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.selection.schemes import make_budget, trainable_mask
 from elastic_trainer.selection.time_budget import TimeBudget, check_rho
 from elastic_trainer.settings import TABLE_RECORD
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import idle_training
+from elastic_trainer.timing.memory_check import check_memory, fitting_batch, room_mb, surely_fits
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 
@@ -35,12 +37,29 @@ MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
 
 
-def with_batch_size(
-    command: TrainCommand, model: keras.Model, mask: np.ndarray, measures_importance: bool
-) -> TrainCommand:
+def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
+    """A copy that keeps an elastic run within what memory there is, unless a limit was given or it surely fits.
+
+    Raises:
+        UserError: even the least that the scheme may train does not fit.
+    """
+    network, limit_mb = command.network, command.training.memory
+    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
+    if SCHEMES[command.train_type].is_elastic:
+        mask = head_mask(model)
+        available_mb = room_mb()
+        if limit_mb is None and not surely_fits(model, network.batch_size, available_mb):
+            limit_mb = (resident_memory_mb() or 0.0) + available_mb
+            print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
+            command = replace(command, training=replace(command.training, memory=limit_mb))
+    check_memory(model, network, mask, limit_mb)
+    return command
+
+
+def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
     """A copy with a smaller batch, unless its size was given, where there are few images or little memory.
 
-    Arguments as of `networks.memory.check_memory`.
+    The memory is to suffice for what the scheme may train; of an elastic one, for half of the tensors.
     """
     count_images = DATASETS[command.data.dataset_name].count_images
     if not command.chooses_batch or count_images is None:
@@ -49,7 +68,10 @@ def with_batch_size(
     while batch_size > 1 and batch_size * MIN_STEPS > count:
         batch_size //= 2
     command = command.with_batch(batch_size)
-    return command.with_batch(fitting_batch(model, command.network, mask, measures_importance))
+    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
+    if SCHEMES[command.train_type].is_elastic:
+        mask[: len(mask) // 2] = False
+    return command.with_batch(fitting_batch(model, command.network, mask, command.training.memory))
 
 
 def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tuple[TrainCommand, TimingTable | None]:
@@ -68,6 +90,8 @@ def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tup
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
     wanted = table_settings(network)
     if not (folder / TABLE_RECORD).is_file():
+        if settings.memory is not None:  # what measuring takes would be counted, and may be more than there is
+            raise UserError(f"--memory: needs a timing table, and there is none in {folder}; make it with: {remake}")
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")

@@ -87,6 +87,15 @@ class Batch:
         """Whether the inputs were asked for."""
         return "inputs" in vars(self)
 
+    def parts(self, rows: int) -> Iterator[Batch]:
+        """The batch in parts of so many examples; the last may have fewer."""
+        for start in range(0, len(self), rows):
+            inputs, targets, weights = (
+                mapped(lambda part: part[start : start + rows], each)  # noqa: B023 (called at once)
+                for each in (self.inputs, self.targets, self.weights)
+            )
+            yield Batch(lambda: inputs, targets, weights)  # noqa: B023
+
     def __len__(self) -> int:
         import tensorflow as tf
 
@@ -121,6 +130,7 @@ class ShuffledData:
         self.name, self.train_count, self.test_count = name, train_count, test_count
         self.batch_size, self.seed = batch_size, seed
         self.steps_per_epoch = train_count // batch_size
+        self.max_rows = MAX_ROWS
 
     def training_inputs(self, order: Order) -> Structure:
         """The inputs of training examples, tensors [n, …]."""
@@ -171,7 +181,7 @@ class ShuffledData:
     def test(self) -> Iterator[Batch]:
         """All test examples as they are, in a fixed order and in batches of `block_rows`; the last may be smaller."""
         rows = np.arange(self.test_count)
-        count = block_rows(self.test_batch(rows[:1]).inputs) if self.test_count else 1
+        count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
         starts = range(0, self.test_count, count)
         return _made_ahead(self.test_batch(rows[start : start + count]) for start in starts)
 

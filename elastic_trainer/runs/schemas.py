@@ -79,6 +79,8 @@ class Summary(BaseModel):
     time_over_full: Positive | None = None
     time_over_full_missing: str | None = None
     train_flops: Quantity | None = None
+    memory_budget_mb: Quantity | None = None
+    predicted_memory_mb: Quantity | None = None
     peak_memory_mb: Quantity | None = None
     gpu_peak_memory_mb: Quantity | None = None
     energy_joules: Quantity | None = None

@@ -32,6 +32,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     values = [row[f"test_{score.name}"] for row in history.validated]
+    predicted_mb = [interval.selection.memory_mb for interval in history.intervals]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
     return {
         "epochs": len(history.epochs),
@@ -53,6 +54,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
+        "predicted_memory_mb": max((one for one in predicted_mb if one is not None), default=None),
         "peak_memory_mb": _peak(history, "peak_memory_mb"),
         "gpu_peak_memory_mb": _peak(history, "gpu_peak_memory_mb"),
         "energy_joules": history.clocks.joules,

@@ -111,7 +111,7 @@ class DeadlineBudget(TimeBudget):
             return None
         validation = later = statistics.median(progress.validation_seconds or [0.0])
         if len(progress.validation_seconds) == 1:  # the first also compiles, and makes features
-            usual = _first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
+            usual = first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
             later = min(validation, usual)
         pace_ms = statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms
         pace_ms += _limited(1e3 * later / progress.steps_per_epoch, self._validation_share, pace_ms)
@@ -139,7 +139,7 @@ class DeadlineBudget(TimeBudget):
         if progress.validation_seconds:
             needed = VALIDATION_MARGIN * max(progress.validation_seconds)
         else:
-            first_seconds = VALIDATION_MARGIN * _first_validation_seconds(self.table, self._validation_batches)
+            first_seconds = VALIDATION_MARGIN * first_validation_seconds(self.table, self._validation_batches)
             needed = (first_seconds + (self.table.compiling_ms or 0.0) / 1e3) * (progress.slowdown or 1.0)
         needed += sum(progress.step_ms[-1:]) / 1e3
         if selection_is_due:
@@ -148,12 +148,12 @@ class DeadlineBudget(TimeBudget):
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float, left: float) -> float:
         """Seconds of those `left` to keep for validations and selections still to come, and for what comes first."""
-        validation = _first_validation_seconds(self.table, self._validation_batches) * slowdown
+        validation = first_validation_seconds(self.table, self._validation_batches) * slowdown
         if progress.validation_seconds:
             validation = statistics.median(progress.validation_seconds)
         selections_left = sum(progress.step <= step < progress.total_steps for step in self._selection_steps)
         if progress.selection_seconds is None:
-            selecting = _first_selections_seconds(self.table, selections_left) * slowdown
+            selecting = first_selections_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
         earlier = _limited((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
@@ -166,7 +166,7 @@ def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) ->
     if not (settings.starts_with_head and settings.save_model):
         return 0.0
     fitting = data.steps_per_epoch * table.forward_ms / 1e3
-    return fitting + _first_validation_seconds(table, data.test_batches)
+    return fitting + first_validation_seconds(table, data.test_batches)
 
 
 def _limited(validation: float, share: float, training: float) -> float:
@@ -174,12 +174,12 @@ def _limited(validation: float, share: float, training: float) -> float:
     return validation if share >= 1 else min(validation, share * training)
 
 
-def _first_validation_seconds(table: TimingTable, batches: int) -> float:
+def first_validation_seconds(table: TimingTable, batches: int) -> float:
     """What a validation takes at the table's speed, until one is measured."""
     return FIRST_VALIDATION * batches * table.forward_ms / 1e3
 
 
-def _first_selections_seconds(table: TimingTable, count: int) -> float:
+def first_selections_seconds(table: TimingTable, count: int) -> float:
     """What `count` selections take at the table's speed, until one is measured, and compiling what a run needs beside.
 
     Each compiles a step. The gradient pass that measures the device's speed and validation are compiled once.
@@ -213,15 +213,15 @@ def deadline_epochs(
         may_lengthen: lengthen the interval where selections would take more than `MAX_SELECTING` of the time.
         validation_share: as of `DeadlineBudget`.
     """
-    validation = _first_validation_seconds(table, validation_batches)
+    validation = first_validation_seconds(table, validation_batches)
     training = DEADLINE_RHO * steps_per_epoch * table.full_step_ms / 1e3
     epoch = training + _limited(validation, validation_share, training)
-    one = _first_selections_seconds(table, 1) - _first_selections_seconds(table, 0)
+    one = first_selections_seconds(table, 1) - first_selections_seconds(table, 0)
     allowed = max(int(MAX_SELECTING * seconds / one), 1) if one and may_lengthen else math.inf
 
     def fits(count: int) -> bool:
         selections = math.ceil(min(max(count / interval, 1), allowed))
-        beside = _first_selections_seconds(table, selections) + (validation if validation_share < 1 else 0.0)
+        beside = first_selections_seconds(table, selections) + (validation if validation_share < 1 else 0.0)
         return count * epoch + beside <= seconds
 
     epochs = min(next(filter(fits, range(int(seconds / epoch), 1, -1)), 1), most)

@@ -1,12 +1,19 @@
-"""The plan for another board: what elastic training would select from its timing table at several rho."""
+"""Plans: what elastic training would select from a timing table at several rho, for another board or for a run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.datasets.batches import ShuffledData
+from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.selection.deadline import first_selections_seconds, first_validation_seconds, start_seconds
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import MEMORY_SHARE, feature_batches, feature_misses
+from elastic_trainer.selection.select import Plan, select_tensors, select_upper_part
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
@@ -35,3 +42,74 @@ def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: 
     step_ms = table.predict_ms(selection.mask, misses)
     count = f"{int(selection.mask.sum())} of {len(head)}"
     return f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"
+
+
+def run_plan_lines(
+    table: TimingTable, head: np.ndarray, data: ShuffledData, settings: Settings, rho: float, measuring_mb: float = 0.0
+) -> Iterator[str]:
+    """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
+
+    Args:
+        table: timing table of the network.
+        head: bool [N] over `model.trainable_variables`, what always trains.
+        data, settings: of the run.
+        rho: of the run; its row is marked.
+        measuring_mb: memory that this process took to measure the table, which a later one does not take.
+    """
+    schedule = Schedule.of(settings, data.steps_per_epoch)
+    limit = "no limit" if settings.memory is None else f"limit {settings.memory:,.0f} MB"
+    yield (
+        f"{schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each; "
+        f"in all: with selecting and validation; memory: of the whole process, {limit}"
+    )
+    columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
+    yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
+    resident_mb = (resident_memory_mb() or 0.0) - measuring_mb
+    room_mb = math.inf if settings.memory is None else MEMORY_SHARE * settings.memory - resident_mb
+    for each in sorted({rho, *PLANNED_RHOS[2::2]}):
+        mark, share = "→" if each == rho else " ", f"{each:.2f}"
+        plan = _fitting_plan(table, head, data, settings, schedule, each, room_mb)
+        if plan is None:
+            yield f"{mark} {share}  {'not feasible':>10}"
+            continue
+        step_ms = plan.step_ms + plan.making_ms
+        training = schedule.total_steps * step_ms / 1e3
+        run = training + _beside_seconds(table, data, settings, schedule, training)
+        kept = feature_batches(data) * plan.uses_features
+        features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
+        memory_mb = resident_mb + table.predict_mb(plan.mask, kept)
+        yield (
+            f"{mark} {share}  {int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms"
+            f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{run:>10.1f} s{features_mb:>9.0f} MB"
+            f"{memory_mb:>9,.0f} MB"
+        )
+
+
+def _fitting_plan(
+    table: TimingTable,
+    head: np.ndarray,
+    data: ShuffledData,
+    settings: Settings,
+    schedule: Schedule,
+    rho: float,
+    room_mb: float,
+) -> Plan | None:
+    """The upper part within rho and memory, with features if they fit; None if the head alone exceeds one of them."""
+    steps = min(math.ceil(settings.interval * schedule.steps_per_epoch), schedule.total_steps)
+    no_importance = np.zeros(len(head))
+    misses = feature_misses(data, steps) if settings.feature_cache != "off" else 1.0
+    if table.predict_ms(head, misses) > rho * table.full_step_ms or table.predict_mb(head) > room_mb:
+        return None
+    return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data))
+
+
+def _beside_seconds(
+    table: TimingTable, data: ShuffledData, settings: Settings, schedule: Schedule, training: float
+) -> float:
+    """What a run takes beside its steps, from its first selection to its last validation."""
+    selections = len(schedule.selection_steps(settings.interval))
+    validation = first_validation_seconds(table, data.test_batches)
+    share = settings.validation_share
+    earlier = (schedule.epochs - 1) * validation
+    earlier = earlier if share >= 1 else min(earlier, share * training)
+    return start_seconds(table, data, settings) + first_selections_seconds(table, selections) + earlier + validation

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
@@ -37,6 +38,7 @@ from elastic_trainer.task import Task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
+MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single tensors may be off
 MIN_SAVED = 0.1  # of what the prefix takes; less is within the error of the timing table
 
 
@@ -94,6 +96,10 @@ class Scheme:
     def fitting_steps(self, progress: Progress) -> int | None:
         """How many steps the run can have in all, as it goes now; None if nothing limits them."""
         return None
+
+    def take_less(self, excess_mb: float) -> bool:
+        """Whether `select`, called again, can save so many MB of memory."""
+        return False
 
     def to_record(self) -> dict[str, Any]:
         """What a checkpoint must keep of the scheme, besides the selection, in JSON's types."""
@@ -162,6 +168,7 @@ class ElasticScheme(Scheme):
         self._head = head_mask(task.model)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._has_new_table = False
+        self._room_mb = math.inf
         self._measured: _Measured | None = None
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
@@ -207,6 +214,8 @@ class ElasticScheme(Scheme):
 
     def _measure(self, progress: Progress, state: TrainState) -> _Measured:
         start = time.perf_counter()
+        if self._settings.memory is not None and self._room_mb == math.inf:
+            self._limit_memory(self._settings.memory, state.start_mb or 0.0)
         index = self._selection_of_step[progress.step]
         batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
@@ -219,6 +228,27 @@ class ElasticScheme(Scheme):
         allowance = self._budget.allow(progress)
         return _Measured(progress.step, self._budget.mask, importance, allowance, time.perf_counter() - start)
 
+    def _limit_memory(self, limit_mb: float, start_mb: float) -> None:
+        """Keep selections, and the measuring of importance, within the memory that the process may take in all."""
+        table, batch_size = self._budget.table, self._data.batch_size
+        self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
+        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), batch_size
+        costs = table.memory
+        assert costs is not None
+        while rows % 2 == 0 and costs.beside_mb + (whole_mb - costs.beside_mb) * rows / batch_size > self._room_mb:
+            rows //= 2
+        if rows < batch_size:  # a pass over all tensors that measures the device's speed does not fit either
+            self._evaluator.limit_rows(rows)
+            self._measures_speed, self._pass_steps = False, set()
+
+    def take_less(self, excess_mb: float) -> bool:
+        """See `Scheme.take_less`."""
+        table, mask = self._budget.table, self._budget.mask
+        if table.memory is None or mask is None or (mask == self._head).all():
+            return False
+        self._room_mb = min(self._room_mb, table.predict_mb(mask)) - excess_mb
+        return True
+
     def _plan(self, measured: _Measured, progress: Progress) -> Plan:
         """What to train until the next selection is due."""
         table, resolution, misses = self._budget.table, self._settings.time_resolution, 1.0
@@ -226,13 +256,18 @@ class ElasticScheme(Scheme):
         if progress.features_possible:
             misses = feature_misses(self._data, steps)
         table_rho = measured.allowance.table_rho
-        plan = self._select_tensors(table, measured.importance, self._head, table_rho, resolution, misses)
+        kept = feature_batches(self._data) if misses < 1 else 0.0
+        plan = self._select_tensors(
+            table, measured.importance, self._head, table_rho, resolution, misses, self._room_mb, kept
+        )
         if measured.current is None:
             return plan
         if progress.feature_steps:
             misses = feature_misses(self._data, steps, progress.feature_steps)
         seconds = (progress.selection_seconds or 0.0) / measured.allowance.slowdown
         changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
+        if self._room_mb < math.inf and table.predict_mb(measured.current) > self._room_mb:
+            return plan  # never more
         return keep_if_close(table, plan, measured.current, misses, changing_ms)
 
     def slowdown(self, step: int, batch: Batch) -> float | None:
@@ -261,6 +296,33 @@ class ElasticScheme(Scheme):
             self._has_new_table = True  # slowdowns until then were relative to the old one
         if selection is not None:
             self._budget.resume(record["budget"], selection.mask)
+
+
+def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray) -> float:
+    """MB that training may take in a process that takes `limit_mb` in all, resident.
+
+    Args:
+        limit_mb: as of `--memory`.
+        start_mb: what the process takes before it trains.
+        table: timing table of the network.
+        head: bool [N] over `model.trainable_variables`, what always trains.
+
+    Raises:
+        UserError: training the head alone takes more.
+    """
+    head_mb = table.predict_mb(head)
+    if start_mb + head_mb > limit_mb:
+        raise UserError(
+            f"--memory {limit_mb:.0f}M: training the head alone takes about {start_mb + head_mb:.0f} MB, of them "
+            f"{start_mb:.0f} for TensorFlow, the network and the images; give at least that, or a smaller "
+            "--batch_size or --input_size"
+        )
+    return MEMORY_SHARE * limit_mb - start_mb
+
+
+def feature_batches(data: ShuffledData) -> float:
+    """How many batches all features of `data` are, those of the test examples included."""
+    return (data.train_count * (data.view_count or 1) + data.test_count) / data.batch_size
 
 
 def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:

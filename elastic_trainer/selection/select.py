@@ -7,11 +7,13 @@ table time. A `Selection` is what trains, in wall time: a scheme makes it of a p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 import selection_solver_DP
+from elastic_trainer.selection.two_budgets import solve_both
 from elastic_trainer.timing.table import TimingTable
 
 # Of the budget: the current upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
@@ -49,6 +51,7 @@ class Selection:
         uses_features: whether its steps take as long as predicted only if features are cached.
         epoch: when it was made, in epochs since the start.
         rho, slowdown, correction: as in `time_budget.Allowance`, or None.
+        memory_mb: what the process is expected to take at most while it trains, resident; None if that is not known.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
             solver, tracing the new step, and its first call, which trains too (TensorFlow optimises the graph in it).
     """
@@ -62,6 +65,7 @@ class Selection:
     rho: float | None = None
     slowdown: float | None = None
     correction: float | None = None
+    memory_mb: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -83,6 +87,8 @@ def select_tensors(
     rho: float,
     time_resolution: int | None = None,
     misses: float = 1.0,
+    room_mb: float = inf,
+    kept_batches: float = 0.0,
 ) -> Plan:
     """Solve for the tensors of largest importance whose predicted step time is at most `rho` of a full step.
 
@@ -95,11 +101,25 @@ def select_tensors(
         rho: step time over a full step's, both in table time; 1 sets no limit, whatever the fit's error.
         time_resolution: T_q, see `selection_solver_DP.solve`.
         misses: of cached features, see `timing.forward_costs`; making them is part of the step time.
+        room_mb: memory that training may take; the head is selected even if it takes more.
+        kept_batches: of so many batches features are kept, see `TimingTable.predict_mb`.
+
+    Raises:
+        UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
     budget_ms = step_budget_ms(table, rho, misses)
     t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
     solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
-    return plan_of(table, with_solution(table, head, solution.mask), importance, budget_ms, misses)
+    mask = with_solution(table, head, solution.mask)
+    kept_batches *= table.predict(mask, misses).uses_features
+    if room_mb < inf and table.predict_mb(mask, kept_batches) > room_mb:
+        assert table.memory is not None
+        room_mb -= table.predict_mb(mask, kept_batches) - table.predict_mb(mask)
+        always = head[table.positions]
+        pairs = _pairs(table, always)
+        chosen = solve_both(t_dy_ms, t_dw_ms, gains, left_ms, table.memory, room_mb, always, pairs)
+        mask = with_solution(table, head, chosen)
+    return plan_of(table, mask, importance, budget_ms, misses)
 
 
 def select_upper_part(
@@ -109,20 +129,27 @@ def select_upper_part(
     rho: float,
     time_resolution: int | None = None,
     misses: float = 1.0,
+    room_mb: float = inf,
+    kept_batches: float = 0.0,
 ) -> Plan:
-    """All tensors from the output down to some depth, the largest such part that fits the budget. No importance counts.
+    """All tensors from the output down to some depth, the largest such part within the budgets. No importance counts.
 
     One tensor more may cost less where smaller features pass the cut. So every depth is tried.
 
     Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
-    budget_ms, upper, best = step_budget_ms(table, rho, misses), head.copy(), head
+    budget_ms, upper = step_budget_ms(table, rho, misses), head.copy()
+    best = plan_of(table, head, None, budget_ms, misses)
     for position in table.positions:
         upper[position] = True
         mask = table.with_kernels(upper) | head
-        if table.predict_ms(mask, misses) <= budget_ms:
-            best = mask
-    return plan_of(table, best, None, budget_ms, misses)
+        for each in dict.fromkeys((misses, 1.0)):  # features may not fit where the selection alone does
+            plan = plan_of(table, mask, None, budget_ms, each)
+            fits_memory = room_mb == inf or table.predict_mb(mask, kept_batches * plan.uses_features) <= room_mb
+            if fits_memory and plan.step_ms + plan.making_ms <= budget_ms:
+                best = plan
+                break
+    return best
 
 
 def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.training.traced_graph import bodies, inputs_first
+from elastic_trainer.networks.traced_graph import bodies, inputs_first
 
 if TYPE_CHECKING:
     from elastic_trainer.task import Task

@@ -310,6 +310,7 @@ def _timing_table(
     details: dict[str, Any],
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
+    from elastic_trainer.memory.costs import memory_costs
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.timing.graph_digest import graph_digest
 
@@ -332,6 +333,7 @@ def _timing_table(
         settings=settings,
         details={
             **details,
+            "memory": memory_costs(full, attribution).to_record(),
             "tensors_without_gradient": without_gradient,
             "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
         },

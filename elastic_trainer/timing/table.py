@@ -10,6 +10,7 @@ import csv
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import read_json, reading, write_csv, write_json
 from elastic_trainer.machine import environment
+from elastic_trainer.memory.costs import MemoryCosts
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, with_kernels
@@ -115,6 +117,29 @@ class TimingTable:
     def plain_over_full(self) -> float:
         """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
         return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
+
+    @cached_property
+    def memory(self) -> MemoryCosts | None:
+        """What the tensors cost in memory, at the batch size of the table; None in tables of earlier versions."""
+        record = self.details.get("memory")
+        return None if record is None else MemoryCosts.from_record(record)
+
+    def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
+        """MB that training `mask`, bool [N] over `model.trainable_variables`, takes (`memory.costs`).
+
+        Args:
+            mask: what trains.
+            kept_batches: of so many batches features are kept; 0 if the steps do not start from features.
+
+        Raises:
+            UserError: the table does not know.
+        """
+        if self.memory is None:
+            raise UserError("--memory: the timing table does not contain what tensors cost in memory; profile again")
+        features_mb = 0.0
+        if kept_batches:
+            features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.two_parts_mb
+        return self.memory.predict(mask[self.positions]) + features_mb
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""

@@ -41,6 +41,19 @@ class Place(BaseModel):
     packages: dict[str, Any] | None = None
 
 
+class MemoryRecord(BaseModel):
+    """`memory.costs.MemoryCosts`, field by field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    forward_mb: Factor
+    beside_mb: Factor
+    two_parts_mb: Factor
+    own_mb: list[Factor]
+    chain_mb: list[Factor]
+    kept: list[tuple[list[Count], Annotated[int, Field(ge=-1)], Factor]]
+
+
 class Profile(BaseModel):
     """profile.json. What nothing reads is kept as it is."""
 
@@ -64,6 +77,7 @@ class Profile(BaseModel):
     profiling_seconds: MillisecondsAboveZero | None = None
     environment: Place | None = None
     graph_digest: str | None = None
+    memory: MemoryRecord | None = None
 
 
 class Row(BaseModel):

@@ -129,7 +129,7 @@ def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
         return None
     [layer] = layers
     rows = np.arange(data.train_count)
-    block = block_rows(data.training_inputs(Order(rows[:1], rows[:1])))
+    block = min(block_rows(data.training_inputs(Order(rows[:1], rows[:1]))), data.max_rows)
     inputs_of, found = _head_inputs(task, layer), []
     for start in range(0, len(rows), block):
         some = rows[start : start + block]

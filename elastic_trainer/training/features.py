@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +37,7 @@ class Features:
         self._data, self._in_float16 = data, in_float16
         self._reported: set[str] = set()
         self.split: SplitStep | None = None
+        self._kept: list[np.ndarray] = []
         self.megabytes = 0.0
 
     @property
@@ -43,8 +45,13 @@ class Features:
         """Whether a step may get some: they were not found to be impossible."""
         return self._data is not None and self._data.view_count is not None and not self._reported
 
-    def adopt(self, step: TrainStep, are_wanted: bool = True) -> None:
-        """Keep those that `step` starts from, if they are wanted and possible.
+    @property
+    def kept_mb(self) -> float:
+        """MB that those kept now take, once all are made."""
+        return sum(values.nbytes for values in self._kept) / 1e6
+
+    def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
+        """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
 
         Why they are not possible is said once, also where they are not wanted.
         """
@@ -60,20 +67,21 @@ class Features:
             self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
         elif are_wanted:
             try:
-                self._start(SplitStep(step, cut), self._data)
+                self._start(SplitStep(step, cut), self._data, room_mb)
             except ValueError as error:
                 self._report(str(error))
 
-    def _start(self, split: SplitStep, data: ShuffledData) -> None:
+    def _start(self, split: SplitStep, data: ShuffledData, room_mb: float) -> None:
         """Make room for the features of all examples. Raises `ValueError` if that is not possible."""
         assert data.view_count is not None, "the number of views has no limit"
         self._views, count = data.view_count, data.train_count * data.view_count
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
-        self._block = max(block_rows(some), data.batch_size)
+        self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
         kinds = _kinds(split, some, self._in_float16)
         megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
-        if megabytes > data.room_mb:
-            raise ValueError(f"features take {megabytes:.0f} MB of memory, and {data.room_mb:.0f} MB are available")
+        room_mb = max(min(data.room_mb, room_mb), 0.0)
+        if megabytes > room_mb:
+            raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
         self._kept = [np.empty((count, *shape), dtype) for shape, dtype in kinds]  # pages come as they are written
         self._is_made = np.zeros(count, bool)
         self.split, self.megabytes = split, max(megabytes, self.megabytes)

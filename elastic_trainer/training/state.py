@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 import keras
@@ -13,6 +14,8 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, step_memory, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -65,10 +68,14 @@ class TrainState:
         batch_size: examples a step; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: the cache of the frozen prefix; by default nothing is cached.
+        memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
-        features: as given.
+        features, memory_mb: as given.
+        start_mb: resident memory of the process before it trains; None if the system does not report it.
+        predicted_mb: what the process is expected to take at most with the adopted step, by
+            `memory.step_memory`; None without `start_mb`.
         evaluation: results of `task` over test examples.
     """
 
@@ -79,9 +86,12 @@ class TrainState:
         batch_size: int | None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         features: Features | None = None,
+        memory_mb: float = inf,
     ) -> None:
         self._batch_size, self._penalty = batch_size, penalty
-        self.features = features or Features()
+        self.features, self.memory_mb = features or Features(), memory_mb
+        self.predicted_mb: float | None = None
+        self.start_mb = resident_memory_mb()
         self.task = task
         self.replace(task.model, optimizer)
 
@@ -114,10 +124,19 @@ class TrainState:
         gc.collect()
         self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
         self._mask = mask
-        self.features.adopt(self._step, uses_features)
+        self._predict_memory(self._step, uses_features)
         if self.features.split is not None:
             self.evaluation.keep_features(self._step.variables, *self.features.room_for_test())
         return True
+
+    def _predict_memory(self, step: TrainStep, uses_features: bool) -> None:
+        """Adopt features, too, if there is memory for them beside `step`."""
+        whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
+        needed_mb = (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs)
+        self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
+        if self.features.split is not None:
+            needed_mb += two_parts_mb(forward) + self.features.kept_mb
+        self.predicted_mb = None if self.start_mb is None else needed_mb
 
     @property
     def is_adopted(self) -> bool:

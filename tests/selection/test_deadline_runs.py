@@ -30,7 +30,7 @@ def test_run_stops_at_its_deadline_if_the_table_is_too_optimistic(tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=2000, interval=500, deadline=3.0)
     summary, *_ = elastic_run(tmp_path, settings, optimistic)
     assert 0 < summary["steps"] < summary["planned_steps"] == 12_000
-    assert summary["elapsed_seconds"] > 2.5
+    assert summary["elapsed_seconds"] > 1.5
     # The last validation may run on a busy machine.
     assert summary["elapsed_seconds"] - summary["validation_seconds"] < 4.0
     assert summary["epochs"] == -(-summary["steps"] // 6)
@@ -113,7 +113,7 @@ def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkey
     pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, batch: pass_ms)
     accepting = iter([0.0])  # so that the deadline is accepted; then 1 s by the table, 3 s at the measured slowdown
-    monkeypatch.setattr(deadlines, "_first_validation_seconds", lambda table, batches: next(accepting, 1.0))
+    monkeypatch.setattr(deadlines, "first_validation_seconds", lambda table, batches: next(accepting, 1.0))
     summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 

@@ -12,13 +12,13 @@ from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_smal
 from small_networks import built_optimizer
 
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.traced_graph import inputs_first, needed_operations
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import forward_reach
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import prefix_operations, split_step
 from elastic_trainer.training.step import TrainStep
-from elastic_trainer.training.traced_graph import inputs_first, needed_operations
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from conftest import attribute_times
 from small_networks import built_optimizer
 
 from elastic_trainer.errors import UserError
+from elastic_trainer.networks.traced_graph import needed_operations
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.trace import OperationTrace, read_trace
 from elastic_trainer.training.step import TrainStep
-from elastic_trainer.training.traced_graph import needed_operations
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
+from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks import memory
-from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES

@@ -1,0 +1,170 @@
+"""How much memory a traced step takes, by its data flow alone: no rule looks at a layer.
+
+The step's operations are run in thought, as TensorFlow runs them: each when what it needs is there. A result takes
+memory (`memory.allocator`) until its last reader is done. To that is added what TensorFlow takes for each operation of
+a graph, for each MB of filters (oneDNN stores them in another order), and for each MB that trains (the optimizer's
+variables, first written in a step):
+
+    START_MB + OPERATION_MB · operations + TENSORS_FACTOR · tensors + FILTERS_FACTOR · filters
+    + TRAINED_FACTOR · trained
+
+The numbers are fitted to the peaks of fresh processes (scripts/benchmarks/benchmark_memory.py; docs/log/memory.md says
+how far they are off).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from elastic_trainer.memory.allocator import Allocator, Chunk
+from elastic_trainer.networks.traced_graph import needed_operations
+
+START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 29.0, 0.0167, 1.095, 0.84, 1.28
+NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
+_CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+# Their result is their first input.
+ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
+# They may write their result over an input that nothing else reads.
+_IN_PLACE = {
+    *("Relu", "Relu6", "BiasAdd", "AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SelectV2"),
+    *("Relu6Grad", "ReluGrad", "SigmoidGrad", "TanhGrad", "Cast", "Neg", "Sigmoid", "Tanh", "Erf", "Exp", "Log", "Pow"),
+    *("Softmax", "LogSoftmax", "Sqrt", "Rsqrt", "Square"),
+}
+
+
+class StepMemory(NamedTuple):
+    """What a step takes beyond what was there before it was traced.
+
+    Attributes:
+        tensors_mb: what its operations write, in MB.
+        operations: how many there are.
+        filters_mb: of its convolutions.
+        trained_mb: of the variables that train.
+    """
+
+    tensors_mb: float
+    operations: int
+    filters_mb: float
+    trained_mb: float
+
+    @property
+    def megabytes(self) -> float:
+        """All of it, as in the module's header."""
+        beside = START_MB + OPERATION_MB * self.operations + TENSORS_FACTOR * self.tensors_mb
+        return beside + FILTERS_FACTOR * self.filters_mb + TRAINED_FACTOR * self.trained_mb
+
+
+def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
+    """What running the traced function of `graph` takes. Tensors whose shape is not known count as nothing.
+
+    Args:
+        graph: a function's graph.
+        trained: the variables that it trains.
+    """
+    return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
+
+
+def forward_memory(graph: tf.Graph, loss: tf.Tensor) -> StepMemory:
+    """As `step_memory`, of the forward pass alone: what the `loss` of a step needs."""
+    return _memory(graph, [loss], 0.0)
+
+
+def two_parts_mb(forward: StepMemory) -> float:
+    """MB that cached features take beside themselves: the graphs of the step and of validation, cut in two."""
+    return 4 * OPERATION_MB * forward.operations
+
+
+def beside_steps_mb(forward: StepMemory, inputs: Iterable[Any]) -> float:
+    """MB that a run takes beside its steps: the first model and validation, whose graphs are those of forward passes.
+
+    Args:
+        forward: of `forward_memory`.
+        inputs: symbolic tensors of a batch, two of which are made ahead.
+    """
+    graphs_mb = 2 * OPERATION_MB * forward.operations
+    return graphs_mb + NOT_REUSED * forward.tensors_mb + 2 * sum(map(size_of, inputs)) / 1e6
+
+
+def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemory:
+    needed = needed_operations(results)  # TensorFlow leaves out all others, such as gradients of what does not train
+    operations = [op for op in graph.get_operations() if op.name in needed]
+    filters = sum(size_of(op.inputs[1]) for op in operations if op.type in _CONVOLUTIONS)
+    stays = [result for result in results if isinstance(result, tf.Tensor)]
+    return StepMemory(_touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
+
+
+def has_own_memory() -> bool:
+    """Whether a GPU with memory of its own trains, for which nothing here holds."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def variables_mb(variables: Iterable[Any]) -> float:
+    """What variables take, in MB."""
+    return sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables) / 1e6
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes of a symbolic tensor; 0 if its shape is not known, and of what is no array."""
+    if tensor.dtype.name in ("resource", "variant", "string") or not tensor.shape.is_fully_defined():
+        return 0
+    return prod(tensor.shape.as_list()) * tensor.dtype.size
+
+
+class _Buffer:
+    """Memory that some tensors share, and how many of their readers are left."""
+
+    def __init__(self, size: int, chunk: Chunk) -> None:
+        self.size, self.chunk, self.readers = size, chunk, 0
+
+
+def _touched_bytes(operations: list[Any], outputs: Iterable[Any]) -> int:
+    """Bytes that running all `operations` of a graph touches; `outputs` stay."""
+    readers = Counter(tensor.name for op in operations for tensor in op.inputs)
+    readers.update(tensor.name for tensor in outputs)
+    before = {op.name: {*(t.op.name for t in op.inputs), *(c.name for c in op.control_inputs)} for op in operations}
+    after: dict[str, list[Any]] = {op.name: [] for op in operations}
+    for op in operations:
+        for name in before[op.name]:
+            after[name].append(op)
+    waiting = {name: len(names) for name, names in before.items()}
+    ready = deque(op for op in operations if not waiting[op.name])
+    allocator, buffers = Allocator(), dict[str, _Buffer]()
+    while ready:
+        op = ready.popleft()
+        read = [buffers[tensor.name] for tensor in op.inputs if tensor.name in buffers]
+        written = _written(op, read, allocator)
+        for output in op.outputs:
+            if output.name in written:
+                buffers[output.name] = written[output.name]
+                buffers[output.name].readers += readers[output.name]
+        for buffer in read:
+            buffer.readers -= 1
+        for buffer in {id(one): one for one in (*read, *written.values())}.values():
+            if not buffer.readers:
+                allocator.give_back(buffer.chunk)
+        for other in after[op.name]:
+            waiting[other.name] -= 1
+            if not waiting[other.name]:
+                ready.append(other)
+    return allocator.touched
+
+
+def _written(op: Any, read: list[_Buffer], allocator: Allocator) -> dict[str, _Buffer]:
+    """The memory of the outputs of `op`, by name, without those that take none."""
+    if op.type in ALIASES and op.inputs:
+        return {output.name: read[0] for output in op.outputs if read}
+    if op.type in ("Const", "Placeholder"):
+        return {}
+    written = {}
+    for output in op.outputs:
+        size = size_of(output)
+        if not size:
+            continue
+        reused = (one for one in read if op.type in _IN_PLACE and one.size == size and one.readers == 1)
+        written[output.name] = next(reused, None) or _Buffer(size, allocator.take(size))
+    return written

@@ -1,0 +1,84 @@
+"""Whether training fits into memory, asked before images are read and anything is trained.
+
+The step is traced and its memory predicted (`memory.step_memory`), unless there is so much memory that it surely fits.
+The paper does not cover memory.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+import keras
+import numpy as np
+
+from elastic_trainer.errors import UserError
+from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.memory.step_memory import has_own_memory, step_memory, variables_mb
+from elastic_trainer.networks.layer_graph import nested_nodes
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.measuring import idle_optimizer
+from elastic_trainer.training.step import TrainStep
+
+# More than a step was ever seen to take of the outputs of all layers, of the weights, and beside them (docs/memory.md).
+OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
+
+
+def room_mb(limit_mb: float | None = None) -> float:
+    """MB that training may still take: of a limit for the whole process, and of what the machine has.
+
+    Infinity if the system does not report its memory, or if a GPU with memory of its own trains.
+    """
+    available_mb = available_memory_mb()
+    if available_mb is None or has_own_memory():
+        return inf
+    return min(available_mb, inf if limit_mb is None else limit_mb - (resident_memory_mb() or 0.0))
+
+
+def surely_fits(model: keras.Model, batch_size: int, room: float) -> bool:
+    """Whether `room` MB are more than a step of `model` can take, whatever it trains."""
+    outputs = [output for node in nested_nodes(model) for output in node.outputs]
+    values = sum(prod(size or 1 for size in output.shape[1:]) for output in outputs)
+    outputs_mb = 4 * batch_size * values / 1e6
+    return OUTPUTS_FACTOR * outputs_mb + WEIGHTS_FACTOR * variables_mb(model.variables) + BESIDE_MB <= room
+
+
+def needed_mb(model: keras.Model, network: NetworkSettings, batch_size: int, mask: np.ndarray) -> float:
+    """MB that a step takes which trains bool [N] `mask` over `model.trainable_variables` on so many images."""
+    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
+    step = TrainStep(ImageClassification(model), optimizer, batch_size, mask)
+    return step_memory(step.graph, step.variables).megabytes
+
+
+def fitting_batch(model: keras.Model, network: NetworkSettings, mask: np.ndarray, limit_mb: float | None = None) -> int:
+    """The batch size of `network`, halved until training fits.
+
+    Args:
+        model, network: what is trained.
+        mask: bool [N] over `model.trainable_variables`, what trains.
+        limit_mb: memory that the process may take in all.
+    """
+    room, batch_size = room_mb(limit_mb), network.batch_size
+    if surely_fits(model, batch_size, room):
+        return batch_size
+    while batch_size > 1 and needed_mb(model, network, batch_size, mask) > room:
+        batch_size //= 2
+    return batch_size
+
+
+def check_memory(model: keras.Model, network: NetworkSettings, mask: np.ndarray, limit_mb: float | None = None) -> None:
+    """Raise `UserError` if training takes more memory than there is. Arguments as of `fitting_batch`."""
+    room = room_mb(limit_mb)
+    if surely_fits(model, network.batch_size, room):
+        return
+    needed = needed_mb(model, network, network.batch_size, mask)
+    if needed <= room:
+        return
+    smaller = fitting_batch(model, network, mask, limit_mb)
+    fits = needed_mb(model, network, smaller, mask) <= room
+    advice = f"--batch_size {smaller} fits" if fits else "no batch fits; choose a smaller --input_size or network"
+    flag = f"--batch_size {network.batch_size}" if limit_mb is None else f"--memory {limit_mb:.0f}M"
+    raise UserError(
+        f"{flag}: training {network.model_name} on {network.batch_size} images of {network.input_size}×"
+        f"{network.input_size} takes about {needed:,.0f} MB more, and {max(room, 0):,.0f} MB are available; {advice}"
+    )
