@@ -16,7 +16,7 @@ from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
-from elastic_trainer.machine import load_tensorflow, resident_memory_mb, seconds_since_start
+from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
@@ -86,9 +86,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command = with_memory(with_batch_size(command, model), model)
     _check_unchanged(command)
     network = command.network
-    before_mb = resident_memory_mb() or 0.0
-    command, table = with_table(command, model, time.perf_counter() - start)
-    measuring_mb = (resident_memory_mb() or 0.0) - before_mb
+    command, table, freed_mb = with_table(command, model, time.perf_counter() - start)
     reached["table"] = seconds_since_start() if table is not None else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
@@ -100,7 +98,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         from elastic_trainer.networks.tensors import head_mask
         from elastic_trainer.selection.plan import run_plan_lines
 
-        lines = run_plan_lines(budget.table, head_mask(model), dataset, settings, settings.rho, measuring_mb)
+        lines = run_plan_lines(budget.table, head_mask(model), dataset, settings, settings.rho, freed_mb)
         print("\n".join(lines))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
@@ -115,7 +113,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, earlier_images)
             elapsed = time.perf_counter() - start
-            results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed)
+            results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed, freed_mb)
             summary = log.finish(results)
         utils.run_each(
             lambda: _write_txt(command, folder, summary),

@@ -50,6 +50,7 @@ def train(
     budget: TimeBudget | None = None,
     stop: StopSignals | None = None,
     elapsed: float = 0.0,
+    freed_mb: float = 0.0,
 ) -> dict[str, Any]:
     """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. Continues from `run`'s last checkpoint.
 
@@ -60,6 +61,7 @@ def train(
         budget: of an elastic scheme.
         stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
+        freed_mb: memory that the program took and freed before, which training takes again.
 
     Returns:
         See `runs.summary.run_results`.
@@ -70,7 +72,7 @@ def train(
     """
     task = ImageClassification(model)
     scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
-    return run_training(task, data, scheme, settings, run, stop, elapsed)
+    return run_training(task, data, scheme, settings, run, stop, elapsed, freed_mb)
 
 
 def run_training(
@@ -81,12 +83,15 @@ def run_training(
     run: RunLog,
     stop: StopSignals | None = None,
     elapsed: float = 0.0,
+    freed_mb: float = 0.0,
 ) -> dict[str, Any]:
     """Train under a scheme; arguments, results and errors as of `train`."""
     with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
         keeper, bar = Keeper(run), ProgressBar()
         listeners = [run.events, run, bar, signals, keeper]
         trainer = Trainer(task, data, scheme, settings, listeners)
+        if trainer.training.start_mb is not None:
+            trainer.training.start_mb -= freed_mb
         keeper.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules

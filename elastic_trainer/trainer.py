@@ -221,10 +221,12 @@ class Trainer:
             selection = self._selected()
         while (excess_mb := self._excess_mb()) > 0 and self.scheme.take_less(excess_mb):
             selection = self._selected()
-        selection.memory_mb = self.training.predicted_mb
+        if self.training.predicted_mb is not None:
+            measuring_mb = (self.training.start_mb or 0.0) + self.scheme.measuring_mb
+            selection.memory_mb = max(self.training.predicted_mb, measuring_mb)
         if excess_mb > 0:
             raise UserError(
-                f"training takes about {selection.memory_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
+                f"training takes about {self.training.predicted_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
                 f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
                 "--input_size, or an elastic --train_type with --memory"
             )

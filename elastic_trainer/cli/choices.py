@@ -9,10 +9,9 @@ import keras
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
@@ -34,6 +33,7 @@ from elastic_trainer.timing.table import TimingTable, load_table, table_folder, 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
 MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
+FREED_SHARE = 0.7  # of the memory that measuring a table took; the rest is graphs and code
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
 
 
@@ -74,7 +74,9 @@ def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
     return command.with_batch(fitting_batch(model, command.network, mask, command.training.memory))
 
 
-def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tuple[TrainCommand, TimingTable | None]:
+def with_table(
+    command: TrainCommand, model: keras.Model, elapsed: float
+) -> tuple[TrainCommand, TimingTable | None, float]:
     """The timing table of an elastic run; a short one is measured if there is none.
 
     A rho that is too small is refused here, before images are read for minutes.
@@ -83,29 +85,32 @@ def with_table(command: TrainCommand, model: keras.Model, elapsed: float) -> tup
         command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
         model: its network.
         elapsed: seconds of the deadline that have passed.
+
+    Returns:
+        The command, the table, and MB of memory that measuring took and that training takes again.
     """
     if not SCHEMES[command.train_type].is_elastic:
-        return command, None
+        return command, None, 0.0
     network, run, settings = command.network, command.run, command.training
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
-    wanted = table_settings(network)
+    wanted, before_mb, freed_mb = table_settings(network), resident_memory_mb() or 0.0, 0.0
     if not (folder / TABLE_RECORD).is_file():
-        if settings.memory is not None:  # what measuring takes would be counted, and may be more than there is
-            raise UserError(f"--memory: needs a timing table, and there is none in {folder}; make it with: {remake}")
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
-            return _without_steps(command, "there is no timing table, and no time to measure one"), None
+            return _without_steps(command, "there is no timing table, and no time to measure one"), None, 0.0
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
+        check_memory(model, network, all_mask(model), settings.memory)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
         profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
+        freed_mb = FREED_SHARE * max((resident_memory_mb() or 0.0) - before_mb, 0.0)
     # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
     table = load_table(folder, wanted, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
-    return command, table
+    return command, table, freed_mb
 
 
 def with_budget(

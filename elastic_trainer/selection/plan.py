@@ -45,7 +45,7 @@ def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: 
 
 
 def run_plan_lines(
-    table: TimingTable, head: np.ndarray, data: ShuffledData, settings: Settings, rho: float, measuring_mb: float = 0.0
+    table: TimingTable, head: np.ndarray, data: ShuffledData, settings: Settings, rho: float, freed_mb: float = 0.0
 ) -> Iterator[str]:
     """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
 
@@ -54,7 +54,7 @@ def run_plan_lines(
         head: bool [N] over `model.trainable_variables`, what always trains.
         data, settings: of the run.
         rho: of the run; its row is marked.
-        measuring_mb: memory that this process took to measure the table, which a later one does not take.
+        freed_mb: memory that the process took and freed before, which training takes again.
     """
     schedule = Schedule.of(settings, data.steps_per_epoch)
     limit = "no limit" if settings.memory is None else f"limit {settings.memory:,.0f} MB"
@@ -64,7 +64,7 @@ def run_plan_lines(
     )
     columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
     yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
-    resident_mb = (resident_memory_mb() or 0.0) - measuring_mb
+    resident_mb = (resident_memory_mb() or 0.0) - freed_mb
     room_mb = math.inf if settings.memory is None else MEMORY_SHARE * settings.memory - resident_mb
     for each in sorted({rho, *PLANNED_RHOS[2::2]}):
         mark, share = "→" if each == rho else " ", f"{each:.2f}"

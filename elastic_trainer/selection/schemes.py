@@ -62,9 +62,11 @@ class Scheme:
 
     Attributes:
         is_closed_form: its one step gives the head its closed form (`training.closed_form_head`).
+        measuring_mb: memory that its selections take to measure, as far as that is known.
     """
 
     is_closed_form = False
+    measuring_mb = 0.0
 
     def is_due(self, step: int) -> bool:
         """Whether to select before step `step`, counted from 0. Default: once, at the start."""
@@ -214,8 +216,9 @@ class ElasticScheme(Scheme):
 
     def _measure(self, progress: Progress, state: TrainState) -> _Measured:
         start = time.perf_counter()
-        if self._settings.memory is not None and self._room_mb == math.inf:
-            self._limit_memory(self._settings.memory, state.start_mb or 0.0)
+        is_first = self._measured is None
+        if is_first and (self._budget.table.memory is not None or self._settings.memory is not None):
+            self._limit_memory(state.start_mb or 0.0)
         index = self._selection_of_step[progress.step]
         batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
@@ -228,16 +231,20 @@ class ElasticScheme(Scheme):
         allowance = self._budget.allow(progress)
         return _Measured(progress.step, self._budget.mask, importance, allowance, time.perf_counter() - start)
 
-    def _limit_memory(self, limit_mb: float, start_mb: float) -> None:
-        """Keep selections, and the measuring of importance, within the memory that the process may take in all."""
-        table, batch_size = self._budget.table, self._data.batch_size
-        self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
-        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), batch_size
-        costs = table.memory
-        assert costs is not None
-        while rows % 2 == 0 and costs.beside_mb + (whole_mb - costs.beside_mb) * rows / batch_size > self._room_mb:
-            rows //= 2
-        if rows < batch_size:  # a pass over all tensors that measures the device's speed does not fit either
+    def _limit_memory(self, start_mb: float) -> None:
+        """Keep selections, and the gradients of all tensors, within the memory that the process may take in all."""
+        table, limit_mb = self._budget.table, self._settings.memory
+        if limit_mb is not None:
+            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
+        if not (self._measures_speed or self._evaluator.reads_gradients):
+            return
+        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), self._data.batch_size
+        beside_mb = table.memory.beside_mb if table.memory is not None else 0.0
+        share = 1.0
+        while rows % 2 == 0 and beside_mb + share * (whole_mb - beside_mb) > self._room_mb:
+            rows, share = rows // 2, share / 2
+        self.measuring_mb = beside_mb + share * (whole_mb - beside_mb)
+        if share < 1:  # a pass over all tensors that measures the device's speed does not fit either
             self._evaluator.limit_rows(rows)
             self._measures_speed, self._pass_steps = False, set()
 
@@ -246,7 +253,8 @@ class ElasticScheme(Scheme):
         table, mask = self._budget.table, self._budget.mask
         if table.memory is None or mask is None or (mask == self._head).all():
             return False
-        self._room_mb = min(self._room_mb, table.predict_mb(mask)) - excess_mb
+        now_mb = min(self._room_mb, table.predict_mb(mask))  # the costs of single tensors may be off
+        self._room_mb = now_mb - min(excess_mb, (now_mb - table.predict_mb(self._head)) / 2)
         return True
 
     def _plan(self, measured: _Measured, progress: Progress) -> Plan:

@@ -11,10 +11,10 @@ from small_images import write_noise
 from elastic_trainer.cli.choices import with_batch_size
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks import memory
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
+from elastic_trainer.timing import memory_check
 from main import train_run
 
 NETWORK = """
@@ -105,27 +105,26 @@ def test_the_closed_form_head_is_the_first_best_model(words, tmp_path):
 def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_model, monkeypatch, tmp_path):
     photos = write_noise(tmp_path / "photos")  # 12 training images
     given = ["--dataset_name", "image_folder", "--data_dir", str(photos)]
-    mask = np.ones(len(small_model.trainable_variables), bool)
     command = parse_training(given)
-    smaller = with_batch_size(command, small_model, mask, False)
+    smaller = with_batch_size(command, small_model)
     assert (command.network.batch_size, smaller.network.batch_size) == (32, 1)
     assert smaller.training.learning_rate == pytest.approx(command.training.learning_rate / 32, rel=1e-3)
     assert smaller.config["batch_size"] == 1 and smaller.config["learning_rate"] == smaller.training.learning_rate
     for more, rate in ((["--batch_size", "4"], None), (["--learning_rate", "0.5"], 0.5)):
-        command = with_batch_size(parse_training([*given, *more]), small_model, mask, False)
+        command = with_batch_size(parse_training([*given, *more]), small_model)
         assert command.network.batch_size == (4 if rate is None else 1)
         assert rate is None or command.training.learning_rate == rate
     adam = parse_training([*given, "--optimizer", "adam"])
-    assert with_batch_size(adam, small_model, mask, False).training.learning_rate == adam.training.learning_rate
+    assert with_batch_size(adam, small_model).training.learning_rate == adam.training.learning_rate
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
-    assert with_batch_size(parse_training(given), small_model, mask, False).network.batch_size == 32
+    assert with_batch_size(parse_training(given), small_model).network.batch_size == 32
     for path in photos.glob("t*"):
         path.rename(photos / "all") if path.name == "train" else shutil.rmtree(path)
     halves = ["--dataset_name", "image_folder", "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
-    assert with_batch_size(parse_training(halves), small_model, mask, False).network.batch_size == 16, "of 412"
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 0.02)
-    assert with_batch_size(parse_training(halves), small_model, mask, False).network.batch_size < 16
+    assert with_batch_size(parse_training(halves), small_model).network.batch_size == 16, "of 412"
+    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 30.0)
+    assert with_batch_size(parse_training(halves), small_model).network.batch_size < 16
 
 
 def test_a_rate_follows_the_batch(tmp_path):

@@ -1,102 +1,74 @@
-"""The memory estimate: compared with counting by hand, and when training is refused."""
+"""Whether training fits into memory: what is refused, and which batch is chosen."""
 
-import keras
 import numpy as np
 import pytest
-from elastic_trainer.networks.memory import check_memory, memory_needed_mb
 
 import models
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks import memory
 from elastic_trainer.networks.names import MODEL_NAMES
-from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.registry import SCHEMES
-from elastic_trainer.selection.schemes import trainable_mask
+from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing import memory_check
+from elastic_trainer.timing.memory_check import check_memory, fitting_batch, needed_mb, surely_fits
 
 
-def everything(model):
-    """The mask of full training."""
-    return np.ones(len(model.trainable_variables), bool)
+@pytest.fixture(scope="module")
+def small():
+    return models.build_model("mobilenetv2", 64, 10, alpha=0.35)
 
 
-def test_memory_needed_equals_counting_by_hand():
-    """A network of two convolutions, batch norm and two dense layers; sizes are in floats of 4 bytes."""
-    inputs = keras.Input((8, 8, 3))
-    scaled = keras.layers.Rescaling(1 / 255)(inputs)
-    one = keras.layers.Conv2D(16, 3, padding="same", use_bias=False)(scaled)
-    normal = keras.layers.BatchNormalization()(one)
-    two = keras.layers.Conv2D(4, 1)(keras.layers.ReLU()(normal))
-    flat = keras.layers.Flatten()(two)
-    side = keras.layers.Dense(2)(keras.layers.Reshape((256,))(two))  # shares its memory with flat
-    model = keras.Model(inputs, keras.layers.Add()([keras.layers.Dense(2)(flat), side]))
-    batch, weights = 5, 27 * 16 + 32 + 16 * 4 + 4 + 2 * (256 * 2 + 2)
-    image, wide, narrow = 8 * 8 * 3, 8 * 8 * 16, 8 * 8 * 4
-    kept = batch * (image + wide + wide + narrow)  # inputs of: conv, batch norm, conv, both dense
-    mb = 4 / 1e6
-    assert memory_needed_mb(model, batch, 1, everything(model)) == pytest.approx(mb * (batch * image + weights + kept))
-    importance = memory_needed_mb(model, batch, 2, everything(model), measures_importance=True)
-    assert importance == pytest.approx(mb * (batch * image + 5 * weights + kept))
-    head = memory_needed_mb(model, batch, 1, head_mask(model))
-    largest_layer = batch * (wide + narrow)  # its input and output
-    assert head == pytest.approx(mb * (batch * image + weights + largest_layer))
+def network(**changed):
+    return NetworkSettings(
+        **{"model_name": "mobilenetv2", "input_size": 64, "batch_size": 64, "alpha": 0.35, **changed}
+    )
 
 
-def test_memory_needed_counts_nested_models_once():
-    backbone = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, include_top=False, weights=None)
-    alone = keras.Model(backbone.inputs, keras.layers.Flatten()(backbone.output))
-    inputs = keras.Input((32, 32, 3))
-    nested = keras.Model(inputs, keras.layers.Flatten()(keras.Sequential([backbone])(inputs)))
-    needed = [memory_needed_mb(model, 64, 1, everything(model)) for model in (alone, nested)]
-    assert needed[0] == pytest.approx(needed[1])
-    assert needed[0] > 20
+def has_free(monkeypatch, megabytes):
+    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: megabytes)
 
 
-def test_memory_needed_counts_the_input_of_a_nested_model_once():
-    given = keras.Input((8, 8, 3))
-    inner = keras.Model(given, keras.layers.Conv2D(3, 1)(given))
-    inputs = keras.Input((8, 8, 3))
-    scaled = keras.layers.Rescaling(1 / 255)(inputs)
-    both = keras.layers.Add()([inner(scaled), keras.layers.Conv2D(3, 1)(scaled)])
-    model = keras.Model(inputs, keras.layers.Conv2D(3, 1)(keras.layers.Conv2D(3, 1)(both)))
-    images, weights = 4, 4 * 12  # the batch and three inputs of convolutions; momentum of four convolutions
-    needed = memory_needed_mb(model, 1000, 1, everything(model))
-    assert needed == pytest.approx(4 * (1000 * images * 8 * 8 * 3 + weights) / 1e6)
+def test_too_little_memory_is_refused_with_the_batch_that_fits(small, monkeypatch):
+    everything, head = all_mask(small), head_mask(small)
+    full_mb, head_mb, half_mb = (
+        needed_mb(small, network(), size, mask) for size, mask in ((64, everything), (64, head), (32, everything))
+    )
+    assert head_mb < half_mb < full_mb
+    has_free(monkeypatch, full_mb + 1)
+    check_memory(small, network(), everything)
+    assert fitting_batch(small, network(), everything) == 64
+    has_free(monkeypatch, full_mb - 1)
+    check_memory(small, network(), head)
+    assert fitting_batch(small, network(), everything) == 32
+    message = rf"--batch_size 64: training mobilenetv2 on 64 images of 64×64 takes about {full_mb:.0f} MB more"
+    with pytest.raises(UserError, match=f"{message}, and {full_mb - 1:.0f} MB are available; --batch_size 32 fits"):
+        check_memory(small, network(), everything)
+    has_free(monkeypatch, 20.0)
+    with pytest.raises(UserError, match="no batch fits; choose a smaller --input_size"):
+        check_memory(small, network(), everything)
 
 
-def check(model, train_type="elastic_training", **changed):
-    """`check_memory` as main.py calls it."""
-    network = NetworkSettings(**{"model_name": "mobilenetv2", "input_size": 32, "batch_size": 4, **changed})
-    check_memory(model, network, trainable_mask(train_type, model, 1), SCHEMES[train_type].importance is not None)
+def test_a_limit_counts_what_the_process_takes_already(small, monkeypatch):
+    has_free(monkeypatch, 1e6)
+    monkeypatch.setattr(memory_check, "resident_memory_mb", lambda: 800.0)
+    full_mb = needed_mb(small, network(), 64, all_mask(small))
+    check_memory(small, network(), all_mask(small), 801 + full_mb)
+    with pytest.raises(UserError, match=rf"--memory {799 + full_mb:.0f}M: .* {full_mb - 1:.0f} MB are available"):
+        check_memory(small, network(), all_mask(small), 799 + full_mb)
 
 
-def test_too_little_memory_is_refused_before_training(monkeypatch):
-    model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
-    count = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 5 * count * 4 / 1e6)
-    check(model)
-    with pytest.raises(
-        UserError,
-        match=r"--batch_size 4096: training mobilenetv2 .* takes at least [\d,]+ MB more, and \d+ MB are avail",
-    ):
-        check(model, batch_size=4096)
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 2.5 * count * 4 / 1e6)
-    check(model, train_type="full_training")
-    for more in ({}, {"optimizer": "adam"}):  # evaluating importance needs copies
-        with pytest.raises(UserError, match="--batch_size 4: "):
-            check(model, **more)
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 50.0)  # the gradient of the head needs no other layer
-    check(model, batch_size=256, train_type="traditional_tl_training")
-    for scheme in ("full_training", "bn_plus_bias_training"):
-        with pytest.raises(UserError, match="--batch_size 256: "):
-            check(model, batch_size=256, train_type=scheme)
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: None)
-    check(model, batch_size=10**9)
+def test_where_the_memory_is_not_known_nothing_is_refused(small, monkeypatch):
+    has_free(monkeypatch, None)
+    check_memory(small, network(batch_size=10**9), all_mask(small))
+    has_free(monkeypatch, 1.0)
+    monkeypatch.setattr(memory_check, "has_own_memory", lambda: True)
+    check_memory(small, network(batch_size=10**9), all_mask(small))
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_no_network_is_refused_with_3_gb_available(name, monkeypatch):
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_what_surely_fits_does(name, batch_size):
+    """The bound that saves tracing is above what the traced step takes."""
     model = models.build_model(name, 64, 10)
-    monkeypatch.setattr(memory, "available_memory_mb", lambda: 3000.0)
-    for scheme in SCHEMES:
-        check(model, model_name=name, optimizer="adam", train_type=scheme)
+    settings = network(model_name=name, batch_size=batch_size, alpha=1.0, optimizer="adam")
+    needed = needed_mb(model, settings, batch_size, np.ones(len(model.trainable_variables), bool))
+    assert not surely_fits(model, batch_size, needed)

@@ -1,0 +1,192 @@
+"""Runs within a memory budget: what they select, what they refuse, and what the process really takes."""
+
+import json
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+from command_line import command
+from conftest import make_table
+
+from elastic_trainer import ArrayData, Settings, Trainer
+from elastic_trainer.errors import UserError
+from elastic_trainer.memory.costs import memory_costs
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.plan import run_plan_lines
+from elastic_trainer.selection.select import select_tensors, select_upper_part
+from elastic_trainer.task import CompiledTask
+from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.training.step import TrainStep
+
+BATCH, START_MB = 16, 50.0
+SETTINGS = Settings(learning_rate=0.01, num_epochs=2, interval=1, rho=1.0, correct_budget=False)
+
+
+def made_up_data(count=48):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(count, 32, 32, 3)).astype(np.float32)
+    return ArrayData((images, rng.integers(0, 3, count)), (images[:8], rng.integers(0, 3, 8)), batch_size=BATCH)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A compiled chain of convolutions, its data, and a table in which memory differs and all times are equal."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((32, 32, 3))
+    x = inputs
+    for _ in range(6):
+        x = keras.layers.Conv2D(24, 3, padding="same", activation="relu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    model.optimizer.build(model.trainable_variables)
+    data = made_up_data()
+    full = TrainStep(CompiledTask(model, *data.specs), model.optimizer, BATCH)
+    attribution = attribute(full, model.trainable_variables)
+    shapes = [tuple(model.trainable_variables[k].shape) for k in attribution.positions]
+    table = replace(
+        make_table(model, t_fw_ms=1.0),
+        positions=attribution.positions,
+        shapes=shapes,
+        features_mb=attribution.features_mb,
+        details={"memory": memory_costs(full, attribution).to_record()},
+    )
+    return model, data, table
+
+
+def limits(table, head):
+    """What the head alone takes, and all tensors, in MB."""
+    return table.predict_mb(head), table.predict_mb(np.ones_like(head))
+
+
+@pytest.mark.parametrize("select", [select_tensors, select_upper_part])
+def test_selections_grow_with_the_memory_and_stay_within_it(select, network):
+    model, _, table = network
+    head = head_mask(model)
+    head_mb, full_mb = limits(table, head)
+    counts = []
+    for share in (0.0, 0.3, 0.6, 1.0):
+        room_mb = head_mb + share * (full_mb - head_mb) + 1e-6
+        plan = select(table, np.ones(len(head)), head, 1.0, room_mb=room_mb)
+        assert table.predict_mb(plan.mask) <= room_mb and (plan.mask | head == plan.mask).all()
+        counts.append(int(plan.mask.sum()))
+    assert counts == sorted(counts) and counts[0] < counts[1] < counts[3] == len(head)
+
+
+def test_features_count_and_are_given_up_before_tensors(network):
+    model, _, table = network
+    head = head_mask(model)
+    roomy = select_upper_part(table, np.ones(len(head)), head, 0.6, misses=0.1)
+    assert roomy.uses_features
+    room_mb = table.predict_mb(roomy.mask) + 1.0
+    tight = select_upper_part(table, np.ones(len(head)), head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=50)
+    needed_mb = table.predict_mb(tight.mask, 50 * tight.uses_features)
+    assert needed_mb <= room_mb and (tight.mask != head).any()
+
+
+@pytest.fixture
+def start(monkeypatch):
+    monkeypatch.setattr("elastic_trainer.training.state.resident_memory_mb", lambda: START_MB)
+
+
+@pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
+def test_a_run_predicts_what_it_takes_and_keeps_to_its_limit(scheme, network, start):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    trained = []
+    for limit_mb in (None, START_MB + (head_mb + full_mb) / 2):
+        settings = replace(SETTINGS, memory=limit_mb)
+        trainer = Trainer(model, data, scheme, settings, table=table)
+        trainer.run()
+        summary = trainer.results()
+        assert [interval.selection.memory_mb for interval in trainer.history.intervals] != [None, None]
+        assert summary["memory_budget_mb"] == limit_mb
+        trained.append((trainer.history.selection.mask.sum(), summary["predicted_memory_mb"]))
+    assert trained[1][0] < trained[0][0] and trained[1][1] < trained[0][1]
+    assert trained[1][1] <= limit_mb
+
+
+def test_a_selection_that_takes_more_than_its_costs_say_is_made_smaller(network, start):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    record = table.details["memory"]
+    kept = [(owners, chain, 0.1 * megabytes) for owners, chain, megabytes in record["kept"]]
+    optimistic = replace(table, details={"memory": {**record, "kept": kept}})
+    limit_mb = START_MB + (head_mb + full_mb) / 2
+    trainer = Trainer(model, data, "elastic_training", replace(SETTINGS, memory=limit_mb), table=optimistic)
+    trainer.run()
+    assert trainer.results()["predicted_memory_mb"] <= limit_mb
+    assert trainer.history.selection.mask.sum() > head_mask(model).sum()
+
+
+def test_what_does_not_fit_is_refused_before_the_first_step(network, start):
+    model, data, table = network
+    head_mb, _ = limits(table, head_mask(model))
+    before = [variable.numpy() for variable in model.variables]
+    tight = replace(SETTINGS, memory=START_MB + head_mb - 20)
+    with pytest.raises(UserError, match=r"--memory \d+M: training the head alone takes about \d+ MB, of them 50 for"):
+        Trainer(model, data, "elastic_training_upper_part", tight, table=table).run()
+    with pytest.raises(UserError, match=r"training takes about \d+ MB, \d+ MB more than there are \(--memory\)"):
+        Trainer(model, data, "full_training", tight).run()
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    without = replace(table, details={})
+    with pytest.raises(UserError, match="does not contain what tensors cost in memory; profile again"):
+        Trainer(model, data, "elastic_training", tight, table=without).run()
+
+
+def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
+    model, data, _ = network
+    task, batches = CompiledTask(model, *data.specs), data.importance_batches(0, 2)
+    whole, parts = ImportanceEvaluator(task, BATCH), ImportanceEvaluator(task, BATCH)
+    parts.limit_rows(4)
+    for count in (1, 2):
+        np.testing.assert_allclose(
+            parts(model.optimizer, batches[:count]), whole(model.optimizer, batches[:count]), rtol=1e-3, atol=1e-5
+        )
+
+
+def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(network, start, monkeypatch):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    rows = []
+    monkeypatch.setattr(ImportanceEvaluator, "limit_rows", lambda evaluator, count: rows.append(count))
+    for share in (0.3, 9.0):
+        limit_mb = START_MB + head_mb + share * (full_mb - head_mb)
+        settings = replace(SETTINGS, memory=limit_mb, correct_budget=True)
+        trainer = Trainer(model, data, "elastic_training", settings, table=table)
+        trainer.run()
+        assert bool(trainer.history.selection.slowdown != 1.0) == (share > 1), "passes over all tensors"
+    assert len(rows) == 1 and rows[0] < BATCH
+
+
+def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
+    model, data, table = network
+    lines = [*run_plan_lines(table, head_mask(model), data, SETTINGS, 0.55)]
+    assert lines[0].startswith("2 epochs of 3 steps, 16 images each") and "no limit" in lines[0]
+    [chosen] = [line for line in lines if line.startswith("→")]
+    assert chosen.split()[1] == "0.55" and len(lines) == 2 + 7
+    head_mb, _ = limits(table, head_mask(model))
+    tight = replace(SETTINGS, memory=head_mb)
+    assert all("not feasible" in line for line in [*run_plan_lines(table, head_mask(model), data, tight, 0.55)][2:])
+
+
+def test_the_process_takes_what_was_predicted(tmp_path):
+    """Digits by main.py, once to measure the table, then with a limit: its peak is within it, and near it."""
+    words = ("main.py", "--logdir", tmp_path, "--batch_size", 64, "--input_size", 96, "--max_steps", 6, "--rho", 0.7)
+    free = command(*words, "--run_name", "free")
+    assert not free.returncode, free.stderr
+    without = json.loads((tmp_path / "free" / "summary.json").read_text())
+    command(*words, "--run_name", "again")
+    again = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert again["peak_memory_mb"] == pytest.approx(again["predicted_memory_mb"], rel=0.12)
+    limit_mb = round(again["predicted_memory_mb"] - 70)
+    done = command(*words, "--run_name", "limited", "--memory", f"{limit_mb}M")
+    assert not done.returncode, done.stderr
+    summary = json.loads((tmp_path / "limited" / "summary.json").read_text())
+    assert summary["peak_memory_mb"] < 1.05 * limit_mb < 1.05 * without["peak_memory_mb"]
+    refused = command(*words, "--run_name", "refused", "--memory", "100M")
+    line = refused.stderr.strip().splitlines()[-1]
+    assert refused.returncode == 2 and "--memory 100M: " in line and "MB are available" in line
