@@ -243,6 +243,7 @@ GIVEN = {
     "data_dir": ["photos", "--dataset_name", "image_folder"],
     "deadline": ["90m"],
     "logdir": ["elsewhere"],
+    "memory": ["900M"],
     "model_name": ["vgg16"],
     "optimizer": ["adam"],
     "resume": [],

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from math import prod
-from typing import Any, NamedTuple
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_trainer.memory.allocator import Allocator, Chunk
 from elastic_trainer.networks.traced_graph import needed_operations
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 29.0, 0.0167, 1.095, 0.84, 1.28
 NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
@@ -94,17 +95,21 @@ def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemor
     needed = needed_operations(results)  # TensorFlow leaves out all others, such as gradients of what does not train
     operations = [op for op in graph.get_operations() if op.name in needed]
     filters = sum(size_of(op.inputs[1]) for op in operations if op.type in _CONVOLUTIONS)
-    stays = [result for result in results if isinstance(result, tf.Tensor)]
+    stays = [result for result in results if hasattr(result, "op")]  # the others are operations
     return StepMemory(_touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
 
 
 def has_own_memory() -> bool:
     """Whether a GPU with memory of its own trains, for which nothing here holds."""
+    import tensorflow as tf
+
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def variables_mb(variables: Iterable[Any]) -> float:
     """What variables take, in MB."""
+    import tensorflow as tf
+
     return sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables) / 1e6
 
 

@@ -238,7 +238,7 @@ class ElasticScheme(Scheme):
             self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
         if not (self._measures_speed or self._evaluator.reads_gradients):
             return
-        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), self._data.batch_size
+        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), self._data.batch_size or 1
         beside_mb = table.memory.beside_mb if table.memory is not None else 0.0
         share = 1.0
         while rows % 2 == 0 and beside_mb + share * (whole_mb - beside_mb) > self._room_mb:
@@ -264,10 +264,10 @@ class ElasticScheme(Scheme):
         if progress.features_possible:
             misses = feature_misses(self._data, steps)
         table_rho = measured.allowance.table_rho
-        kept = feature_batches(self._data) if misses < 1 else 0.0
-        plan = self._select_tensors(
-            table, measured.importance, self._head, table_rho, resolution, misses, self._room_mb, kept
-        )
+        limits = {}
+        if self._room_mb < math.inf:
+            limits = {"room_mb": self._room_mb, "kept_batches": feature_batches(self._data)}
+        plan = self._select_tensors(table, measured.importance, self._head, table_rho, resolution, misses, **limits)
         if measured.current is None:
             return plan
         if progress.feature_steps:
@@ -321,9 +321,9 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
     head_mb = table.predict_mb(head)
     if start_mb + head_mb > limit_mb:
         raise UserError(
-            f"--memory {limit_mb:.0f}M: training the head alone takes about {start_mb + head_mb:.0f} MB, of them "
-            f"{start_mb:.0f} for TensorFlow, the network and the images; give at least that, or a smaller "
-            "--batch_size or --input_size"
+            f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
+            f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; give "
+            "a larger --memory, or a smaller --batch_size or --input_size"
         )
     return MEMORY_SHARE * limit_mb - start_mb
 

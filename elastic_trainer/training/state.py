@@ -131,6 +131,9 @@ class TrainState:
 
     def _predict_memory(self, step: TrainStep, uses_features: bool) -> None:
         """Adopt features, too, if there is memory for them beside `step`."""
+        if self._batch_size is None:  # nothing is known of the sizes of tensors
+            self.features.adopt(step, uses_features)
+            return
         whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
         needed_mb = (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs)
         self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
