@@ -67,9 +67,11 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.cli.choices import with_batch_size, with_budget, with_memory, with_table
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
-    from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
+    from elastic_trainer.selection.deadline import DEADLINE_RHO
+    from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
 
     start = time.perf_counter() if start is None else start
     run, images = command.run, command.data
@@ -94,12 +96,11 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     reached["images"] = seconds_since_start()
     command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start)
     settings = command.training
-    if run.plan and budget is not None:
-        from elastic_trainer.networks.tensors import head_mask
-        from elastic_trainer.selection.plan import run_plan_lines
-
-        lines = run_plan_lines(budget.table, head_mask(model), dataset, settings, settings.rho, freed_mb)
-        print("\n".join(lines))
+    if budget is not None:
+        rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
+        plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, freed_mb)
+        print("\n".join(plan))
+    if run.plan:
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime

@@ -307,9 +307,9 @@ class RunSettings:
     allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
         "use a timing table that was made [on another machine, with other versions or before the network "
         "changed](runs.md#a-stale-timing-table)"))
-    plan: bool = flag(False, BUDGET, is_free=True, used_by=(ELASTIC,), help=(
+    plan: bool = flag(False, BUDGET, is_free=True, help=(
         "do not train; print what an epoch and the run [would take](memory.md#the-plan) in time and memory, at "
-        "`--rho` and at others"))
+        "`--rho` and at others; for elastic schemes"))
     save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
         "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(

@@ -14,7 +14,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.plan import run_plan_lines
+from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.attribution import attribute
@@ -166,10 +166,13 @@ def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(networ
 
 def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     model, data, table = network
-    lines = [*run_plan_lines(table, head_mask(model), data, SETTINGS, 0.55)]
-    assert lines[0].startswith("2 epochs of 3 steps, 16 images each") and "no limit" in lines[0]
+    lines = [*run_plan_lines(table, head_mask(model), data, SETTINGS, 0.55, COMPARED_RHOS)]
+    assert lines[0].startswith("plan: 2 epochs of 3 steps, 16 images each") and "no limit" in lines[0]
     [chosen] = [line for line in lines if line.startswith("→")]
-    assert chosen.split()[1] == "0.55" and len(lines) == 2 + 7
+    assert chosen.split()[1] == "0.55" and len(lines) == 2 + 1 + len(COMPARED_RHOS)
+    assert f"{len(head_mask(model))} of  {len(head_mask(model))}" in lines[-1], "full training"
+    [_, _, row] = run_plan_lines(replace(table, details={}), head_mask(model), data, SETTINGS, 0.55)
+    assert row.startswith("→ 0.55") and row.endswith("unknown")
     head_mb, _ = limits(table, head_mask(model))
     tight = replace(SETTINGS, memory=head_mb)
     assert all("not feasible" in line for line in [*run_plan_lines(table, head_mask(model), data, tight, 0.55)][2:])

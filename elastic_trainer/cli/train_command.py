@@ -112,6 +112,11 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--rho; leave one of them out" if elastic else f"--train_type {args.train_type}, which has no time budget"
         )
         raise UserError(f"--deadline: cannot be combined with {other}")
+    if args.plan and not elastic:
+        raise UserError(
+            f"--plan: does not work with --train_type {args.train_type}, which has no timing table; in the plan of an "
+            "elastic scheme, the row of rho 1 is full training"
+        )
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
         raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")

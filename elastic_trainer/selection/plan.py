@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
+COMPARED_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 
 
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
@@ -45,7 +46,13 @@ def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: 
 
 
 def run_plan_lines(
-    table: TimingTable, head: np.ndarray, data: ShuffledData, settings: Settings, rho: float, freed_mb: float = 0.0
+    table: TimingTable,
+    head: np.ndarray,
+    data: ShuffledData,
+    settings: Settings,
+    rho: float,
+    others: Sequence[float] = (),
+    freed_mb: float = 0.0,
 ) -> Iterator[str]:
     """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
 
@@ -54,34 +61,35 @@ def run_plan_lines(
         head: bool [N] over `model.trainable_variables`, what always trains.
         data, settings: of the run.
         rho: of the run; its row is marked.
+        others: to compare with it; 1 is full training.
         freed_mb: memory that the process took and freed before, which training takes again.
     """
     schedule = Schedule.of(settings, data.steps_per_epoch)
     limit = "no limit" if settings.memory is None else f"limit {settings.memory:,.0f} MB"
     yield (
-        f"{schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each; "
+        f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each; "
         f"in all: with selecting and validation; memory: of the whole process, {limit}"
     )
     columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
     yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
-    resident_mb = (resident_memory_mb() or 0.0) - freed_mb
-    room_mb = math.inf if settings.memory is None else MEMORY_SHARE * settings.memory - resident_mb
-    for each in sorted({rho, *PLANNED_RHOS[2::2]}):
-        mark, share = "→" if each == rho else " ", f"{each:.2f}"
+    start_mb = (resident_memory_mb() or 0.0) - freed_mb
+    room_mb = math.inf if settings.memory is None else MEMORY_SHARE * settings.memory - start_mb
+    for each in sorted({rho, *others}):
+        mark = "→" if each == rho else " "
         plan = _fitting_plan(table, head, data, settings, schedule, each, room_mb)
         if plan is None:
-            yield f"{mark} {share}  {'not feasible':>10}"
+            yield f"{mark} {each:.2f}  {'not feasible':>10}"
             continue
         step_ms = plan.step_ms + plan.making_ms
         training = schedule.total_steps * step_ms / 1e3
-        run = training + _beside_seconds(table, data, settings, schedule, training)
+        in_all = training + _beside_seconds(table, data, settings, schedule, training)
         kept = feature_batches(data) * plan.uses_features
         features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
-        memory_mb = resident_mb + table.predict_mb(plan.mask, kept)
+        memory = "unknown" if table.memory is None else f"{start_mb + table.predict_mb(plan.mask, kept):,.0f} MB"
         yield (
-            f"{mark} {share}  {int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms"
-            f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{run:>10.1f} s{features_mb:>9.0f} MB"
-            f"{memory_mb:>9,.0f} MB"
+            f"{mark} {each:.2f}  {int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms"
+            f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{in_all:>10.1f} s"
+            f"{features_mb:>9.0f} MB{memory:>12}"
         )
 
 
@@ -98,7 +106,8 @@ def _fitting_plan(
     steps = min(math.ceil(settings.interval * schedule.steps_per_epoch), schedule.total_steps)
     no_importance = np.zeros(len(head))
     misses = feature_misses(data, steps) if settings.feature_cache != "off" else 1.0
-    if table.predict_ms(head, misses) > rho * table.full_step_ms or table.predict_mb(head) > room_mb:
+    is_too_little = room_mb < math.inf and table.predict_mb(head) > room_mb
+    if is_too_little or (rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms):
         return None
     return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data))
 

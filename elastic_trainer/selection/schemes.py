@@ -322,8 +322,8 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
     if start_mb + head_mb > limit_mb:
         raise UserError(
             f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
-            f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; give "
-            "a larger --memory, or a smaller --batch_size or --input_size"
+            f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; "
+            "give a larger --memory, or a smaller --batch_size or --input_size"
         )
     return MEMORY_SHARE * limit_mb - start_mb
 
