@@ -94,13 +94,16 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     reached["images"] = seconds_since_start()
+    chooses_epochs = command.chooses_epochs
     command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start)
     settings = command.training
-    if budget is not None:
+    if budget is not None and (settings.deadline is None or chooses_epochs):
         rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
         plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, freed_mb)
         print("\n".join(plan))
     if run.plan:
+        if budget is None or (settings.deadline is not None and not chooses_epochs):
+            print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime

@@ -164,7 +164,10 @@ def duration(text: str) -> float:
 
 def memory_size(text: str) -> float:
     """A type for argparse: MB, given as `900M`, `1.5G`, or as a share of what is available now, such as `80%`."""
-    factors = {"M": 1.0, "G": 1e3, "%": 0.01 * (available_memory_mb() or 0.0)}
+    available_mb = available_memory_mb()
+    if text.endswith("%") and available_mb is None:
+        raise argparse.ArgumentTypeError("this system does not report its available memory; give a size, such as 900M")
+    factors = {"M": 1.0, "G": 1e3, "%": 0.01 * (available_mb or 0.0)}
     try:
         megabytes = float(text[:-1]) * factors[text[-1:].upper()]
     except (KeyError, ValueError):

@@ -21,10 +21,10 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.array_data import ArrayData
-from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, quick_collections, resident_memory_mb
-from elastic_trainer.memory.step_memory import has_own_memory
+from elastic_trainer.memory.step_memory import FREED_SHARE, has_own_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
@@ -43,6 +43,7 @@ from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
+TOLERATED = 0.05  # of a limit of memory, by which a resumed selection may exceed it
 FOLLOWED_STEPS = 20  # so often, and after each epoch, a run looks whether its steps fit before the deadline
 
 
@@ -84,6 +85,7 @@ class Trainer:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         task, self.data = _task(model, data), data
+        before_mb = resident_memory_mb()
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         if self.scheme.is_closed_form:
             settings = replace(settings, num_epochs=1, max_steps=1)
@@ -96,9 +98,12 @@ class Trainer:
         if settings.feature_cache != "off":
             features = Features(data, in_float16=settings.feature_cache == "float16")
         limit_mb = math.inf if settings.memory is None else settings.memory
-        if limit_mb < math.inf:
-            data.max_rows = data.batch_size  # of a forward pass: what trains decides what memory is taken
+        # Of a forward pass: within a limit, what trains decides what memory is taken.
+        data.max_rows = MAX_ROWS if limit_mb == math.inf else data.batch_size
         self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb)
+        if table is None and before_mb is not None and self.training.start_mb is not None:
+            grown_mb = max(self.training.start_mb - before_mb, 0.0)  # by measuring a table, if there was none
+            self.training.start_mb -= FREED_SHARE * grown_mb
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False
@@ -189,6 +194,8 @@ class Trainer:
                 self._select()
         elif not self.training.is_adopted:
             self._adopt(history.selection)
+            if self._excess_mb() > TOLERATED * (self.settings.memory or math.inf):
+                raise self._too_little_memory()
         is_full = self.data.is_full(batch)
         result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
@@ -225,11 +232,7 @@ class Trainer:
             measuring_mb = (self.training.start_mb or 0.0) + self.scheme.measuring_mb
             selection.memory_mb = max(self.training.predicted_mb, measuring_mb)
         if excess_mb > 0:
-            raise UserError(
-                f"training takes about {self.training.predicted_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
-                f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
-                "--input_size, or an elastic --train_type with --memory"
-            )
+            raise self._too_little_memory()
         self.history.record_selection(selection, self._step_flops)
         self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
 
@@ -239,6 +242,13 @@ class Trainer:
         if predicted_mb is None or available_mb is None or has_own_memory():
             return 0.0
         return predicted_mb - min(self.training.memory_mb, (resident_memory_mb() or 0.0) + available_mb)
+
+    def _too_little_memory(self) -> UserError:
+        return UserError(
+            f"training takes about {self.training.predicted_mb:.0f} MB, {self._excess_mb():.0f} MB more than there are "
+            f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
+            "--input_size, or an elastic --train_type with --memory"
+        )
 
     def _selected(self) -> Selection:
         """The selection that is due, adopted."""

@@ -153,9 +153,14 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
 def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(network, start, monkeypatch):
     model, data, table = network
     head_mb, full_mb = limits(table, head_mask(model))
-    rows = []
-    monkeypatch.setattr(ImportanceEvaluator, "limit_rows", lambda evaluator, count: rows.append(count))
-    for share in (0.3, 9.0):
+    rows, limit_rows = [], ImportanceEvaluator.limit_rows
+
+    def recorded(evaluator, count):
+        rows.append(count)
+        limit_rows(evaluator, count)
+
+    monkeypatch.setattr(ImportanceEvaluator, "limit_rows", recorded)
+    for share in (0.7, 9.0):
         limit_mb = START_MB + head_mb + share * (full_mb - head_mb)
         settings = replace(SETTINGS, memory=limit_mb, correct_budget=True)
         trainer = Trainer(model, data, "elastic_training", settings, table=table)
@@ -194,4 +199,71 @@ def test_the_process_takes_what_was_predicted(tmp_path):
     assert summary["peak_memory_mb"] < 1.05 * limit_mb < 1.05 * without["peak_memory_mb"]
     refused = command(*words, "--run_name", "refused", "--memory", "100M")
     line = refused.stderr.strip().splitlines()[-1]
-    assert refused.returncode == 2 and "--memory 100M: " in line and "MB are available" in line
+    assert refused.returncode == 2 and "MB are available (limit 100 MB)" in line
+
+
+def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    settings = replace(SETTINGS, memory=START_MB + head_mb + 0.7 * (full_mb - head_mb), correct_budget=True)
+    trainer = Trainer(model, data, "elastic_training", settings, table=table)
+    trainer.run(until_step=2)
+    trainer._end_at(5)
+    trainer.run()
+    assert trainer.history.step == 5 and trainer.history.selection.slowdown == 1.0
+
+
+def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    settings = replace(SETTINGS, memory=START_MB + head_mb + 0.7 * (full_mb - head_mb), correct_budget=True)
+    first = Trainer(model, data, "elastic_training", settings, table=table)
+    first.run(until_step=2)
+    saved = first.state()
+    second = Trainer(model, data, "elastic_training", settings, table=table)
+    second.load(saved)
+    second.run()
+    assert second.results()["predicted_memory_mb"] <= settings.memory
+    smaller = replace(settings, memory=START_MB + head_mb - 10)
+    third = Trainer(model, data, "elastic_training_upper_part", smaller, table=table)
+    with pytest.raises(UserError, match="are too little"):
+        third.load(saved)
+    fixed = Trainer(model, data, "full_training", SETTINGS)
+    fixed.run(until_step=2)
+    resumed = Trainer(model, data, "full_training", smaller)
+    resumed.load(fixed.state())
+    with pytest.raises(UserError, match="MB more than there are"):
+        resumed.run()
+
+
+def test_where_nothing_smaller_takes_less_the_head_trains_or_the_run_ends(network, start):
+    """Another program takes memory, and the forward pass decides what each selection takes."""
+    model, data, table = network
+    record = {**table.details["memory"], "forward_mb": 1e3}
+    trainer = Trainer(model, data, "elastic_training", SETTINGS, table=replace(table, details={"memory": record}))
+    trainer.training.memory_mb = START_MB + 1.0
+    with pytest.raises(UserError, match="MB more than there are"):
+        trainer.run()
+
+
+def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
+    model, data, table = network
+    record = {**table.details["memory"]}
+    settings = replace(SETTINGS, memory=START_MB + limits(table, head_mask(model))[0] + 500)
+    masked = head_mask(model)[table.positions]
+    record["own_mb"] = [mb if is_head else mb + 1e3 for mb, is_head in zip(record["own_mb"], masked, strict=True)]
+    huge = replace(table, details={"memory": record})
+    with pytest.raises(UserError, match=r"measuring importance takes about .* use elastic_training_upper_part"):
+        Trainer(model, data, "elastic_training", settings, table=huge).run()
+
+
+def test_by_importance_features_that_do_not_fit_are_given_up(network):
+    model, _, table = network
+    head = head_mask(model)
+    importance = np.linspace(1.0, 2.0, len(head))
+    roomy = select_tensors(table, importance, head, 0.6, misses=0.1)
+    assert roomy.uses_features
+    room_mb = table.predict_mb(np.ones_like(head))
+    tight = select_tensors(table, importance, head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=1e4)
+    without = select_tensors(table, importance, head, 0.6)
+    assert not tight.uses_features and (tight.mask == without.mask).all()

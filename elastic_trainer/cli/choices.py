@@ -9,8 +9,10 @@ import keras
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory.step_memory import FREED_SHARE, has_own_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
@@ -33,7 +35,6 @@ from elastic_trainer.timing.table import TimingTable, load_table, table_folder, 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
 MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
-FREED_SHARE = 0.7  # of the memory that measuring a table took; the rest is graphs and code
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
 
 
@@ -44,6 +45,8 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
         UserError: even the least that the scheme may train does not fit.
     """
     network, limit_mb = command.network, command.training.memory
+    if limit_mb is not None and (resident_memory_mb() is None or has_own_memory()):
+        raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
     if SCHEMES[command.train_type].is_elastic:
         mask = head_mask(model)
@@ -59,7 +62,7 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
 def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
     """A copy with a smaller batch, unless its size was given, where there are few images or little memory.
 
-    The memory is to suffice for what the scheme may train; of an elastic one, for half of the tensors.
+    The memory is to suffice for what the scheme may train; of an elastic one that has a timing table, for half of it.
     """
     count_images = DATASETS[command.data.dataset_name].count_images
     if not command.chooses_batch or count_images is None:
@@ -69,7 +72,8 @@ def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
         batch_size //= 2
     command = command.with_batch(batch_size)
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
-    if SCHEMES[command.train_type].is_elastic:
+    has_table = (table_folder(command.network, command.run.logdir) / TABLE_RECORD).is_file()
+    if SCHEMES[command.train_type].is_elastic and has_table:
         mask[: len(mask) // 2] = False
     return command.with_batch(fitting_batch(model, command.network, mask, command.training.memory))
 
@@ -98,7 +102,7 @@ def with_table(
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None, 0.0
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
-        check_memory(model, network, all_mask(model), settings.memory)
+        check_memory(model, network, all_mask(model), settings.memory, "measuring the timing table of")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
@@ -110,6 +114,8 @@ def with_table(
     table = load_table(folder, wanted, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
+    if table.memory is None and command.options["memory"] is None:  # an earlier table cannot keep to a limit
+        command = replace(command, training=replace(settings, memory=None))
     return command, table, freed_mb
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 29.0, 0.0167, 1.095, 0.84, 1.28
+FREED_SHARE = 0.7  # of the memory that measuring a timing table took, training takes again; the rest is graphs
 NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Their result is their first input.

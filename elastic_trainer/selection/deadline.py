@@ -102,7 +102,7 @@ class DeadlineBudget(TimeBudget):
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """See `TimeBudget.resume`."""
-        self._max_rho = record["max_rho"]
+        self._max_rho = record.get("max_rho", 1.0)
         super().resume(record, mask)
 
     def fitting_steps(self, progress: Progress) -> int | None:

@@ -56,7 +56,9 @@ class ImportanceEvaluator:
 
     def limit_rows(self, rows: int) -> None:
         """Take the gradients of a batch in parts of so many examples, which must divide it, to save memory."""
-        self._rows = rows
+        if rows != self._rows:
+            self._rows, self._is_warm = rows, False
+            self.__dict__.pop("_gradients", None)
 
     @cached_property
     def _gradients(self) -> AllGradients:

@@ -19,12 +19,13 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
+from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
+from elastic_trainer.selection.select import Plan, Selection, keep_if_close, plan_of, select_tensors, step_budget_ms
 from elastic_trainer.selection.time_budget import (
     GRADIENT_PASSES,
     Allowance,
@@ -39,6 +40,8 @@ from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
 MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single tensors may be off
+# Copies of all weights while importance is measured: gradients, their sums, updates, what is restored afterwards.
+MEASURED_WEIGHTS = 5
 MIN_SAVED = 0.1  # of what the prefix takes; less is within the error of the timing table
 
 
@@ -170,7 +173,7 @@ class ElasticScheme(Scheme):
         self._head = head_mask(task.model)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._has_new_table = False
-        self._room_mb = math.inf
+        self._room_mb, self._is_limited, self._trains_head_alone, self._passes_fit = math.inf, False, False, True
         self._measured: _Measured | None = None
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
@@ -181,8 +184,10 @@ class ElasticScheme(Scheme):
         self._selection_of_step = {step: index for index, step in enumerate(selections)}
         self._ends = [*selections, schedule.total_steps]
         # Gradient passes must be compiled. That pays where later selections use what they measure.
-        self._measures_speed = self._settings.correct_budget and (
-            len(selections) > 1 or self._evaluator.reads_gradients
+        self._measures_speed = (
+            self._passes_fit
+            and self._settings.correct_budget
+            and (len(selections) > 1 or self._evaluator.reads_gradients)
         )
         self._pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
@@ -216,9 +221,7 @@ class ElasticScheme(Scheme):
 
     def _measure(self, progress: Progress, state: TrainState) -> _Measured:
         start = time.perf_counter()
-        is_first = self._measured is None
-        if is_first and (self._budget.table.memory is not None or self._settings.memory is not None):
-            self._limit_memory(state.start_mb or 0.0)
+        self._limit_memory(state)
         index = self._selection_of_step[progress.step]
         batches = self._data.importance_batches(index, self._settings.importance_batches)
         importance = self._evaluator(state.optimizer, batches)
@@ -231,30 +234,49 @@ class ElasticScheme(Scheme):
         allowance = self._budget.allow(progress)
         return _Measured(progress.step, self._budget.mask, importance, allowance, time.perf_counter() - start)
 
-    def _limit_memory(self, start_mb: float) -> None:
-        """Keep selections, and the gradients of all tensors, within the memory that the process may take in all."""
-        table, limit_mb = self._budget.table, self._settings.memory
+    def _limit_memory(self, state: TrainState) -> None:
+        """Keep selections, and the gradients of all tensors, within the memory that the process may take; once.
+
+        Raises:
+            UserError: training the head alone takes more, or measuring importance on one example at a time.
+        """
+        table, limit_mb, start_mb = self._budget.table, self._settings.memory, state.start_mb
+        if self._is_limited or start_mb is None or has_own_memory() or (limit_mb is None and table.memory is None):
+            return
+        self._is_limited = True
         if limit_mb is not None:
             self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
-        if not (self._measures_speed or self._evaluator.reads_gradients):
+        if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
-        whole_mb, rows = table.predict_mb(np.ones_like(self._head)), self._data.batch_size or 1
-        beside_mb = table.memory.beside_mb if table.memory is not None else 0.0
-        share = 1.0
-        while rows % 2 == 0 and beside_mb + share * (whole_mb - beside_mb) > self._room_mb:
-            rows, share = rows // 2, share / 2
-        self.measuring_mb = beside_mb + share * (whole_mb - beside_mb)
-        if share < 1:  # a pass over all tensors that measures the device's speed does not fit either
+        batch_size, costs = self._data.batch_size or 1, table.memory
+        weights_mb = sum(math.prod(shape) for shape in table.shapes) * 4e-6
+        whole_mb = table.predict_mb(np.ones_like(self._head))
+        fixed_mb = costs.beside_mb + float(costs.own_mb.sum() + costs.chain_mb.sum()) + MEASURED_WEIGHTS * weights_mb
+        by_rows_mb = max(whole_mb + MEASURED_WEIGHTS * weights_mb - fixed_mb, 0.0)
+        divisors = [rows for rows in range(batch_size, 0, -1) if batch_size % rows == 0]
+        needed_mb = {rows: fixed_mb + by_rows_mb * rows / batch_size for rows in divisors}
+        rows = next((rows for rows in divisors if needed_mb[rows] <= self._room_mb), 1)
+        self.measuring_mb = needed_mb[rows]
+        if rows < batch_size:  # a pass over all tensors that measures the device's speed does not fit either
             self._evaluator.limit_rows(rows)
-            self._measures_speed, self._pass_steps = False, set()
+            self._passes_fit = self._measures_speed = False
+            self._pass_steps = set()
+        if not self._evaluator.reads_gradients and rows < batch_size:
+            self.measuring_mb = 0.0
+        elif needed_mb[rows] > self._room_mb:
+            raise UserError(
+                f"memory: measuring importance takes about {start_mb + needed_mb[rows]:,.0f} MB even with one image "
+                f"at a time, and the limit is {limit_mb:,.0f} MB; use elastic_training_upper_part, which measures none"
+            )
 
     def take_less(self, excess_mb: float) -> bool:
         """See `Scheme.take_less`."""
         table, mask = self._budget.table, self._budget.mask
         if table.memory is None or mask is None or (mask == self._head).all():
             return False
-        now_mb = min(self._room_mb, table.predict_mb(mask))  # the costs of single tensors may be off
-        self._room_mb = now_mb - min(excess_mb, (now_mb - table.predict_mb(self._head)) / 2)
+        now_mb, head_mb = min(self._room_mb, table.predict_mb(mask)), table.predict_mb(self._head)
+        self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
+        self._trains_head_alone = self._room_mb < head_mb + 1
         return True
 
     def _plan(self, measured: _Measured, progress: Progress) -> Plan:
@@ -264,6 +286,8 @@ class ElasticScheme(Scheme):
         if progress.features_possible:
             misses = feature_misses(self._data, steps)
         table_rho = measured.allowance.table_rho
+        if self._trains_head_alone:
+            return plan_of(table, self._head, None, step_budget_ms(table, table_rho, 1.0), 1.0)
         limits = {}
         if self._room_mb < math.inf:
             limits = {"room_mb": self._room_mb, "kept_batches": feature_batches(self._data)}
@@ -299,6 +323,7 @@ class ElasticScheme(Scheme):
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         """See `Scheme.resume`."""
+        self._limit_memory(state)
         if record["table"] != self._budget.table.digest():
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one

@@ -111,10 +111,12 @@ def select_tensors(
     t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
     solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
     mask = with_solution(table, head, solution.mask)
-    kept_batches *= table.predict(mask, misses).uses_features
-    if room_mb < inf and table.predict_mb(mask, kept_batches) > room_mb:
+    kept = kept_batches * table.predict(mask, misses).uses_features
+    if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
+        # Solved without features: what they take depends on the cut, and time is the smaller loss.
+        return select_tensors(table, importance, head, rho, time_resolution, 1.0, room_mb)
+    if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
-        room_mb -= table.predict_mb(mask, kept_batches) - table.predict_mb(mask)
         always = head[table.positions]
         pairs = _pairs(table, always)
         chosen = solve_both(t_dy_ms, t_dw_ms, gains, left_ms, table.memory, room_mb, always, pairs)

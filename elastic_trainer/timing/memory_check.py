@@ -66,8 +66,14 @@ def fitting_batch(model: keras.Model, network: NetworkSettings, mask: np.ndarray
     return batch_size
 
 
-def check_memory(model: keras.Model, network: NetworkSettings, mask: np.ndarray, limit_mb: float | None = None) -> None:
-    """Raise `UserError` if training takes more memory than there is. Arguments as of `fitting_batch`."""
+def check_memory(
+    model: keras.Model,
+    network: NetworkSettings,
+    mask: np.ndarray,
+    limit_mb: float | None = None,
+    what: str = "training",
+) -> None:
+    """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is. Others as `fitting_batch`."""
     room = room_mb(limit_mb)
     if surely_fits(model, network.batch_size, room):
         return
@@ -77,8 +83,9 @@ def check_memory(model: keras.Model, network: NetworkSettings, mask: np.ndarray,
     smaller = fitting_batch(model, network, mask, limit_mb)
     fits = needed_mb(model, network, smaller, mask) <= room
     advice = f"--batch_size {smaller} fits" if fits else "no batch fits; choose a smaller --input_size or network"
-    flag = f"--batch_size {network.batch_size}" if limit_mb is None else f"--memory {limit_mb:.0f}M"
+    limit = "" if limit_mb is None else f" (limit {limit_mb:,.0f} MB)"
+    size, count = f"{network.input_size}×{network.input_size}", network.batch_size
     raise UserError(
-        f"{flag}: training {network.model_name} on {network.batch_size} images of {network.input_size}×"
-        f"{network.input_size} takes about {needed:,.0f} MB more, and {max(room, 0):,.0f} MB are available; {advice}"
+        f"--batch_size {count}: {what} {network.model_name} on {count} images of {size} takes about {needed:,.0f} "
+        f"MB more, and {max(room, 0):,.0f} MB are available{limit}; {advice}"
     )

@@ -32,23 +32,28 @@ class Evaluation:
         self._split: SplitStep | None = None
         self._kept: list[list[tf.Tensor]] = []
 
-    def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> None:
+    def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> float:
         """Start from the features of the test examples from now on, if anything before `variables` is frozen.
 
         Args:
             variables: those that train.
             count: number of test examples.
             room_mb: memory that their features may take; if it is too small, none are kept.
+
+        Returns:
+            MB that they take.
         """
         self.drop_features()
         whole = self._traced()
         whole.variables = variables
         cut = find_cut(whole)
         if cut is None or not all(tensor.shape[1:].is_fully_defined() for tensor in cut.tensors):
-            return
+            return 0.0
         of_each = sum(tensor.dtype.size * int(np.prod(tensor.shape[1:])) for tensor in cut.tensors)
-        if count * of_each / 1e6 <= room_mb:
-            self._split = SplitStep(whole, cut)
+        if count * of_each / 1e6 > room_mb:
+            return 0.0
+        self._split = SplitStep(whole, cut)
+        return count * of_each / 1e6
 
     def drop_features(self) -> None:
         """Start from the examples themselves from now on."""

@@ -126,7 +126,11 @@ class TrainState:
         self._mask = mask
         self._predict_memory(self._step, uses_features)
         if self.features.split is not None:
-            self.evaluation.keep_features(self._step.variables, *self.features.room_for_test())
+            count, room_mb = self.features.room_for_test()
+            room_mb = min(room_mb, self.memory_mb - (self.predicted_mb or 0.0))
+            kept_mb = self.evaluation.keep_features(self._step.variables, count, room_mb)
+            if self.predicted_mb is not None:
+                self.predicted_mb += kept_mb
         return True
 
     def _predict_memory(self, step: TrainStep, uses_features: bool) -> None:
