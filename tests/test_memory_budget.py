@@ -61,6 +61,12 @@ def limits(table, head):
     return table.predict_mb(head), table.predict_mb(np.ones_like(head))
 
 
+def limited(table, head, share, **changes):
+    """Settings with a limit of memory: 0 is what the head alone takes, 1 what all tensors take."""
+    head_mb, full_mb = limits(table, head)
+    return replace(SETTINGS, memory=START_MB + head_mb + share * (full_mb - head_mb), correct_budget=True, **changes)
+
+
 @pytest.mark.parametrize("select", [select_tensors, select_upper_part])
 def test_selections_grow_with_the_memory_and_stay_within_it(select, network):
     model, _, table = network
@@ -204,8 +210,7 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
 
 def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start):
     model, data, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
-    settings = replace(SETTINGS, memory=START_MB + head_mb + 0.7 * (full_mb - head_mb), correct_budget=True)
+    settings = limited(table, head_mask(model), 0.7)
     trainer = Trainer(model, data, "elastic_training", settings, table=table)
     trainer.run(until_step=2)
     trainer._end_at(5)
@@ -215,8 +220,8 @@ def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start)
 
 def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
     model, data, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
-    settings = replace(SETTINGS, memory=START_MB + head_mb + 0.7 * (full_mb - head_mb), correct_budget=True)
+    head_mb, _ = limits(table, head_mask(model))
+    settings = limited(table, head_mask(model), 0.7)
     first = Trainer(model, data, "elastic_training", settings, table=table)
     first.run(until_step=2)
     saved = first.state()

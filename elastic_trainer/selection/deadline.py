@@ -114,7 +114,7 @@ class DeadlineBudget(TimeBudget):
             usual = first_validation_seconds(self.table, self._validation_batches) * (progress.slowdown or 1.0)
             later = min(validation, usual)
         pace_ms = statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms
-        pace_ms += _limited(1e3 * later / progress.steps_per_epoch, self._validation_share, pace_ms)
+        pace_ms += limited_validation(1e3 * later / progress.steps_per_epoch, self._validation_share, pace_ms)
         left = (self._seconds - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE) - VALIDATION_MARGIN * validation
         due = [step for step in self._selection_steps if step >= progress.step]
         left -= self._making_seconds(progress, min(due, default=progress.total_steps))
@@ -156,7 +156,7 @@ class DeadlineBudget(TimeBudget):
             selecting = first_selections_seconds(self.table, selections_left) * slowdown
         else:
             selecting = selections_left * progress.selection_seconds
-        earlier = _limited((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
+        earlier = limited_validation((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
         first = 0.0 if progress.step else self._start_seconds * slowdown
         return max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first
 
@@ -169,7 +169,7 @@ def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) ->
     return fitting + first_validation_seconds(table, data.test_batches)
 
 
-def _limited(validation: float, share: float, training: float) -> float:
+def limited_validation(validation: float, share: float, training: float) -> float:
     """What validations take: at most this share of training time; 1: no limit."""
     return validation if share >= 1 else min(validation, share * training)
 
@@ -215,7 +215,7 @@ def deadline_epochs(
     """
     validation = first_validation_seconds(table, validation_batches)
     training = DEADLINE_RHO * steps_per_epoch * table.full_step_ms / 1e3
-    epoch = training + _limited(validation, validation_share, training)
+    epoch = training + limited_validation(validation, validation_share, training)
     one = first_selections_seconds(table, 1) - first_selections_seconds(table, 0)
     allowed = max(int(MAX_SELECTING * seconds / one), 1) if one and may_lengthen else math.inf
 

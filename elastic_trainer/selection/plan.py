@@ -9,9 +9,15 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.selection.deadline import first_selections_seconds, first_validation_seconds, start_seconds
+from elastic_trainer.selection.deadline import (
+    first_selections_seconds,
+    first_validation_seconds,
+    limited_validation,
+    start_seconds,
+)
+from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import MEMORY_SHARE, feature_batches, feature_misses
+from elastic_trainer.selection.schemes import feature_misses
 from elastic_trainer.selection.select import Plan, select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -118,7 +124,5 @@ def _beside_seconds(
     """What a run takes beside its steps, from its first selection to its last validation."""
     selections = len(schedule.selection_steps(settings.interval))
     validation = first_validation_seconds(table, data.test_batches)
-    share = settings.validation_share
-    earlier = (schedule.epochs - 1) * validation
-    earlier = earlier if share >= 1 else min(earlier, share * training)
+    earlier = limited_validation((schedule.epochs - 1) * validation, settings.validation_share, training)
     return start_seconds(table, data, settings) + first_selections_seconds(table, selections) + earlier + validation

@@ -24,6 +24,7 @@ from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
+from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, memory_room_mb
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, plan_of, select_tensors, step_budget_ms
 from elastic_trainer.selection.time_budget import (
@@ -39,9 +40,6 @@ from elastic_trainer.task import Task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
-MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single tensors may be off
-# Copies of all weights while importance is measured: gradients, their sums, updates, what is restored afterwards.
-MEASURED_WEIGHTS = 5
 MIN_SAVED = 0.1  # of what the prefix takes; less is within the error of the timing table
 
 
@@ -248,24 +246,17 @@ class ElasticScheme(Scheme):
             self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
-        batch_size, costs = self._data.batch_size or 1, table.memory
-        weights_mb = sum(math.prod(shape) for shape in table.shapes) * 4e-6
-        whole_mb = table.predict_mb(np.ones_like(self._head))
-        fixed_mb = costs.beside_mb + float(costs.own_mb.sum() + costs.chain_mb.sum()) + MEASURED_WEIGHTS * weights_mb
-        by_rows_mb = max(whole_mb + MEASURED_WEIGHTS * weights_mb - fixed_mb, 0.0)
-        divisors = [rows for rows in range(batch_size, 0, -1) if batch_size % rows == 0]
-        needed_mb = {rows: fixed_mb + by_rows_mb * rows / batch_size for rows in divisors}
-        rows = next((rows for rows in divisors if needed_mb[rows] <= self._room_mb), 1)
-        self.measuring_mb = needed_mb[rows]
-        if rows < batch_size:  # a pass over all tensors that measures the device's speed does not fit either
+        rows, self.measuring_mb = fitting_rows(table, self._data.batch_size or 1, self._room_mb)
+        is_split = rows < (self._data.batch_size or 1)
+        if is_split:  # a pass over all tensors that measures the device's speed does not fit either
             self._evaluator.limit_rows(rows)
             self._passes_fit = self._measures_speed = False
             self._pass_steps = set()
-        if not self._evaluator.reads_gradients and rows < batch_size:
+        if is_split and not self._evaluator.reads_gradients:
             self.measuring_mb = 0.0
-        elif needed_mb[rows] > self._room_mb:
+        elif self.measuring_mb > self._room_mb:
             raise UserError(
-                f"memory: measuring importance takes about {start_mb + needed_mb[rows]:,.0f} MB even with one image "
+                f"memory: measuring importance takes about {start_mb + self.measuring_mb:,.0f} MB even with one image "
                 f"at a time, and the limit is {limit_mb:,.0f} MB; use elastic_training_upper_part, which measures none"
             )
 
@@ -329,33 +320,6 @@ class ElasticScheme(Scheme):
             self._has_new_table = True  # slowdowns until then were relative to the old one
         if selection is not None:
             self._budget.resume(record["budget"], selection.mask)
-
-
-def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray) -> float:
-    """MB that training may take in a process that takes `limit_mb` in all, resident.
-
-    Args:
-        limit_mb: as of `--memory`.
-        start_mb: what the process takes before it trains.
-        table: timing table of the network.
-        head: bool [N] over `model.trainable_variables`, what always trains.
-
-    Raises:
-        UserError: training the head alone takes more.
-    """
-    head_mb = table.predict_mb(head)
-    if start_mb + head_mb > limit_mb:
-        raise UserError(
-            f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
-            f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; "
-            "give a larger --memory, or a smaller --batch_size or --input_size"
-        )
-    return MEMORY_SHARE * limit_mb - start_mb
-
-
-def feature_batches(data: ShuffledData) -> float:
-    """How many batches all features of `data` are, those of the test examples included."""
-    return (data.train_count * (data.view_count or 1) + data.test_count) / data.batch_size
 
 
 def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:

@@ -124,7 +124,7 @@ class TrainState:
         gc.collect()
         self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
         self._mask = mask
-        self._predict_memory(self._step, uses_features)
+        self._adopt_features(self._step, uses_features)
         if self.features.split is not None:
             count, room_mb = self.features.room_for_test()
             room_mb = min(room_mb, self.memory_mb - (self.predicted_mb or 0.0))
@@ -133,8 +133,8 @@ class TrainState:
                 self.predicted_mb += kept_mb
         return True
 
-    def _predict_memory(self, step: TrainStep, uses_features: bool) -> None:
-        """Adopt features, too, if there is memory for them beside `step`."""
+    def _adopt_features(self, step: TrainStep, uses_features: bool) -> None:
+        """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
         if self._batch_size is None:  # nothing is known of the sizes of tensors
             self.features.adopt(step, uses_features)
             return
