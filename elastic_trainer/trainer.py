@@ -101,9 +101,9 @@ class Trainer:
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         data.max_rows = MAX_ROWS if limit_mb == math.inf else data.batch_size
         self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb)
-        if table is None and before_mb is not None and self.training.start_mb is not None:
-            grown_mb = max(self.training.start_mb - before_mb, 0.0)  # by measuring a table, if there was none
-            self.training.start_mb -= FREED_SHARE * grown_mb
+        measures_table = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic
+        if measures_table and before_mb is not None and self.training.start_mb is not None:
+            self.training.start_mb -= FREED_SHARE * max(self.training.start_mb - before_mb, 0.0)
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False

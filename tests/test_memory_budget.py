@@ -272,3 +272,14 @@ def test_by_importance_features_that_do_not_fit_are_given_up(network):
     tight = select_tensors(table, importance, head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=1e4)
     without = select_tensors(table, importance, head, 0.6)
     assert not tight.uses_features and (tight.mask == without.mask).all()
+
+
+def test_only_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
+    model, data, table = network
+    taken = iter([100.0, 200.0] * 3)
+    for module in ("trainer", "training.state"):
+        monkeypatch.setattr(f"elastic_trainer.{module}.resident_memory_mb", lambda: next(taken))
+    assert Trainer(model, data, "full_training", SETTINGS).training.start_mb == 200.0
+    assert Trainer(model, data, "elastic_training", SETTINGS, table=table).training.start_mb == 200.0
+    monkeypatch.setattr("elastic_trainer.trainer.profile_compiled", lambda *_, **__: table)
+    assert Trainer(model, data, "elastic_training", SETTINGS).training.start_mb == pytest.approx(130.0)
