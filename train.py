@@ -89,9 +89,7 @@ def run_training(
     with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
         keeper, bar = Keeper(run), ProgressBar()
         listeners = [run.events, run, bar, signals, keeper]
-        trainer = Trainer(task, data, scheme, settings, listeners)
-        if trainer.training.start_mb is not None:
-            trainer.training.start_mb -= freed_mb
+        trainer = Trainer(task, data, scheme, settings, listeners, freed_mb=freed_mb)
         keeper.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules

@@ -10,6 +10,7 @@ metrics and all other callbacks; `Trainer.step` takes its place for what happens
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 from collections import deque
@@ -24,7 +25,10 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError, not_one_of
+from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.options import memory_size
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.time_budget import check_rho
@@ -58,6 +62,8 @@ class ElasticTraining(keras.callbacks.Callback):
         table: a `TimingTable` (`elastic_trainer.profile`), or the folder that one is kept in; it is measured there if
             it does not fit. By default a folder for this model under ~/.cache/elastic_trainer.
         scheme: an elastic one of `registry.SCHEMES`; `elastic_training_upper_part` needs no importance.
+        memory: what the process may take in all, resident: `900M`, `1.5G`, `80%` of what is available now, or a
+            number of MB. Selections keep within it, beside `rho`; by default there is no limit.
         importance_batches: latest batches that importance is measured on.
         correct_budget: measure how fast the device is while training, and correct the budget.
         verbose: 1 prints a line for each selection and one at the end, 0 nothing.
@@ -68,7 +74,7 @@ class ElasticTraining(keras.callbacks.Callback):
 
     Raises:
         UserError: an argument is out of range. In `fit`: the model is not compiled, a batch norm is not frozen, or
-            `rho` is too small.
+            `rho` or `memory` is too small.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class ElasticTraining(keras.callbacks.Callback):
         table: TimingTable | str | os.PathLike[str] | None = None,
         *,
         scheme: str = "elastic_training",
+        memory: str | float | None = None,
         importance_batches: int = 1,
         correct_budget: bool = True,
         verbose: int = 1,
@@ -92,6 +99,7 @@ class ElasticTraining(keras.callbacks.Callback):
             raise UserError(f"scheme {not_one_of(scheme, elastic)}")
         self._settings = Settings(
             rho=rho,
+            memory=_megabytes(memory),
             interval=interval,
             importance_batches=importance_batches,
             correct_budget=correct_budget,
@@ -99,7 +107,7 @@ class ElasticTraining(keras.callbacks.Callback):
         )
         self._table, self._scheme, self._verbose = table, scheme, verbose
         self._trainer: Trainer | None = None
-        self._plain_over_full = 1.0
+        self._plain_over_full, self._freed_mb = 1.0, 0.0
 
     @property
     def history(self) -> History:
@@ -176,7 +184,7 @@ class ElasticTraining(keras.callbacks.Callback):
         trainer = self._trainer or self._begin(batch, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs)))
         self._recent.append(batch)
         count = len(trainer.history.intervals)
-        with trainer.history.clocks.running("training"):
+        with _names_without_dashes(), trainer.history.clocks.running("training"):
             result = trainer.step(batch)
         if len(trainer.history.intervals) > count:
             selection = trainer.history.selection
@@ -192,6 +200,8 @@ class ElasticTraining(keras.callbacks.Callback):
         for spec in tf.nest.flatten(specs):
             if spec is not None and (not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None):
                 raise UserError(f"ElasticTraining needs dense tensors of a known rank, not {spec}")
+            if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
+                raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
         task = CompiledTask(model, *specs)
         # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
         loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
@@ -202,7 +212,8 @@ class ElasticTraining(keras.callbacks.Callback):
         with _names_without_dashes():
             table = self._timing_table(task, batch)
             settings = self._settings_for(table)
-            self._trainer = Trainer(task, data, self._scheme, settings, table=table, optimizer=model.optimizer)
+            more: dict[str, Any] = {"optimizer": model.optimizer, "freed_mb": self._freed_mb}
+            self._trainer = Trainer(task, data, self._scheme, settings, table=table, **more)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
 
@@ -229,7 +240,9 @@ class ElasticTraining(keras.callbacks.Callback):
             except UserError as error:
                 self._say(str(error))
         self._say("measuring what each tensor costs to train")
+        before_mb = resident_memory_mb()
         table = profile_compiled(task, batch)
+        self._freed_mb = freed_memory_mb(before_mb, resident_memory_mb())
         if (table.fit.median_error_percent or 0.0) > DISTURBED_PERCENT:
             self._say(
                 f"the table predicts measured steps only to {table.fit.median_error_percent:.0f} %: was the device "
@@ -257,6 +270,11 @@ class _FitData(ShuffledData):
         self.batch_size = None  # type: ignore[assignment]  # the last batch of an epoch may be smaller
         self._batch_size, self._recent = batch_size, recent
 
+    @property
+    def full_batch(self) -> int:
+        """As many as the first batch has."""
+        return self._batch_size
+
     def is_full(self, batch: Batch) -> bool:
         """Whether it has as many examples as the first, whose steps the timing table is of."""
         return len(batch) == self._batch_size
@@ -264,6 +282,14 @@ class _FitData(ShuffledData):
     def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
         """The latest batches, that of the current step included."""
         return [*self._recent]
+
+
+def _megabytes(memory: str | float | None) -> float | None:
+    """MB of a limit as `ElasticTraining` takes it. Raises `UserError` if it is none."""
+    try:
+        return None if memory is None else memory_size(memory if isinstance(memory, str) else f"{memory}M")
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"memory {memory!r}: {error}") from error
 
 
 @contextmanager

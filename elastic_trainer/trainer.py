@@ -23,8 +23,8 @@ import numpy as np
 from elastic_trainer.datasets.array_data import ArrayData
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, quick_collections, resident_memory_mb
-from elastic_trainer.memory.step_memory import FREED_SHARE, has_own_memory
+from elastic_trainer.machine import quick_collections, resident_memory_mb
+from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
@@ -37,6 +37,7 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, ImageClassification, Task
 from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.memory_check import check_limit
 from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.features import Features
@@ -60,6 +61,7 @@ class Trainer:
         listeners: are called at each hook, in this order.
         table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
         optimizer: by default the model's, or the one that `settings` ask for.
+        freed_mb: memory that the process took and freed before, such as to measure `table`; training takes it again.
 
     Attributes:
         data, settings, schedule: what it trains on, how, and for how long.
@@ -81,6 +83,7 @@ class Trainer:
         *,
         table: TimingTable | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
+        freed_mb: float = 0.0,
     ) -> None:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
@@ -90,6 +93,7 @@ class Trainer:
         if self.scheme.is_closed_form:
             settings = replace(settings, num_epochs=1, max_steps=1)
         self.settings = settings
+        check_limit(settings.memory)
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
         optimizer = optimizer or _optimizer(task, settings, self.schedule)
         if not optimizer.built:
@@ -100,10 +104,12 @@ class Trainer:
         limit_mb = math.inf if settings.memory is None else settings.memory
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         data.max_rows = MAX_ROWS if limit_mb == math.inf else data.batch_size
-        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb)
-        measures_table = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic
-        if measures_table and before_mb is not None and self.training.start_mb is not None:
-            self.training.start_mb -= FREED_SHARE * max(self.training.start_mb - before_mb, 0.0)
+        rows = data.full_batch
+        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb, rows)
+        if self.training.start_mb is not None:
+            is_measured = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic
+            start_mb = self.training.start_mb
+            self.training.start_mb -= freed_memory_mb(before_mb, start_mb) if is_measured else freed_mb
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False
@@ -194,7 +200,7 @@ class Trainer:
                 self._select()
         elif not self.training.is_adopted:
             self._adopt(history.selection)
-            if self._excess_mb() > TOLERATED * (self.settings.memory or math.inf):
+            if self.training.excess_mb > TOLERATED * (self.settings.memory or math.inf):
                 raise self._too_little_memory()
         is_full = self.data.is_full(batch)
         result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
@@ -226,7 +232,7 @@ class Trainer:
         selection = self._selected()
         if selection.uses_features and self.training.features.split is None:  # they turned out not to be possible
             selection = self._selected()
-        while (excess_mb := self._excess_mb()) > 0 and self.scheme.take_less(excess_mb):
+        while (excess_mb := self.training.excess_mb) > 0 and self.scheme.take_less(excess_mb):
             selection = self._selected()
         if self.training.predicted_mb is not None:
             measuring_mb = (self.training.start_mb or 0.0) + self.scheme.measuring_mb
@@ -236,16 +242,10 @@ class Trainer:
         self.history.record_selection(selection, self._step_flops)
         self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
 
-    def _excess_mb(self) -> float:
-        """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
-        predicted_mb, available_mb = self.training.predicted_mb, available_memory_mb()
-        if predicted_mb is None or available_mb is None or has_own_memory():
-            return 0.0
-        return predicted_mb - min(self.training.memory_mb, (resident_memory_mb() or 0.0) + available_mb)
-
     def _too_little_memory(self) -> UserError:
+        needed_mb, excess_mb = self.training.predicted_mb, self.training.excess_mb
         return UserError(
-            f"training takes about {self.training.predicted_mb:.0f} MB, {self._excess_mb():.0f} MB more than there are "
+            f"training takes about {needed_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
             f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
             "--input_size, or an elastic --train_type with --memory"
         )

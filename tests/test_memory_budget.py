@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from command_line import command
 from conftest import make_table
 
-from elastic_trainer import ArrayData, Settings, Trainer
+from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import available_memory_mb
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
@@ -283,3 +286,64 @@ def test_only_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
     assert Trainer(model, data, "elastic_training", SETTINGS, table=table).training.start_mb == 200.0
     monkeypatch.setattr("elastic_trainer.trainer.profile_compiled", lambda *_, **__: table)
     assert Trainer(model, data, "elastic_training", SETTINGS).training.start_mb == pytest.approx(130.0)
+
+
+def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
+    """The callback after two epochs of `fit`, whose last batches are smaller."""
+    model, data, table = network
+    elastic = ElasticTraining(rho, 1, table, memory=memory, scheme=scheme, verbose=0, **more)
+    images, labels, _ = data._train
+    model.fit(images[:43], labels[:43], batch_size=BATCH, epochs=2, verbose=0, callbacks=[elastic])
+    return elastic.history
+
+
+@pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
+def test_the_callback_keeps_to_its_limit_as_the_trainer_does(scheme, network, start):
+    model, data, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    limit_mb = START_MB + (head_mb + full_mb) / 2
+    assert fitted(network, None, scheme).selection.memory_mb is None
+    histories = [fitted(network, memory, scheme) for memory in (limit_mb, f"{limit_mb}M", f"{limit_mb / 1e3}G")]
+    trainer = Trainer(model, data, scheme, replace(SETTINGS, memory=limit_mb, feature_cache="off"), table=table)
+    trainer.run()
+    count, predicted_mb = trainer.history.selection.mask.sum(), trainer.results()["predicted_memory_mb"]
+    for history in histories:
+        assert history.step == 6 and len(history.intervals) == 2
+        assert history.selection.memory_mb <= limit_mb and not history.selection.mask.all()
+        assert history.selection.mask.sum() == pytest.approx(count, abs=3)
+        assert history.selection.memory_mb == pytest.approx(predicted_mb, rel=0.15)
+
+
+def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(network, start):
+    """With `importance_batches`, the last and smaller batch of the first epoch is among them."""
+    model, _, table = network
+    head_mb, full_mb = limits(table, head_mask(model))
+    limit_mb = START_MB + head_mb + 0.7 * (full_mb - head_mb)
+    history = fitted(network, limit_mb, importance_batches=3, correct_budget=True)
+    assert history.selection.slowdown == 1.0, "no pass over all tensors fits"
+    assert history.selection.importance.any()
+
+
+def test_limits_that_are_none_or_too_small_are_refused_by_the_callback_in_one_line(network, start):
+    wrong: list[Any] = ["900", "lots", "-3M", "0%", 0, -1.0, float("nan"), True, [900]]
+    for memory in wrong:
+        with pytest.raises(UserError, match=r"^memory .* must be a size, such as 900M, 1\.5G or 80%") as error:
+            ElasticTraining(memory=memory)
+        assert "\n" not in str(error.value)
+    share = ElasticTraining(memory="50%")._settings.memory or 0.0
+    assert share == pytest.approx(0.5 * (available_memory_mb() or 0.0), rel=0.2)
+    head_mb, _ = limits(network[2], head_mask(network[0]))
+    with pytest.raises(UserError, match=r"are too little, training the head alone takes") as error:
+        fitted(network, START_MB + head_mb - 20)
+    assert "--" not in str(error.value)
+
+
+def test_a_limit_needs_examples_of_one_shape():
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
+    model.compile("sgd", "mse")
+    parts = [np.ones((8, length, 4), np.float32) for length in (6, 4)]
+    spec = tf.TensorSpec((None, None, 4))
+    data = tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec))
+    with pytest.raises(UserError, match="memory: needs examples of one shape"):
+        model.fit(data, verbose=0, callbacks=[ElasticTraining(memory="80%", verbose=0)])

@@ -9,10 +9,9 @@ import keras
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.memory.step_memory import FREED_SHARE, has_own_memory
+from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
@@ -28,7 +27,7 @@ from elastic_trainer.settings import TABLE_RECORD
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import idle_training
-from elastic_trainer.timing.memory_check import check_memory, fitting_batch, room_mb, surely_fits
+from elastic_trainer.timing.memory_check import check_limit, check_memory, fitting_batch, room_mb, surely_fits
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 
@@ -45,8 +44,7 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
         UserError: even the least that the scheme may train does not fit.
     """
     network, limit_mb = command.network, command.training.memory
-    if limit_mb is not None and (resident_memory_mb() is None or has_own_memory()):
-        raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
+    check_limit(limit_mb)
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
     if SCHEMES[command.train_type].is_elastic:
         mask = head_mask(model)
@@ -97,7 +95,7 @@ def with_table(
         return command, None, 0.0
     network, run, settings = command.network, command.run, command.training
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
-    wanted, before_mb, freed_mb = table_settings(network), resident_memory_mb() or 0.0, 0.0
+    wanted, before_mb, freed_mb = table_settings(network), resident_memory_mb(), 0.0
     if not (folder / TABLE_RECORD).is_file():
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None, 0.0
@@ -107,7 +105,7 @@ def with_table(
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
         profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
-        freed_mb = FREED_SHARE * max((resident_memory_mb() or 0.0) - before_mb, 0.0)
+        freed_mb = freed_memory_mb(before_mb, resident_memory_mb())
     # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)

@@ -190,6 +190,11 @@ class ShuffledData:
         """How many batches of `batch_size` the test examples would fill: plans count validation in them."""
         return -(-self.test_count // self.batch_size)
 
+    @property
+    def full_batch(self) -> int:
+        """Examples of most training batches, those that a timing table is of."""
+        return self.batch_size
+
     def is_full(self, batch: Batch) -> bool:
         """Whether a training batch has as many examples as most: times of others say nothing about the budget."""
         return True

@@ -100,6 +100,15 @@ def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemor
     return StepMemory(_touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
 
 
+def freed_memory_mb(before_mb: float | None, now_mb: float | None) -> float:
+    """MB that training takes again of what measuring a timing table took.
+
+    Args:
+        before_mb, now_mb: resident memory before and after it; None if the system does not report it.
+    """
+    return 0.0 if before_mb is None or now_mb is None else FREED_SHARE * max(now_mb - before_mb, 0.0)
+
+
 def has_own_memory() -> bool:
     """Whether a GPU with memory of its own trains, for which nothing here holds."""
     import tensorflow as tf

@@ -51,7 +51,7 @@ class ImportanceEvaluator:
     reads_gradients = True
 
     def __init__(self, task: Task, batch_size: int | None) -> None:
-        self._task, self._rows = task, batch_size
+        self._task, self._batch_size, self._rows = task, batch_size, batch_size
         self._model, self._is_warm = task.model, False
 
     def limit_rows(self, rows: int) -> None:
@@ -62,7 +62,7 @@ class ImportanceEvaluator:
 
     @cached_property
     def _gradients(self) -> AllGradients:
-        return AllGradients(self._task, self._rows)
+        return AllGradients(self._task, None if self._batch_size is None else self._rows)
 
     def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -89,14 +89,14 @@ class ImportanceEvaluator:
         return -(_products(halves[0], updates[1]) + _products(halves[1], updates[0])) / 2
 
     def _mean_gradients(self, batches: Sequence[Batch]) -> list[tf.Tensor]:
-        return _mean(self._gradients_on(batch) for batch in batches)
+        return _mean((self._gradients_on(batch), 1.0) for batch in batches)
 
     def _gradients_on(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients on one batch; the random state and whatever else changes in a forward pass is restored."""
         with self._unchanged():
             if self._rows is None or self._rows >= len(batch):
                 return self._gradients(batch)
-            return _mean(self._gradients(part) for part in batch.parts(self._rows))
+            return _mean((self._gradients(part), len(part) / self._rows) for part in batch.parts(self._rows))
 
     def _unchanged(self) -> AbstractContextManager[object]:
         """Restores what a forward pass changes: the random state, and Keras' metrics of each loss."""
@@ -178,13 +178,14 @@ def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimiz
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _mean(each: Iterable[list[tf.Tensor]]) -> list[tf.Tensor]:
-    """The mean of lists of tensors, one of which is alive at a time beside their sum."""
-    sums, count = list[tf.Tensor](), 0
-    for tensors in each:
-        sums = [total + tensor for total, tensor in zip(sums, tensors, strict=True)] if sums else tensors
-        count += 1
-    return [total / count for total in sums]
+def _mean(each: Iterable[tuple[list[tf.Tensor], float]]) -> list[tf.Tensor]:
+    """The mean of lists of tensors by their weights; one of them is alive at a time beside their sum."""
+    sums, weights = list[tf.Tensor](), 0.0
+    for tensors, weight in each:
+        parts = (weight * tensor for tensor in tensors)
+        sums = [total + part for total, part in zip(sums, parts, strict=True)] if sums else [*parts]
+        weights += weight
+    return [total / weights for total in sums]
 
 
 def _products(gradients: list[tf.Tensor], updates: list[tf.Tensor]) -> np.ndarray:

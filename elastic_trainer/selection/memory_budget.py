@@ -39,7 +39,7 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
 
 def feature_batches(data: ShuffledData) -> float:
     """How many batches all features of `data` are, those of the test examples included."""
-    return (data.train_count * (data.view_count or 1) + data.test_count) / data.batch_size
+    return (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch
 
 
 def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[int, float]:

@@ -246,8 +246,8 @@ class ElasticScheme(Scheme):
             self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
-        rows, self.measuring_mb = fitting_rows(table, self._data.batch_size or 1, self._room_mb)
-        is_split = rows < (self._data.batch_size or 1)
+        rows, self.measuring_mb = fitting_rows(table, self._data.full_batch, self._room_mb)
+        is_split = rows < self._data.full_batch
         if is_split:  # a pass over all tensors that measures the device's speed does not fit either
             self._evaluator.limit_rows(rows)
             self._passes_fit = self._measures_speed = False

@@ -35,6 +35,12 @@ def room_mb(limit_mb: float | None = None) -> float:
     return min(available_mb, inf if limit_mb is None else limit_mb - (resident_memory_mb() or 0.0))
 
 
+def check_limit(limit_mb: float | None) -> None:
+    """Raise `UserError` if a limit is given and nothing here can keep to one."""
+    if limit_mb is not None and (resident_memory_mb() is None or has_own_memory()):
+        raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
+
+
 def surely_fits(model: keras.Model, batch_size: int, room: float) -> bool:
     """Whether `room` MB are more than a step of `model` can take, whatever it trains."""
     outputs = [output for node in nested_nodes(model) for output in node.outputs]

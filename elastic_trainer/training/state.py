@@ -14,8 +14,14 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, step_memory, two_parts_mb
+from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.memory.step_memory import (
+    beside_steps_mb,
+    forward_memory,
+    has_own_memory,
+    step_memory,
+    two_parts_mb,
+)
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -69,6 +75,7 @@ class TrainState:
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: the cache of the frozen prefix; by default nothing is cached.
         memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
+        rows: examples of most steps where `batch_size` is None, whose memory is predicted if `memory_mb` is a limit.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
@@ -87,8 +94,9 @@ class TrainState:
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         features: Features | None = None,
         memory_mb: float = inf,
+        rows: int | None = None,
     ) -> None:
-        self._batch_size, self._penalty = batch_size, penalty
+        self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
         self.features, self.memory_mb = features or Features(), memory_mb
         self.predicted_mb: float | None = None
         self.start_mb = resident_memory_mb()
@@ -137,13 +145,24 @@ class TrainState:
         """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
         if self._batch_size is None:  # nothing is known of the sizes of tensors
             self.features.adopt(step, uses_features)
-            return
+            if self.memory_mb == inf:
+                return
+            step = TrainStep(self.task, self.optimizer, self._rows, step.mask, self._penalty)
         whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
         needed_mb = (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs)
-        self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
+        if self._batch_size is not None:
+            self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
         if self.features.split is not None:
             needed_mb += two_parts_mb(forward) + self.features.kept_mb
         self.predicted_mb = None if self.start_mb is None else needed_mb
+
+    @property
+    def excess_mb(self) -> float:
+        """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
+        available_mb = available_memory_mb()
+        if self.predicted_mb is None or available_mb is None or has_own_memory():
+            return 0.0
+        return self.predicted_mb - min(self.memory_mb, (resident_memory_mb() or 0.0) + available_mb)
 
     @property
     def is_adopted(self) -> bool:
