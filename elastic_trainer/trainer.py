@@ -201,7 +201,7 @@ class Trainer:
         elif not self.training.is_adopted:
             self._adopt(history.selection)
             if self.training.excess_mb > TOLERATED * (self.settings.memory or math.inf):
-                raise self._too_little_memory()
+                raise self.training.too_little_memory()
         is_full = self.data.is_full(batch)
         result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
@@ -238,17 +238,9 @@ class Trainer:
             measuring_mb = (self.training.start_mb or 0.0) + self.scheme.measuring_mb
             selection.memory_mb = max(self.training.predicted_mb, measuring_mb)
         if excess_mb > 0:
-            raise self._too_little_memory()
+            raise self.training.too_little_memory()
         self.history.record_selection(selection, self._step_flops)
         self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
-
-    def _too_little_memory(self) -> UserError:
-        needed_mb, excess_mb = self.training.predicted_mb, self.training.excess_mb
-        return UserError(
-            f"training takes about {needed_mb:.0f} MB, {excess_mb:.0f} MB more than there are "
-            f"({'--memory' if self.settings.memory else 'available memory'}); choose a smaller --batch_size or "
-            "--input_size, or an elastic --train_type with --memory"
-        )
 
     def _selected(self) -> Selection:
         """The selection that is due, adopted."""

@@ -1,6 +1,7 @@
 """Runs within a memory budget: what they select, what they refuse, and what the process really takes."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +28,10 @@ BATCH, START_MB = 16, 50.0
 SETTINGS = Settings(learning_rate=0.01, num_epochs=2, interval=1, rho=1.0, correct_budget=False)
 
 
-def made_up_data(count=48):
+def made_up_data(count=48, batch_size=BATCH):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(count, 32, 32, 3)).astype(np.float32)
-    return ArrayData((images, rng.integers(0, 3, count)), (images[:8], rng.integers(0, 3, 8)), batch_size=BATCH)
+    return ArrayData((images, rng.integers(0, 3, count)), (images[:8], rng.integers(0, 3, 8)), batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +208,8 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     summary = json.loads((tmp_path / "limited" / "summary.json").read_text())
     assert summary["predicted_memory_mb"] <= limit_mb == summary["memory_budget_mb"]
     refused = command(*words, "--run_name", "refused", "--memory", "100M")
-    line = refused.stderr.strip().splitlines()[-1]
-    assert refused.returncode == 2 and "MB are available (limit 100 MB)" in line
+    [line] = refused.stderr.strip().splitlines()
+    assert refused.returncode == 2 and "MB are available (limit 100 MB); what fits: --memory " in line
 
 
 def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start):
@@ -261,7 +262,8 @@ def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
     masked = head_mask(model)[table.positions]
     record["own_mb"] = [mb if is_head else mb + 1e3 for mb, is_head in zip(record["own_mb"], masked, strict=True)]
     huge = replace(table, details={"memory": record})
-    with pytest.raises(UserError, match=r"measuring importance takes about .* use elastic_training_upper_part"):
+    fits = "what fits: --memory .*, or --train_type elastic_training_upper_part, which measures none$"
+    with pytest.raises(UserError, match=f"measuring importance takes about .* {fits}"):
         Trainer(model, data, "elastic_training", settings, table=huge).run()
 
 
@@ -295,6 +297,27 @@ def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
     images, labels, _ = data._train
     model.fit(images[:43], labels[:43], batch_size=BATCH, epochs=2, verbose=0, callbacks=[elastic])
     return elastic.history
+
+
+@pytest.mark.parametrize("scheme", ["full_training", "elastic_training_upper_part"])
+def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
+    model, data, table = network
+    record = table.details["memory"]
+    forward_mb = 2 * record["forward_mb"]
+
+    def table_of(rows):
+        return replace(table, details={"memory": {**record, "forward_mb": forward_mb * rows / BATCH}})
+
+    least_mb = limits(table, head_mask(model))[1] if scheme == "full_training" else forward_mb
+    settings = replace(SETTINGS, memory=START_MB + 0.8 * least_mb)
+    with pytest.raises(UserError) as error:
+        Trainer(model, data, scheme, settings, table=table_of(BATCH)).run()
+    assert "\n" not in str(error.value)
+    [memory, rows] = re.findall(r"(?:--memory|--batch_size) (\d+)", str(error.value).split("what fits: ")[1])
+    assert int(rows) < BATCH and float(memory) > START_MB + 0.8 * least_mb
+    Trainer(model, data, scheme, replace(settings, memory=float(memory)), table=table_of(BATCH)).run()
+    smaller = made_up_data(batch_size=int(rows))
+    Trainer(model, smaller, scheme, settings, table=table_of(int(rows))).run()
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])

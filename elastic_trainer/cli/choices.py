@@ -53,7 +53,10 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
             limit_mb = (resident_memory_mb() or 0.0) + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
-    check_memory(model, network, mask, limit_mb)
+    has_table = (table_folder(network, command.run.logdir) / TABLE_RECORD).is_file()
+    is_fixed = not SCHEMES[command.train_type].is_elastic and not SCHEMES[command.train_type].is_closed_form
+    trains_less = "--train_type elastic_training_upper_part" if has_table and is_fixed else None
+    check_memory(model, network, mask, limit_mb, trains_less=trains_less)
     return command
 
 

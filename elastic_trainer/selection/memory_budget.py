@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
 from elastic_trainer.timing.table import TimingTable
 
 MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single tensors may be off
@@ -15,7 +18,7 @@ MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single
 MEASURED_WEIGHTS = 5
 
 
-def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray) -> float:
+def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray, batch_size: int) -> float:
     """MB that training may take in a process that takes `limit_mb` in all, resident.
 
     Args:
@@ -23,16 +26,23 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
         start_mb: what the process takes before it trains.
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`, what always trains.
+        batch_size: of the table.
 
     Raises:
         UserError: training the head alone takes more.
     """
     head_mb = table.predict_mb(head)
     if start_mb + head_mb > limit_mb:
+        fixed_mb, by_rows_mb = _parts_mb(table, head)
+        smaller = smaller_batch(
+            lambda rows: start_mb + fixed_mb + by_rows_mb * rows / batch_size, batch_size, start_mb + head_mb, limit_mb
+        )
+        larger = larger_limit(start_mb + head_mb, limit_mb, _machine_mb())
+        fits = named((of_batch(batch_size, smaller), larger), "choose a smaller --input_size or network")
         raise UserError(
             f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
             f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; "
-            "give a larger --memory, or a smaller --batch_size or --input_size"
+            f"{fits}"
         )
     return MEMORY_SHARE * limit_mb - start_mb
 
@@ -52,13 +62,34 @@ def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[i
         batch_size: of the table.
         room_mb: memory that they may take.
     """
-    costs = table.memory
-    assert costs is not None, "the table does not contain what tensors cost in memory"
-    whatever_mb = costs.beside_mb + float(costs.own_mb.sum() + costs.chain_mb.sum())
-    by_rows_mb = max(table.predict_mb(np.ones(len(table.positions), bool)) - whatever_mb, 0.0)
+    whatever_mb, by_rows_mb = _parts_mb(table, np.ones(len(table.positions), bool))
     weights_mb = sum(prod(shape) for shape in table.shapes) * 4e-6
     fixed_mb = whatever_mb + MEASURED_WEIGHTS * weights_mb
     divisors = [rows for rows in range(batch_size, 0, -1) if batch_size % rows == 0]
     needed_mb = {rows: fixed_mb + by_rows_mb * rows / batch_size for rows in divisors}
     rows = next((rows for rows in divisors if needed_mb[rows] <= room_mb), 1)
     return rows, needed_mb[rows]
+
+
+def too_little_to_measure(needed_mb: float, limit_mb: float | None) -> UserError:
+    """The error for a limit in which importance cannot be measured, not even with one example at a time."""
+    others = [Alternative(math.inf, "--train_type elastic_training_upper_part, which measures none")]
+    fits = named((*others, larger_limit(needed_mb, limit_mb, _machine_mb())), "")
+    return UserError(
+        f"memory: measuring importance takes about {needed_mb:,.0f} MB even with one image at a time, and the limit is "
+        f"{limit_mb:,.0f} MB; {fits}"
+    )
+
+
+def _machine_mb() -> float:
+    """MB that the machine has for this process."""
+    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
+
+
+def _parts_mb(table: TimingTable, mask: np.ndarray) -> tuple[float, float]:
+    """What training `mask` takes whatever the batch, and what the examples of a batch take, in MB."""
+    costs = table.memory
+    assert costs is not None, "the table does not contain what tensors cost in memory"
+    own_mb, chain_mb = costs.own_mb[mask[table.positions]], costs.chain_mb[: table.depth(mask)]
+    whatever_mb = costs.beside_mb + float(own_mb.sum() + chain_mb.sum())
+    return whatever_mb, max(table.predict_mb(mask) - whatever_mb, 0.0)

@@ -18,13 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.errors import UserError
 from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
-from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, memory_room_mb
+from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, memory_room_mb, too_little_to_measure
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, plan_of, select_tensors, step_budget_ms
 from elastic_trainer.selection.time_budget import (
@@ -243,7 +242,7 @@ class ElasticScheme(Scheme):
             return
         self._is_limited = True
         if limit_mb is not None:
-            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head)
+            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._data.full_batch)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
         rows, self.measuring_mb = fitting_rows(table, self._data.full_batch, self._room_mb)
@@ -255,10 +254,7 @@ class ElasticScheme(Scheme):
         if is_split and not self._evaluator.reads_gradients:
             self.measuring_mb = 0.0
         elif self.measuring_mb > self._room_mb:
-            raise UserError(
-                f"memory: measuring importance takes about {start_mb + self.measuring_mb:,.0f} MB even with one image "
-                f"at a time, and the limit is {limit_mb:,.0f} MB; use elastic_training_upper_part, which measures none"
-            )
+            raise too_little_to_measure(start_mb + self.measuring_mb, limit_mb)
 
     def take_less(self, excess_mb: float) -> bool:
         """See `Scheme.take_less`."""

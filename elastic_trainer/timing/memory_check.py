@@ -6,6 +6,7 @@ The paper does not cover memory.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, prod
 
 import keras
@@ -13,8 +14,16 @@ import numpy as np
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
-from elastic_trainer.memory.step_memory import has_own_memory, step_memory, variables_mb
+from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
+from elastic_trainer.memory.step_memory import (
+    beside_steps_mb,
+    forward_memory,
+    has_own_memory,
+    step_memory,
+    variables_mb,
+)
 from elastic_trainer.networks.layer_graph import nested_nodes
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.measuring import idle_optimizer
@@ -50,10 +59,11 @@ def surely_fits(model: keras.Model, batch_size: int, room: float) -> bool:
 
 
 def needed_mb(model: keras.Model, network: NetworkSettings, batch_size: int, mask: np.ndarray) -> float:
-    """MB that a step takes which trains bool [N] `mask` over `model.trainable_variables` on so many images."""
+    """MB that training bool [N] `mask` over `model.trainable_variables` on so many images a step takes."""
     optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
     step = TrainStep(ImageClassification(model), optimizer, batch_size, mask)
-    return step_memory(step.graph, step.variables).megabytes
+    forward = forward_memory(step.graph, step.loss)
+    return step_memory(step.graph, step.variables).megabytes + beside_steps_mb(forward, step.inputs)
 
 
 def fitting_batch(model: keras.Model, network: NetworkSettings, mask: np.ndarray, limit_mb: float | None = None) -> int:
@@ -67,9 +77,9 @@ def fitting_batch(model: keras.Model, network: NetworkSettings, mask: np.ndarray
     room, batch_size = room_mb(limit_mb), network.batch_size
     if surely_fits(model, batch_size, room):
         return batch_size
-    while batch_size > 1 and needed_mb(model, network, batch_size, mask) > room:
-        batch_size //= 2
-    return batch_size
+    needed = partial(needed_mb, model, network, mask=mask)
+    now_mb = needed(batch_size)
+    return batch_size if now_mb <= room else smaller_batch(needed, batch_size, now_mb, room) or 1
 
 
 def check_memory(
@@ -78,19 +88,30 @@ def check_memory(
     mask: np.ndarray,
     limit_mb: float | None = None,
     what: str = "training",
+    trains_less: str | None = None,
 ) -> None:
-    """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is. Others as `fitting_batch`."""
-    room = room_mb(limit_mb)
-    if surely_fits(model, network.batch_size, room):
+    """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is; it names what fits.
+
+    Args:
+        model, network, mask, limit_mb: as for `fitting_batch`.
+        what: in words.
+        trains_less: flags that train what fits, if the head does; None: there are none.
+    """
+    room, count = room_mb(limit_mb), network.batch_size
+    if surely_fits(model, count, room):
         return
-    needed = needed_mb(model, network, network.batch_size, mask)
+    needed_of = partial(needed_mb, model, network, mask=mask)
+    needed = needed_of(count)
     if needed <= room:
         return
-    smaller = fitting_batch(model, network, mask, limit_mb)
-    fits = needed_mb(model, network, smaller, mask) <= room
-    advice = f"--batch_size {smaller} fits" if fits else "no batch fits; choose a smaller --input_size or network"
+    resident_mb, others = resident_memory_mb() or 0.0, list[Alternative | None]()
+    if trains_less is not None and needed_mb(model, network, count, head_mask(model)) <= room:
+        others.append(Alternative(inf, trains_less))
+    others.append(of_batch(count, smaller_batch(needed_of, count, needed, room)))
+    others.append(larger_limit(resident_mb + needed, limit_mb, resident_mb + room_mb(), " and what the images take"))
+    advice = named(others, "no batch fits; choose a smaller --input_size or network")
     limit = "" if limit_mb is None else f" (limit {limit_mb:,.0f} MB)"
-    size, count = f"{network.input_size}×{network.input_size}", network.batch_size
+    size = f"{network.input_size}×{network.input_size}"
     raise UserError(
         f"--batch_size {count}: {what} {network.model_name} on {count} images of {size} takes about {needed:,.0f} "
         f"MB more, and {max(room, 0):,.0f} MB are available{limit}; {advice}"

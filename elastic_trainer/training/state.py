@@ -15,7 +15,9 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, smaller_batch
 from elastic_trainer.memory.step_memory import (
+    StepMemory,
     beside_steps_mb,
     forward_memory,
     has_own_memory,
@@ -148,13 +150,36 @@ class TrainState:
             if self.memory_mb == inf:
                 return
             step = TrainStep(self.task, self.optimizer, self._rows, step.mask, self._penalty)
-        whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
-        needed_mb = (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs)
+        needed_mb, forward = self._needed_mb(step)
         if self._batch_size is not None:
             self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
         if self.features.split is not None:
             needed_mb += two_parts_mb(forward) + self.features.kept_mb
         self.predicted_mb = None if self.start_mb is None else needed_mb
+
+    def _needed_mb(self, step: TrainStep) -> tuple[float, StepMemory]:
+        """What the process is expected to take at most with `step`, and the forward pass of that."""
+        whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
+        return (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs), forward
+
+    def too_little_memory(self) -> UserError:
+        """The error for an adopted step that is expected to take more than there is. It names what fits."""
+        predicted_mb, excess_mb = self.predicted_mb or 0.0, self.excess_mb
+        count = self._rows if self._batch_size is None else self._batch_size
+        machine_mb = (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
+
+        def needed_mb(rows: int) -> float:
+            return self._needed_mb(TrainStep(self.task, self.optimizer, rows, self._mask, self._penalty))[0]
+
+        smaller = smaller_batch(needed_mb, count or 1, predicted_mb, predicted_mb - excess_mb)
+        fits = named(
+            (of_batch(count or 1, smaller), larger_limit(predicted_mb, self.memory_mb, machine_mb)),
+            "choose a smaller --input_size, or an elastic --train_type with --memory",
+        )
+        limit = "available memory" if self.memory_mb == inf else "--memory"
+        return UserError(
+            f"training takes about {predicted_mb:.0f} MB, {excess_mb:.0f} MB more than there are ({limit}); {fits}"
+        )
 
     @property
     def excess_mb(self) -> float:

@@ -40,8 +40,12 @@ def test_too_little_memory_is_refused_with_the_batch_that_fits(small, monkeypatc
     check_memory(small, network(), head)
     assert fitting_batch(small, network(), everything) == 32
     message = rf"--batch_size 64: training mobilenetv2 on 64 images of 64×64 takes about {full_mb:.0f} MB more"
-    with pytest.raises(UserError, match=f"{message}, and {full_mb - 1:.0f} MB are available; --batch_size 32 fits"):
+    with pytest.raises(
+        UserError, match=f"{message}, and {full_mb - 1:.0f} MB are available; what fits: --batch_size 32$"
+    ):
         check_memory(small, network(), everything)
+    with pytest.raises(UserError, match=r"what fits: --batch_size 32, or --train_type less$"):
+        check_memory(small, network(), everything, trains_less="--train_type less")
     has_free(monkeypatch, 20.0)
     with pytest.raises(UserError, match="no batch fits; choose a smaller --input_size"):
         check_memory(small, network(), everything)
