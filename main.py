@@ -68,6 +68,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
     from elastic_trainer.selection.deadline import DEADLINE_RHO
@@ -88,6 +89,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command = with_memory(with_batch_size(command, model), model)
     _check_unchanged(command)
     network = command.network
+    need = disk_need(model, network, command.training.save_model, bool(run.export))
+    disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
     command, table, freed_mb = with_table(command, model, time.perf_counter() - start)
     reached["table"] = seconds_since_start() if table is not None else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
@@ -100,7 +103,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if budget is not None and (settings.deadline is None or chooses_epochs):
         rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
         plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, freed_mb)
-        print("\n".join(plan))
+        print("\n".join([*plan, disk]))
     if run.plan:
         if budget is None or (settings.deadline is not None and not chooses_epochs):
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")

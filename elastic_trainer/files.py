@@ -85,6 +85,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def existing_parent(path: Path) -> Path:
+    """`path` itself, or the nearest folder above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
 def is_temporary(path: Path) -> bool:
     """Whether `path` has a temporary name of `atomic_path`."""
     return re.match(r"\.\d+\.", path.name) is not None

@@ -200,6 +200,7 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     for name in ("free", "again"):
         done = command(*words, "--run_name", name)
         assert not done.returncode, done.stderr
+    assert re.search(r"^disk: the run folder takes at most about \d+ MB .*, [\d,]+ MB are free in ", done.stdout, re.M)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert 0.5 < again["predicted_memory_mb"] / again["peak_memory_mb"] < 1.5
     limit_mb = round(again["predicted_memory_mb"] - 70)

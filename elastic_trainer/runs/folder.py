@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import is_temporary, locked, writing
+from elastic_trainer.files import existing_parent, is_temporary, locked, writing
 from elastic_trainer.registry import EXPORTERS
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
@@ -47,7 +47,7 @@ def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resum
         with _claimed(folder, is_reused=True, overwrite=overwrite):
             return
     with writing(logdir):
-        above = next(path for path in (logdir.absolute(), *logdir.absolute().parents) if path.exists())
+        above = existing_parent(logdir)
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
         if not os.access(above, os.W_OK | os.X_OK):
