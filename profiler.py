@@ -98,6 +98,12 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
             f"{fit.p95_error_percent:.1f} % (spread of the measurements themselves "
             f"{details['measurement_spread_percent']:.1f} %)"
         )
+    if "memory_error" in details:
+        memory = details["memory_error"]
+        yield (
+            f"memory of the full step: predicted {memory['predicted_mb']:,.0f} MB, measured "
+            f"{memory['measured_mb']:,.0f} MB ({memory['error_percent']:+.1f} %)"
+        )
     if not details["operation_ms"]["updates"]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:

@@ -200,6 +200,10 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     for name in ("free", "again"):
         done = command(*words, "--run_name", name)
         assert not done.returncode, done.stderr
+    [profile] = tmp_path.glob("profiles/*/profile.json")
+    memory = json.loads(profile.read_text())["memory_error"]
+    assert 0.5 < memory["predicted_mb"] / memory["measured_mb"] < 1.5
+    assert memory["error_percent"] == pytest.approx(100 * (memory["predicted_mb"] / memory["measured_mb"] - 1))
     assert re.search(r"^disk: the run folder takes at most about \d+ MB .*, [\d,]+ MB are free in ", done.stdout, re.M)
     again = json.loads((tmp_path / "again" / "summary.json").read_text())
     assert 0.5 < again["predicted_memory_mb"] / again["peak_memory_mb"] < 1.5

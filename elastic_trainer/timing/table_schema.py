@@ -54,6 +54,16 @@ class MemoryRecord(BaseModel):
     kept: list[tuple[list[Count], Annotated[int, Field(ge=-1)], Factor]]
 
 
+class MemoryErrorRecord(BaseModel):
+    """Memory of the full step as predicted and as measured."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    predicted_mb: Factor
+    measured_mb: Factor
+    error_percent: float
+
+
 class Profile(BaseModel):
     """profile.json. What nothing reads is kept as it is."""
 
@@ -78,6 +88,7 @@ class Profile(BaseModel):
     environment: Place | None = None
     graph_digest: str | None = None
     memory: MemoryRecord | None = None
+    memory_error: MemoryErrorRecord | None = None
 
 
 class Row(BaseModel):
