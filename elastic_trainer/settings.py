@@ -248,6 +248,9 @@ class Settings:
         "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
         "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
         "if they take more"))
+    micro_batch: int | None = flag(None, BUDGET, count, "N", words="the batch at once", used_by=(BY_STEPS,), help=(
+        "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
+        "and takes time"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.array_data import ArrayData
-from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData
+from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import quick_collections, resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
@@ -60,6 +60,7 @@ class Trainer:
             they say of checkpoints and saved models is for listeners.
         listeners: are called at each hook, in this order.
         table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
+            With `settings.micro_batch`, of steps on one part of a batch.
         optimizer: by default the model's, or the one that `settings` ask for.
         freed_mb: memory that the process took and freed before, such as to measure `table`; training takes it again.
 
@@ -103,9 +104,10 @@ class Trainer:
             features = Features(data, in_float16=settings.feature_cache == "float16")
         limit_mb = math.inf if settings.memory is None else settings.memory
         # Of a forward pass: within a limit, what trains decides what memory is taken.
-        data.max_rows = MAX_ROWS if limit_mb == math.inf else data.batch_size
+        size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
+        data.max_rows = MAX_ROWS if limit_mb == math.inf and not settings.micro_batch else size
         rows = data.full_batch
-        self.training = TrainState(task, optimizer, data.batch_size, self.scheme.penalty, features, limit_mb, rows)
+        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, limit_mb, rows)
         if self.training.start_mb is not None:
             is_measured = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic
             start_mb = self.training.start_mb
@@ -265,7 +267,7 @@ class Trainer:
             steps = self.scheme.next_selection(step, total_steps) - step
             uses_features = self.training.features.are_possible and feature_misses(self.data, steps) < 1
         if self.training.adopt(selection.mask, uses_features):
-            self._step_flops = sum(count_flops(self.training.step_graph).values())
+            self._step_flops = self.training.parts * sum(count_flops(self.training.step_graph).values())
 
     def _end_epoch(self) -> None:
         """Validate on the test examples if that is due, and end the epoch."""
@@ -378,16 +380,18 @@ def _optimizer(task: Task, settings: Settings, schedule: Schedule) -> keras.opti
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
-    budget = None
+    budget, rows = None, part_rows(data.full_batch, settings.micro_batch)
+    if SCHEMES[name].changes_network and settings.micro_batch is not None:
+        raise UserError(f"--micro_batch: cannot be combined with {name}, which replaces the network; leave it out")
     if SCHEMES[name].changes_network and isinstance(task, CompiledTask):
         raise UserError(f"{name}: replaces the network while it trains, which a compiled model does not allow")
     if SCHEMES[name].is_elastic:
         if table is None and isinstance(task, CompiledTask):
-            table = profile_compiled(task, next(data.train(0)), with_features=True)
+            table = profile_compiled(task, next(next(data.train(0)).parts(rows)), with_features=True)
         if table is None:
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
         features_possible = settings.feature_cache != "off"
-        budget = make_budget(task.model, data, settings, table, features_possible)
+        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), features_possible)
     scheme: Scheme = SCHEMES[name].make(SchemeContext(task, data, settings, budget))
     return scheme

@@ -43,7 +43,7 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
     Raises:
         UserError: even the least that the scheme may train does not fit.
     """
-    network, limit_mb = command.network, command.training.memory
+    network, limit_mb, micro_batch = command.network, command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
     if SCHEMES[command.train_type].is_elastic:
@@ -53,10 +53,10 @@ def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
             limit_mb = (resident_memory_mb() or 0.0) + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
-    has_table = (table_folder(network, command.run.logdir) / TABLE_RECORD).is_file()
+    has_table = (table_folder(command.part, command.run.logdir) / TABLE_RECORD).is_file()
     is_fixed = not SCHEMES[command.train_type].is_elastic and not SCHEMES[command.train_type].is_closed_form
     trains_less = "--train_type elastic_training_upper_part" if has_table and is_fixed else None
-    check_memory(model, network, mask, limit_mb, trains_less=trains_less)
+    check_memory(model, network, mask, limit_mb, trains_less=trains_less, micro_batch=micro_batch)
     return command
 
 
@@ -73,10 +73,11 @@ def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
         batch_size //= 2
     command = command.with_batch(batch_size)
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
-    has_table = (table_folder(command.network, command.run.logdir) / TABLE_RECORD).is_file()
+    has_table = (table_folder(command.part, command.run.logdir) / TABLE_RECORD).is_file()
     if SCHEMES[command.train_type].is_elastic and has_table:
         mask[: len(mask) // 2] = False
-    return command.with_batch(fitting_batch(model, command.network, mask, command.training.memory))
+    settings = command.training
+    return command.with_batch(fitting_batch(model, command.network, mask, settings.memory, settings.micro_batch))
 
 
 def with_table(
@@ -96,7 +97,7 @@ def with_table(
     """
     if not SCHEMES[command.train_type].is_elastic:
         return command, None, 0.0
-    network, run, settings = command.network, command.run, command.training
+    network, run, settings = command.part, command.run, command.training
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
     wanted, before_mb, freed_mb = table_settings(network), resident_memory_mb(), 0.0
     if not (folder / TABLE_RECORD).is_file():
@@ -113,6 +114,7 @@ def with_table(
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
     table = load_table(folder, wanted, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
+    table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
     if table.memory is None and command.options["memory"] is None:  # an earlier table cannot keep to a limit

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cli.flags import profiler_parser
+from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.options import built
@@ -63,6 +64,11 @@ class TrainCommand:
         chosen = {name: getattr(training, name) for name in ("num_epochs", "interval", "max_steps", "learning_rate")}
         chosen |= {"num_classes": network.num_classes, "batch_size": network.batch_size, "train_type": self.train_type}
         return {**self.options, **chosen}
+
+    @property
+    def part(self) -> NetworkSettings:
+        """The network with the size of a part of a batch as its batch size, as the timing table has it."""
+        return replace(self.network, batch_size=part_rows(self.network.batch_size, self.training.micro_batch))
 
     def with_classes(self, count: int) -> TrainCommand:
         """A copy for `count` classes, unless the number was given."""

@@ -122,6 +122,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: works only with --augment flip_rotate; leave it out")
+    if args.micro_batch is not None and SCHEMES[args.train_type].changes_network:
+        raise UserError(f"--micro_batch: cannot be combined with --train_type {args.train_type}; leave it out")
     if args.mixed_precision and SCHEMES[args.train_type].changes_network:
         raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -41,6 +41,11 @@ def block_rows(inputs: Structure) -> int:
 
     values = sum(int(np.prod(part.shape[1:])) for part in tf.nest.flatten(inputs))
     return min(max(MAX_VALUES // values, 1), MAX_ROWS)
+
+
+def part_rows(batch_size: int, micro_batch: int | None) -> int:
+    """Examples of each part of a batch: the largest divisor of its size that is at most `micro_batch`; None: all."""
+    return next(rows for rows in range(min(micro_batch or batch_size, batch_size), 0, -1) if batch_size % rows == 0)
 
 
 class Order(NamedTuple):
@@ -90,11 +95,12 @@ class Batch:
     def parts(self, rows: int) -> Iterator[Batch]:
         """The batch in parts of so many examples; the last may have fewer."""
         for start in range(0, len(self), rows):
-            inputs, targets, weights = (
-                mapped(lambda part: part[start : start + rows], each)  # noqa: B023 (called at once)
-                for each in (self.inputs, self.targets, self.weights)
-            )
-            yield Batch(lambda: inputs, targets, weights)  # noqa: B023
+            end = start + rows
+            targets, weights = (mapped(lambda part: part[start:end], each) for each in (self.targets, self.weights))  # noqa: B023 (called at once)
+            yield Batch(partial(self._some_inputs, start, end), targets, weights, self.order.part(start, end))
+
+    def _some_inputs(self, start: int, end: int) -> Structure:
+        return mapped(lambda part: part[start:end], self.inputs)
 
     def __len__(self) -> int:
         import tensorflow as tf

@@ -71,6 +71,11 @@ def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
     return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
 
 
+def parts_mb(accumulators: Iterable[Any], update: tf.Graph | None) -> float:
+    """MB that a step in parts of a batch takes beside a part: sums of gradients, and the graph of the update."""
+    return 0.0 if update is None else variables_mb(accumulators) + OPERATION_MB * len(update.get_operations())
+
+
 def forward_memory(graph: tf.Graph, loss: tf.Tensor) -> StepMemory:
     """As `step_memory`, of the forward pass alone: what the `loss` of a step needs."""
     return _memory(graph, [loss], 0.0)

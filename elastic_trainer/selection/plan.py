@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from elastic_trainer.datasets.batches import ShuffledData
+from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.selection.deadline import (
     first_selections_seconds,
@@ -71,9 +71,11 @@ def run_plan_lines(
         freed_mb: memory that the process took and freed before, which training takes again.
     """
     schedule = Schedule.of(settings, data.steps_per_epoch)
+    rows = part_rows(data.batch_size, settings.micro_batch)
+    in_parts = f" in parts of {rows}" if rows < data.batch_size else ""
     limit = "no limit" if settings.memory is None else f"limit {settings.memory:,.0f} MB"
     yield (
-        f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each; "
+        f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each{in_parts}; "
         f"in all: with selecting and validation; memory: of the whole process, {limit}"
     )
     columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
@@ -169,7 +169,9 @@ class ElasticScheme(Scheme):
         self._data, self._settings, self._budget = data, settings, budget
         self._head = head_mask(task.model)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
-        self._has_new_table = False
+        if (rows := part_rows(data.full_batch, settings.micro_batch)) < data.full_batch:
+            self._evaluator.limit_rows(rows)
+        self._rows, self._has_new_table = rows, False
         self._room_mb, self._is_limited, self._trains_head_alone, self._passes_fit = math.inf, False, False, True
         self._measured: _Measured | None = None
         self.plan(Schedule.of(settings, data.steps_per_epoch))
@@ -219,8 +221,8 @@ class ElasticScheme(Scheme):
     def _measure(self, progress: Progress, state: TrainState) -> _Measured:
         start = time.perf_counter()
         self._limit_memory(state)
-        index = self._selection_of_step[progress.step]
-        batches = self._data.importance_batches(index, self._settings.importance_batches)
+        index, count = self._selection_of_step[progress.step], self._settings.importance_batches
+        batches = self._data.importance_batches(index, count)
         importance = self._evaluator(state.optimizer, batches)
         if not self._measures_speed:
             progress = progress._replace(step_ms=())
@@ -242,11 +244,11 @@ class ElasticScheme(Scheme):
             return
         self._is_limited = True
         if limit_mb is not None:
-            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._data.full_batch)
+            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._rows)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
-        rows, self.measuring_mb = fitting_rows(table, self._data.full_batch, self._room_mb)
-        is_split = rows < self._data.full_batch
+        rows, self.measuring_mb = fitting_rows(table, self._rows, self._room_mb)
+        is_split = rows < self._rows
         if is_split:  # a pass over all tensors that measures the device's speed does not fit either
             self._evaluator.limit_rows(rows)
             self._passes_fit = self._measures_speed = False
@@ -377,7 +379,6 @@ def make_budget(
         UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
     """
     head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
-    selections = schedule.selection_steps(settings.interval)
     steps = min(math.ceil(settings.interval * data.steps_per_epoch), schedule.total_steps)
     misses = feature_misses(data, steps) if features_possible else 1.0
     if settings.deadline is None:
@@ -388,7 +389,7 @@ def make_budget(
         settings.deadline,
         schedule.total_steps,
         schedule.epochs,
-        selections,
+        schedule.selection_steps(settings.interval),
         validation_batches=data.test_batches,
         misses=misses,
         elapsed=elapsed,

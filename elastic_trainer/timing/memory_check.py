@@ -12,6 +12,7 @@ from math import inf, prod
 import keras
 import numpy as np
 
+from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
 from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
@@ -19,6 +20,7 @@ from elastic_trainer.memory.step_memory import (
     beside_steps_mb,
     forward_memory,
     has_own_memory,
+    parts_mb,
     step_memory,
     variables_mb,
 )
@@ -58,26 +60,37 @@ def surely_fits(model: keras.Model, batch_size: int, room: float) -> bool:
     return OUTPUTS_FACTOR * outputs_mb + WEIGHTS_FACTOR * variables_mb(model.variables) + BESIDE_MB <= room
 
 
-def needed_mb(model: keras.Model, network: NetworkSettings, batch_size: int, mask: np.ndarray) -> float:
+def needed_mb(
+    model: keras.Model, network: NetworkSettings, batch_size: int, mask: np.ndarray, micro_batch: int | None = None
+) -> float:
     """MB that training bool [N] `mask` over `model.trainable_variables` on so many images a step takes."""
     optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    step = TrainStep(ImageClassification(model), optimizer, batch_size, mask)
+    rows = part_rows(batch_size, micro_batch)
+    step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
     forward = forward_memory(step.graph, step.loss)
-    return step_memory(step.graph, step.variables).megabytes + beside_steps_mb(forward, step.inputs)
+    sums_mb = parts_mb(step.accumulators, None if step.update is None else step.update.graph)
+    return step_memory(step.graph, step.variables).megabytes + beside_steps_mb(forward, step.inputs) + sums_mb
 
 
-def fitting_batch(model: keras.Model, network: NetworkSettings, mask: np.ndarray, limit_mb: float | None = None) -> int:
+def fitting_batch(
+    model: keras.Model,
+    network: NetworkSettings,
+    mask: np.ndarray,
+    limit_mb: float | None = None,
+    micro_batch: int | None = None,
+) -> int:
     """The batch size of `network`, halved until training fits.
 
     Args:
         model, network: what is trained.
         mask: bool [N] over `model.trainable_variables`, what trains.
         limit_mb: memory that the process may take in all.
+        micro_batch: images of a part of a batch, at most; None: the batch is one part.
     """
     room, batch_size = room_mb(limit_mb), network.batch_size
     if surely_fits(model, batch_size, room):
         return batch_size
-    needed = partial(needed_mb, model, network, mask=mask)
+    needed = partial(needed_mb, model, network, mask=mask, micro_batch=micro_batch)
     now_mb = needed(batch_size)
     return batch_size if now_mb <= room else smaller_batch(needed, batch_size, now_mb, room) or 1
 
@@ -89,23 +102,24 @@ def check_memory(
     limit_mb: float | None = None,
     what: str = "training",
     trains_less: str | None = None,
+    micro_batch: int | None = None,
 ) -> None:
     """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is; it names what fits.
 
     Args:
-        model, network, mask, limit_mb: as for `fitting_batch`.
+        model, network, mask, limit_mb, micro_batch: as for `fitting_batch`.
         what: in words.
         trains_less: flags that train what fits, if the head does; None: there are none.
     """
     room, count = room_mb(limit_mb), network.batch_size
     if surely_fits(model, count, room):
         return
-    needed_of = partial(needed_mb, model, network, mask=mask)
+    needed_of = partial(needed_mb, model, network, mask=mask, micro_batch=micro_batch)
     needed = needed_of(count)
     if needed <= room:
         return
     resident_mb, others = resident_memory_mb() or 0.0, list[Alternative | None]()
-    if trains_less is not None and needed_mb(model, network, count, head_mask(model)) <= room:
+    if trains_less is not None and needed_of(count, mask=head_mask(model)) <= room:
         others.append(Alternative(inf, trains_less))
     others.append(of_batch(count, smaller_batch(needed_of, count, needed, room)))
     others.append(larger_limit(resident_mb + needed, limit_mb, resident_mb + room_mb(), " and what the images take"))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,6 +141,25 @@ class TimingTable:
         if kept_batches:
             features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.two_parts_mb
         return self.memory.predict(mask[self.positions]) + features_mb
+
+    def in_parts(self, count: int) -> TimingTable:
+        """The table of steps on `count` times as many examples, in parts like those that this one is of.
+
+        Each part takes as long as a step, which is a little too much: the weights are updated once. Sums of gradients
+        take memory.
+        """
+        if count == 1:
+            return self
+        names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "features_mb", "preprocessing_ms", "forward_ms")
+        scaled = {name: count * getattr(self, name) for name in (*names, "full_step_ms", "gradient_pass_ms")}
+        details = {**self.details}
+        if self.memory is not None:
+            sums_mb = np.array([4e-6 * prod(shape) for shape in self.shapes])
+            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + sums_mb).to_record()
+        if "plain_step_ms" in details:
+            details["plain_step_ms"] *= count
+        fit = replace(self.fit, constant_ms=count * self.fit.constant_ms)
+        return replace(self, **scaled, fit=fit, details=details)
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""

@@ -77,6 +77,7 @@ class Features:
         self._views, count = data.view_count, data.train_count * data.view_count
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
+        self._pass_rows = max(data.max_rows, 1)
         kinds = _kinds(split, some, self._in_float16)
         megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
         room_mb = max(min(data.room_mb, room_mb), 0.0)
@@ -99,11 +100,11 @@ class Features:
         if missing:
             wanted = [*dict.fromkeys([*missing, *self._missing(batch.upcoming)])]
             keys = np.array(wanted[: max(self._block, len(missing))])
-            values = self.split.prefix(self._inputs(keys))
             try:
                 with np.errstate(over="raise"):
-                    for kept, value in zip(self._kept, values, strict=True):
-                        kept[keys] = value.numpy()
+                    for some in np.split(keys, range(self._pass_rows, len(keys), self._pass_rows)):
+                        for kept, value in zip(self._kept, self.split.prefix(self._inputs(some)), strict=True):
+                            kept[some] = value.numpy()
                 self._is_made[keys] = True
             except FloatingPointError as error:
                 self._report(f"{error} in float16")

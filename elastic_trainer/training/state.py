@@ -21,6 +21,7 @@ from elastic_trainer.memory.step_memory import (
     beside_steps_mb,
     forward_memory,
     has_own_memory,
+    parts_mb,
     step_memory,
     two_parts_mb,
 )
@@ -30,7 +31,7 @@ from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import current_rate
 from elastic_trainer.training.prefix import SplitStep
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.training.step import StepValues, TrainStep
 
 
 class StepResult(NamedTuple):
@@ -73,15 +74,16 @@ class TrainState:
     Args:
         task: what is trained.
         optimizer: built for all of `task.model.trainable_variables`.
-        batch_size: examples a step; None: any number.
+        batch_size: examples a step, or a part of one; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: the cache of the frozen prefix; by default nothing is cached.
         memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
-        rows: examples of most steps where `batch_size` is None, whose memory is predicted if `memory_mb` is a limit.
+        rows: examples of most steps. Where `batch_size` is None, their memory is predicted if `memory_mb` is a limit.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
         features, memory_mb: as given.
+        parts: of a step, whose gradients are added up before the weights are updated.
         start_mb: resident memory of the process before it trains; None if the system does not report it.
         predicted_mb: what the process is expected to take at most with the adopted step, by
             `memory.step_memory`; None without `start_mb`.
@@ -99,6 +101,9 @@ class TrainState:
         rows: int | None = None,
     ) -> None:
         self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
+        self.parts = (rows or 1) // batch_size if batch_size and rows else 1
+        if self.parts > 1:
+            task.check_parts()
         self.features, self.memory_mb = features or Features(), memory_mb
         self.predicted_mb: float | None = None
         self.start_mb = resident_memory_mb()
@@ -132,7 +137,7 @@ class TrainState:
         self.features.drop()  # before new ones take memory
         self.evaluation.drop_features()
         gc.collect()
-        self._step = TrainStep(self.task, self.optimizer, self._batch_size, mask, self._penalty)
+        self._step = self._traced(self._batch_size, mask)
         self._mask = mask
         self._adopt_features(self._step, uses_features)
         if self.features.split is not None:
@@ -149,7 +154,7 @@ class TrainState:
             self.features.adopt(step, uses_features)
             if self.memory_mb == inf:
                 return
-            step = TrainStep(self.task, self.optimizer, self._rows, step.mask, self._penalty)
+            step = self._traced(self._rows, step.mask)
         needed_mb, forward = self._needed_mb(step)
         if self._batch_size is not None:
             self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
@@ -160,7 +165,12 @@ class TrainState:
     def _needed_mb(self, step: TrainStep) -> tuple[float, StepMemory]:
         """What the process is expected to take at most with `step`, and the forward pass of that."""
         whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
-        return (self.start_mb or 0.0) + whole.megabytes + beside_steps_mb(forward, step.inputs), forward
+        beside_mb = beside_steps_mb(forward, step.inputs)
+        beside_mb += parts_mb(step.accumulators, None if step.update is None else step.update.graph)
+        return (self.start_mb or 0.0) + whole.megabytes + beside_mb, forward
+
+    def _traced(self, batch_size: int | None, mask: np.ndarray | None) -> TrainStep:
+        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=self.parts)
 
     def too_little_memory(self) -> UserError:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
@@ -169,7 +179,7 @@ class TrainState:
         machine_mb = (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
 
         def needed_mb(rows: int) -> float:
-            return self._needed_mb(TrainStep(self.task, self.optimizer, rows, self._mask, self._penalty))[0]
+            return self._needed_mb(self._traced(rows, self._mask))[0]
 
         smaller = smaller_batch(needed_mb, count or 1, predicted_mb, predicted_mb - excess_mb)
         fits = named(
@@ -205,11 +215,28 @@ class TrainState:
         step, is_cached = self._current_step(), self.features.split is not None
         inputs: Any = None if is_cached else batch.inputs  # as in the timing table, not part of the step
         start = time.perf_counter()
-        values = self.features.read(batch.order) if is_cached else inputs
-        loss, measures, rate = step(values, batch.targets, batch.weights)
+        if self.parts == 1:
+            values = self.features.read(batch.order) if is_cached else inputs
+            loss, measures, rate = step(values, batch.targets, batch.weights)
+        else:
+            loss, measures, rate = self._train_in_parts(step, batch)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
+
+    def _train_in_parts(self, step: TrainStep | SplitStep, batch: Batch) -> StepValues:
+        """One step whose gradients are added up over parts of the batch; loss and measures are those of all."""
+        assert self._step is not None and self._step.update is not None and self._batch_size is not None
+        is_cached, results = self.features.split is not None, []
+        for part in batch.parts(self._batch_size):
+            values = self.features.read(part.order) if is_cached else part.inputs
+            results.append(step(values, part.targets, part.weights))
+        self._step.update()
+        losses, measured, rates = zip(*results, strict=True)
+        measures = measured[-1]
+        if not self.task.is_running:
+            measures = {name: sum(one[name] for one in measured) / len(measured) for name in measures}
+        return sum(losses) / len(losses), measures, rates[-1]
 
     def fit_head(self, data: ShuffledData) -> StepResult:
         """Give the head its closed form, see `training.closed_form_head`. Counts as a step.

@@ -64,11 +64,14 @@ class TrainStep(BatchFunction):
         mask: bool [N] over `task.model.trainable_variables`; all if left out.
         penalty: returns what is added to the loss of the model, or None. It is not part of the reported loss.
         fold: whether frozen batch norm is folded where that saves time (`networks.batch_norm_folding`).
+        parts: of a batch, each of `batch_size` examples. With several, a call adds its share of the mean gradient to
+            `accumulators`, and `update` trains on their sum: the gradient of the whole batch, if its loss is a mean.
 
     Attributes:
         mask: as given, or all True.
         variables: those that train.
         folded_pairs: where frozen batch norm was folded.
+        accumulators: one for each of `variables` if there are several parts; 0 after `update`.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
             no influence on the loss.
     """
@@ -81,11 +84,13 @@ class TrainStep(BatchFunction):
         mask: np.ndarray | None = None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         fold: bool = True,
+        parts: int = 1,
     ) -> None:
         model = task.model
         self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
         trained = {id(variable) for variable in variables}
+        self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []
 
         def step(
             inputs: Structure, targets: Structure, weights: Structure
@@ -101,11 +106,26 @@ class TrainStep(BatchFunction):
                 scaled = optimizer.scale_loss(loss if added is None else loss + added)
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
             self.loss, self.gradients = loss, gradients
-            with one_replica(optimizer):
-                optimizer.apply(*present(gradients, variables))
+            if parts > 1:
+                for sums, gradient in zip(self.accumulators, gradients, strict=True):
+                    if gradient is not None:
+                        sums.assign_add(tf.convert_to_tensor(gradient) / parts)
+            else:
+                with one_replica(optimizer):
+                    optimizer.apply(*present(gradients, variables))
             return loss, task.measures(loss, inputs, targets, weights, outputs), rate
 
         super().__init__(step, task.signature(batch_size), variables)
+        pairs = zip(self.gradients, self.accumulators, variables, strict=True) if parts > 1 else ()
+        used = [(sums, variable) for gradient, sums, variable in pairs if gradient is not None]
+
+        def update() -> None:
+            with one_replica(optimizer):
+                optimizer.apply([sums.read_value() for sums, _ in used], [variable for _, variable in used])
+            for sums, _ in used:
+                sums.assign(tf.zeros_like(sums))
+
+        self.update = tf.function(update, autograph=False).get_concrete_function() if parts > 1 else None
 
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
