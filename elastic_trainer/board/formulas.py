@@ -1,0 +1,394 @@
+"""Operations of a training step, written with operations that LiteRT has kernels for.
+
+LiteRT lacks the gradients of convolutions, pooling and activations. And of products with weights that change, only
+BATCH_MATMUL is fast there (it alone reaches XNNPACK), so products are written with rank 3: the converter makes the slow
+FULLY_CONNECTED of those with rank 2.
+
+A formula takes an operation of a traced graph and the values of its inputs, and returns the values of its outputs.
+Values are NumPy arrays where they are constant, else tensors. Shapes are known: a part of a batch has a fixed size.
+
+The converter places each operation as soon as its inputs are there, and what is computed early stays in memory. So what
+only the backward pass needs depends on the gradient, even where the forward pass would suffice: a kernel's gradient
+shifts the gradient, not the input; the mask of ReLU6 has a bound that contains the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Value = Any  # np.ndarray, or tf.Tensor of the graph that is being traced
+HUGE = 1e30  # makes a mask of a value: 0 stays 0, all others pass 1
+IMAGES_AT_ONCE = 4  # for the gradient of a depthwise kernel, whose products then stay in the processor's cache
+
+
+def is_constant(value: Value) -> bool:
+    """Whether `value` is known before the step runs."""
+    return isinstance(value, np.ndarray)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def product(a: Value, b: Value, transpose_a: bool = False, transpose_b: bool = False) -> Value:
+    """The product of two matrices, as a BATCH_MATMUL."""
+    if transpose_b:
+        b = b.T if is_constant(b) else tf.transpose(b)
+    result = tf.matmul(tf.reshape(a, (1, *a.shape)), tf.reshape(b, (1, *b.shape)), transpose_a=transpose_a)
+    return tf.reshape(result, result.shape[1:])
+
+
+def _mat_mul(op: Any, a: Value, b: Value) -> Value:
+    return product(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
+
+
+def _rows(images: Value) -> Value:
+    """[batch, height, width, channels] as a matrix with a row for each place."""
+    return tf.reshape(images, (-1, images.shape[-1]))
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+class Window:
+    """How a window moves over images, along height and width.
+
+    Args:
+        op: a convolution or pooling, or a gradient of one.
+        size: of its input [height, width].
+        kernel: of the window [height, width].
+
+    Attributes:
+        strides, dilations, before: of both axes; `before` are the zeros in front of the input.
+        outputs: size of the result [height, width].
+        reach: by how much a window is longer than one place.
+
+    Raises:
+        NotImplementedError: the images are not [batch, height, width, channels].
+    """
+
+    def __init__(self, op: Any, size: Sequence[int], kernel: Sequence[int]) -> None:
+        if op.get_attr("data_format") != b"NHWC":
+            raise NotImplementedError("images whose channels come first")
+        names = {attribute.name for attribute in op.op_def.attr}
+        self.size, self.kernel = [*size], [*kernel]
+        self.strides = [*op.get_attr("strides")[1:3]]
+        self.dilations = [*op.get_attr("dilations")[1:3]] if "dilations" in names else [1, 1]
+        self.reach = [dilation * (length - 1) for dilation, length in zip(self.dilations, kernel, strict=True)]
+        padding = op.get_attr("padding")
+        explicit = op.get_attr("explicit_paddings")[2:6] if padding == b"EXPLICIT" else (0, 0, 0, 0)
+        self.before, self.outputs = [explicit[0], explicit[2]], []
+        for axis in (0, 1):
+            length, reach, stride = size[axis], self.reach[axis], self.strides[axis]
+            if padding == b"SAME":
+                self.outputs.append(math.ceil(length / stride))
+                self.before[axis] = max((self.outputs[axis] - 1) * stride + reach + 1 - length, 0) // 2
+            else:
+                self.outputs.append((length + sum(explicit[2 * axis : 2 * axis + 2]) - reach - 1) // stride + 1)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The places in the window."""
+        return [(a, b) for a in range(self.kernel[0]) for b in range(self.kernel[1])]
+
+    def padded(self, images: Value, fill: float = 0.0) -> Value:
+        """The input with its margins, of exactly the length that the windows cover."""
+        lengths = [(out - 1) * stride + reach + 1 for out, stride, reach in self._axes()]
+        return _fitted(images, self.before, lengths, fill)
+
+    def at(self, padded: Value, a: int, b: int) -> Value:
+        """Of `padded`, what each window has at (a, b): [batch, *outputs, channels]."""
+        starts = a * self.dilations[0], b * self.dilations[1]
+        return _strided(padded, starts, self.outputs, self.strides)
+
+    def spread(self, gradient: Value) -> Value:
+        """The gradient [batch, *outputs, channels] with zeros between its places and around it: `reach` longer than
+        the input, so that the slice from `reach` - (a, b) on has at each place of the input the gradient that it has
+        through (a, b) of the kernel."""
+        lengths = [length + reach for length, reach in zip(self.size, self.reach, strict=True)]
+        before = [reach - zeros for reach, zeros in zip(self.reach, self.before, strict=True)]
+        return _fitted(_with_zeros_between(gradient, self.strides), before, lengths)
+
+    def through(self, spread: Value, a: int, b: int) -> Value:
+        """See `spread`: [batch, *size, channels]."""
+        starts = [self.reach[0] - a * self.dilations[0], self.reach[1] - b * self.dilations[1]]
+        return _strided(spread, starts, self.size, (1, 1))
+
+    def _axes(self) -> Any:
+        return zip(self.outputs, self.strides, self.reach, strict=True)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one place, and nothing is padded."""
+        return self.kernel == [1, 1] and self.before == [0, 0]
+
+
+def _fitted(images: Value, before: Sequence[int], lengths: Sequence[int], fill: float = 0.0) -> Value:
+    """Images with `before` margins in front, and cut or padded behind to `lengths`; negative margins cut."""
+    skipped = [max(-margin, 0) for margin in before]
+    shape = images.shape
+    kept = [min(shape[axis + 1] - skipped[axis], lengths[axis] - max(before[axis], 0)) for axis in (0, 1)]
+    if kept != [*shape[1:3]]:
+        images = _strided(images, skipped, kept, (1, 1))
+    front = [max(margin, 0) for margin in before]
+    behind = [lengths[axis] - kept[axis] - front[axis] for axis in (0, 1)]
+    if not any(front) and not any(behind):
+        return images
+    margins = [(0, 0), (front[0], behind[0]), (front[1], behind[1]), (0, 0)]
+    return tf.pad(images, margins, constant_values=fill)
+
+
+def _strided(images: Value, starts: Sequence[int], counts: Sequence[int], strides: Sequence[int]) -> Value:
+    """`counts` places of images from `starts` on, in steps of `strides`."""
+    rows, columns = (slice(s, s + (n - 1) * step + 1, step) for s, n, step in zip(starts, counts, strides, strict=True))
+    whole = [*starts] == [0, 0] and [*counts] == [*images.shape[1:3]] and [*strides] == [1, 1]
+    return images if whole else images[:, rows, columns]
+
+
+def _with_zeros_between(images: Value, strides: Sequence[int]) -> Value:
+    """Images with strides - 1 zeros behind each place but the last, along both axes."""
+    batch, height, width, channels = images.shape
+    down, across = strides
+    if across > 1:
+        columns = tf.pad(
+            tf.reshape(images, (batch * height, width, 1, channels)), [(0, 0), (0, 0), (0, across - 1), (0, 0)]
+        )
+        images = tf.reshape(columns, (batch, height, width * across, channels))[:, :, : (width - 1) * across + 1]
+    if down > 1:
+        rows = tf.pad(tf.reshape(images, (batch, height, 1, -1)), [(0, 0), (0, 0), (0, down - 1), (0, 0)])
+        images = tf.reshape(rows, (batch, height * down, -1, channels))[:, : (height - 1) * down + 1]
+    return images
+
+
+def _conv2d(op: Any, images: Value, kernel: Value) -> Value:
+    window = Window(op, images.shape[1:3], kernel.shape[:2])
+    groups = images.shape[-1] // kernel.shape[2]
+    if is_constant(kernel) and groups == 1:
+        padded = tf.pad(images, _margins(op)) if op.get_attr("padding") == b"EXPLICIT" else images
+        padding = "SAME" if op.get_attr("padding") == b"SAME" else "VALID"
+        return tf.nn.conv2d(padded, kernel, window.strides, padding, dilations=window.dilations)
+    padded = window.padded(images)
+    parts = [
+        _sum([product(_rows(window.at(x, a, b)), w[a, b]) for a, b in window.places])
+        for x, w in zip(_split(padded, groups), _split(kernel, groups), strict=True)
+    ]
+    return tf.reshape(_joined(parts), (images.shape[0], *window.outputs, kernel.shape[-1]))
+
+
+def _margins(op: Any) -> list[tuple[int, int]]:
+    flat = op.get_attr("explicit_paddings")
+    return [(flat[2 * axis], flat[2 * axis + 1]) for axis in range(4)]
+
+
+def _conv2d_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value) -> Value:
+    window = Window(op, shape[1:3], kernel.shape[:2])
+    groups = int(shape[-1]) // kernel.shape[2]
+    spread = window.spread(gradient)
+    if is_constant(kernel) and groups == 1:  # the convolution with the kernel reversed and transposed
+        reversed_kernel = np.ascontiguousarray(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
+        return tf.nn.conv2d(spread, reversed_kernel, 1, "VALID", dilations=window.dilations)
+    if window.is_point:  # before the zeros come in
+        parts = [
+            product(_rows(d), w[0, 0], transpose_b=True)
+            for d, w in zip(_split(gradient, groups), _split(kernel, groups), strict=True)
+        ]
+        return window.spread(tf.reshape(_joined(parts), (*gradient.shape[:3], shape[-1])))
+    parts = [
+        _sum([product(_rows(window.through(d, a, b)), w[a, b], transpose_b=True) for a, b in window.places])
+        for d, w in zip(_split(spread, groups), _split(kernel, groups), strict=True)
+    ]
+    return tf.reshape(_joined(parts), tuple(int(length) for length in shape))
+
+
+def _conv2d_kernel_gradient(op: Any, images: Value, shape: Value, gradient: Value) -> Value:
+    height, width, inputs, outputs = (int(length) for length in shape)
+    window = Window(op, images.shape[1:3], (height, width))
+    groups = images.shape[-1] // inputs
+    stays = window.strides == [1, 1] and not window.is_point
+    spread = window.spread(gradient) if stays else gradient
+    padded = images if stays else window.padded(images)
+    parts = []
+    for x, d in zip(_split(padded, groups), _split(spread, groups), strict=True):
+        pairs = [(x, window.through(d, a, b)) if stays else (window.at(x, a, b), d) for a, b in window.places]
+        parts.append(tf.stack([product(_rows(x), _rows(d), transpose_a=True) for x, d in pairs]))
+    return tf.reshape(_joined(parts), (height, width, inputs, outputs))
+
+
+def _split(value: Value, groups: int) -> list[Value]:
+    return [value] if groups == 1 else tf.split(value, groups, axis=-1)
+
+
+def _joined(parts: list[Value]) -> Value:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+
+
+def _sum(values: Sequence[Value]) -> Value:
+    return reduce(tf.add, values)
+
+
+def _depthwise(op: Any, images: Value, kernel: Value) -> Value:
+    window = Window(op, images.shape[1:3], kernel.shape[:2])
+    padded = window.padded(images) if op.get_attr("padding") == b"EXPLICIT" else images
+    padding = "SAME" if op.get_attr("padding") == b"SAME" else "VALID"
+    return tf.nn.depthwise_conv2d(padded, kernel, (1, *window.strides, 1), padding, dilations=window.dilations)
+
+
+def _depthwise_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value) -> Value:
+    height, width, inputs, each = kernel.shape
+    window = Window(op, shape[1:3], (height, width))
+    reversed_kernel = kernel[::-1, ::-1] if is_constant(kernel) else tf.reverse(kernel, (0, 1))
+    reversed_kernel = tf.reshape(reversed_kernel, (height, width, inputs * each, 1))
+    result = tf.nn.depthwise_conv2d(
+        window.spread(gradient), reversed_kernel, (1, 1, 1, 1), "VALID", dilations=window.dilations
+    )
+    return result if each == 1 else tf.reduce_sum(tf.reshape(result, (*result.shape[:3], inputs, each)), -1)
+
+
+def _depthwise_kernel_gradient(op: Any, images: Value, shape: Value, gradient: Value) -> Value:
+    height, width, inputs, each = (int(length) for length in shape)
+    window = Window(op, images.shape[1:3], (height, width))
+    if each > 1:
+        images = tf.repeat(images, each, axis=-1)
+    spread = window.spread(gradient)
+    totals = []
+    for start in range(0, images.shape[0], IMAGES_AT_ONCE):
+        x, d = (value[start : start + IMAGES_AT_ONCE] for value in (images, spread))
+        sums = [tf.reduce_sum(x * window.through(d, a, b), (0, 1, 2)) for a, b in window.places]
+        totals.append(tf.stack(sums))
+    return tf.reshape(_sum(totals), (height, width, inputs, each))
+
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _max_pool_gradient(op: Any, images: Value, pooled: Value, gradient: Value) -> Value:
+    """The gradient goes to the first place of each window that has its maximum, as in TensorFlow."""
+    window = Window(op, images.shape[1:3], op.get_attr("ksize")[1:3])
+    padded = window.padded(images, fill=-HUGE)
+    taken, passed = tf.zeros_like(pooled), []
+    for a, b in window.places:
+        first = tf.cast(tf.equal(window.at(padded, a, b), pooled), gradient.dtype) * (1.0 - taken)
+        taken += first
+        passed.append(first * gradient)
+    return _gathered(window, passed)
+
+
+def _average_pool_gradient(op: Any, shape: Value, gradient: Value) -> Value:
+    window = Window(op, shape[1:3], op.get_attr("ksize")[1:3])
+    ones = np.ones((1, *window.size, 1), np.float32)
+    with tf.init_scope():
+        counts = _sum([window.at(window.padded(ones), a, b) for a, b in window.places]).numpy()
+    return _gathered(window, [gradient / counts] * len(window.places))
+
+
+def _gathered(window: Window, passed: Sequence[Value]) -> Value:
+    """What the places of the input receive, if each window passes `passed` to its places in turn."""
+    parts = zip(window.places, passed, strict=True)
+    return _sum([window.through(window.spread(each), a, b) for (a, b), each in parts])
+
+
+# --- activations, normalisation, loss ---------------------------------------------------------------------------------
+
+
+def _relu_gradient(op: Any, gradient: Value, outputs: Value) -> Value:
+    return gradient * tf.clip_by_value(outputs * HUGE, 0.0, 1.0)
+
+
+def _relu6_gradient(op: Any, gradient: Value, outputs: Value) -> Value:
+    six = 6.0 + gradient[:1] * (1 / HUGE)
+    return gradient * tf.clip_by_value(outputs * (six - outputs) * HUGE, -1.0, 1.0)
+
+
+def _leaky_relu_gradient(op: Any, gradient: Value, inputs: Value) -> Value:
+    positive = tf.clip_by_value(inputs * HUGE, 0.0, 1.0)
+    return gradient * (positive + op.get_attr("alpha") * (1.0 - positive))
+
+
+def _erfc(op: Any, x: Value) -> Value:
+    return 1.0 - _erf(op, x)
+
+
+def _erf(op: Any, x: Value) -> Value:
+    """Abramowitz and Stegun, formula 7.1.26: the error is at most 1.5e-7."""
+    size = tf.abs(x)
+    t = 1.0 / (1.0 + 0.3275911 * size)
+    terms = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+    series = reduce(lambda total, factor: total * t + factor, terms[1:], terms[0]) * t
+    return tf.sign(x) * (1.0 - series * tf.exp(-size * size))
+
+
+def _batch_norm(op: Any, x: Value, scale: Value, offset: Value, mean: Value, variance: Value) -> list[Value]:
+    if op.get_attr("is_training"):
+        raise NotImplementedError("batch norm with the statistics of the batch")
+    factor = scale * tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    return [x * factor + (offset - mean * factor)]
+
+
+def _batch_norm_gradient(
+    op: Any, d: Value, x: Value, scale: Value, mean: Value, variance: Value, *_: Value
+) -> list[Value]:
+    factor = tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    places = (0, 1, 2)
+    return [d * (scale * factor), tf.reduce_sum(d * (x - mean), places) * factor, tf.reduce_sum(d, places)]
+
+
+def _cross_entropy(op: Any, logits: Value, labels: Value) -> list[Value]:
+    right = tf.one_hot(labels, logits.shape[-1])
+    shifted = logits - tf.reduce_max(logits, -1, keepdims=True)
+    powers = tf.exp(shifted)
+    total = tf.reduce_sum(powers, -1, keepdims=True)
+    losses = tf.math.log(total[:, 0]) - tf.reduce_sum(right * shifted, -1)
+    return [losses, powers / total - right]
+
+
+def _strided_slice_gradient(op: Any, shape: Value, begin: Value, end: Value, strides: Value, d: Value) -> Value:
+    masks = {
+        name: op.get_attr(name)
+        for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+    }
+    count = int(np.prod(shape))
+    with tf.init_scope():
+        places = np.arange(count, dtype=np.int32).reshape(shape)
+        taken = tf.raw_ops.StridedSlice(input=places, begin=begin, end=end, strides=strides, **masks).numpy()
+    return tf.reshape(tf.scatter_nd(taken.reshape(-1, 1), tf.reshape(d, [-1]), [count]), shape)
+
+
+def _bias_gradient(op: Any, gradient: Value) -> Value:
+    return tf.reduce_sum(gradient, [*range(len(gradient.shape) - 1)])
+
+
+FORMULAS: dict[str, Callable[..., Value]] = {
+    "AddN": lambda op, *values: _sum(values),
+    "AvgPoolGrad": _average_pool_gradient,
+    "BiasAddGrad": _bias_gradient,
+    "Conv2D": _conv2d,
+    "Conv2DBackpropFilter": _conv2d_kernel_gradient,
+    "Conv2DBackpropInput": _conv2d_input_gradient,
+    "DepthwiseConv2dNative": _depthwise,
+    "DepthwiseConv2dNativeBackpropFilter": _depthwise_kernel_gradient,
+    "DepthwiseConv2dNativeBackpropInput": _depthwise_input_gradient,
+    "EluGrad": lambda op, d, y: d * (tf.minimum(y, 0.0) + 1.0),
+    "Erf": _erf,
+    "Erfc": _erfc,
+    "FusedBatchNormGradV3": _batch_norm_gradient,
+    "FusedBatchNormV3": _batch_norm,
+    "L2Loss": lambda op, x: tf.reduce_sum(x * x) / 2.0,
+    "LeakyReluGrad": _leaky_relu_gradient,
+    "MatMul": _mat_mul,
+    "MaxPoolGrad": _max_pool_gradient,
+    "ReciprocalGrad": lambda op, y, d: -d * y * y,
+    "Relu6Grad": _relu6_gradient,
+    "ReluGrad": _relu_gradient,
+    "RsqrtGrad": lambda op, y, d: -0.5 * d * y * y * y,
+    "SigmoidGrad": lambda op, y, d: d * y * (1.0 - y),
+    "SoftplusGrad": lambda op, d, x: d * tf.sigmoid(x),
+    "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
+    "SqrtGrad": lambda op, y, d: 0.5 * d / y,
+    "StridedSliceGrad": _strided_slice_gradient,
+    "TanhGrad": lambda op, y, d: d * (1.0 - y * y),
+}

@@ -1,0 +1,104 @@
+"""The file for inference that a board fills with the weights it trained, without a converter.
+
+The network is converted once, with random numbers in the place of the weights that will train. Their bytes then show
+where each array is in the file. The board writes the trained arrays to those places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
+
+
+class InferenceFile(NamedTuple):
+    """The file, and where its arrays are.
+
+    Attributes:
+        content: the file, with random numbers as weights.
+        offsets: of the arrays, in bytes.
+        arrays: a traced function without inputs, whose results are the arrays in their order, as the file has them.
+    """
+
+    content: bytes
+    offsets: list[int]
+    arrays: Any
+
+
+def inference_file(
+    model: keras.Model, trained: Sequence[keras.Variable], convert: Callable[[Callable[..., Any]], bytes]
+) -> InferenceFile | None:
+    """The inference file of `model`; None if the converter changes a weight, so that its place is not found.
+
+    Args:
+        model: from images to logits.
+        trained: the variables whose values will change.
+        convert: a function of one image float32 [1, size, size, 3] that returns {"logits": …} -> a file.
+    """
+    sources = _sources(model, trained)
+
+    def infer(image: tf.Tensor) -> dict[str, tf.Tensor]:
+        with folded_batch_norm(model, ()):
+            return {"logits": model(image, training=False)}
+
+    with _random_values(trained):
+        content = convert(infer)
+        values = [source().numpy() for source in sources]
+    offsets, layouts = [], []
+    for value in values:
+        for layout in _layouts(value.ndim):
+            encoded = (value if layout is None else value.transpose(layout)).astype("<f4").tobytes()
+            if content.count(encoded) == 1:
+                offsets.append(content.index(encoded))
+                layouts.append(layout)
+                break
+        else:
+            return None
+
+    def arrays() -> list[tf.Tensor]:
+        found = zip((source() for source in sources), layouts, strict=True)
+        return [value if layout is None else tf.transpose(value, layout) for value, layout in found]
+
+    return InferenceFile(content, offsets, tf.function(arrays, autograph=False).get_concrete_function())
+
+
+def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Callable[[], tf.Tensor]]:
+    """What computes the arrays of the file that change: folded kernels and biases, and variables as they are."""
+    waiting = {id(variable): variable for variable in trained}
+    sources: list[Callable[[], tf.Tensor]] = []
+    for pair in find_pairs(model):
+        parts = ((pair.kernel, pair.kernel_variables), (pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables]))
+        sources += [compute for compute, needs in parts if any(id(variable) in waiting for variable in needs)]
+        for variable in pair.tensors:
+            waiting.pop(id(variable), None)
+    return sources + [_reading(variable) for variable in waiting.values()]
+
+
+def _reading(variable: keras.Variable) -> Callable[[], tf.Tensor]:
+    return lambda: tf.convert_to_tensor(variable.value)
+
+
+def _layouts(rank: int) -> list[tuple[int, ...] | None]:
+    """In which orders of its axes the converter may store a kernel."""
+    others: dict[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 0, 1, 2)}
+    return [None, others[rank]] if rank in others else [None]
+
+
+@contextmanager
+def _random_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Random numbers as the values of `variables` in this block."""
+    before = [variable.numpy() for variable in variables]
+    rng = np.random.default_rng(0)
+    for variable in variables:
+        variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)

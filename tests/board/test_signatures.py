@@ -1,0 +1,94 @@
+"""What the signatures of a file for LiteRT do, in LiteRT: exactly what a step of TensorFlow does."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import models
+from elastic_trainer.board.inference_file import inference_file
+from elastic_trainer.board.signatures import TrainingFunctions, WeightedImages, converted_file, converted_function
+from elastic_trainer.machine import silenced
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
+
+BATCH, PART, CLASSES = 8, 4, 5
+
+
+def _interpreter(content: bytes):
+    with contextlib.suppress(ImportError):
+        from ai_edge_litert.interpreter import Interpreter
+
+        return Interpreter(model_content=content, num_threads=1)
+    with warnings.catch_warnings(), silenced():
+        warnings.simplefilter("ignore")
+        return tf.lite.Interpreter(model_content=content, num_threads=1)
+
+
+def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
+    model = models.build_model("mobilenetv2", 32, CLASSES, alpha=0.35)
+    mask = np.zeros(len(model.trainable_variables), bool)
+    mask[-14:] = True
+    mask[-9] = False  # a tensor in between stays
+    optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [len(mask) - 1])
+    optimizer.build(model.trainable_variables)
+    trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
+    inference = inference_file(model, trained, lambda function: converted_function(model, function))
+    assert inference is not None
+    functions = TrainingFunctions(model, optimizer, mask, PART, inference.arrays)
+    assert {"features", "train", "infer"} <= {*functions.signatures}
+    interpreter = _interpreter(converted_file(functions))
+    runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
+    assert "images" not in functions.signatures["infer"].inputs
+
+    rng = np.random.default_rng(0)
+    dropout = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
+    dropout.rate = 0.0
+    step = TrainStep(WeightedImages(model), optimizer, BATCH, mask)
+    runner["start"]()
+    before = [variable.numpy() for variable in model.trainable_variables]
+    for _ in range(4):
+        images = rng.uniform(0, 255, (BATCH, 32, 32, 3)).astype(np.float32)
+        labels = rng.integers(0, CLASSES, BATCH).astype(np.int32)
+        weights = np.full(BATCH, 1 / BATCH, np.float32)
+        rate = np.float32(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        expected = step(tf.constant(images), tf.constant(labels), tf.constant(weights))[0]
+        found = 0.0
+        for start in range(0, BATCH, PART):
+            rows = slice(start, start + PART)
+            features = runner["features"](images=images[rows])
+            noise = {
+                f"random_{index}": np.ones(tensor.shape, np.float32)
+                for index, tensor in enumerate(functions.random_tensors)
+            }
+            part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
+            found += float(part["loss"])
+        runner["update"](rate=rate)
+        assert abs(found - expected) < 1e-3 * abs(expected)
+    state = runner["state"]()
+    moved = [not np.array_equal(old, now.numpy()) for old, now in zip(before, model.trainable_variables, strict=True)]
+    assert moved == mask.tolist()
+    for index, variable in enumerate(trained):
+        change = np.abs(variable.numpy() - before[[*map(id, model.trainable_variables)].index(id(variable))]).max()
+        np.testing.assert_allclose(state[f"weights_{index}"], variable.numpy(), atol=0.02 * change)
+
+    image = rng.uniform(0, 255, (PART, 32, 32, 3)).astype(np.float32)
+    expected_logits = model(image, training=False).numpy()
+    logits = runner["infer"](**runner["features"](images=image))["logits"]
+    np.testing.assert_allclose(logits, expected_logits, atol=0.02 * np.abs(expected_logits).max())
+
+    content = bytearray(inference.content)
+    arrays = runner["fill"]()
+    for index, offset in enumerate(inference.offsets):
+        encoded = arrays[f"array_{index}"].tobytes()
+        content[offset : offset + len(encoded)] = encoded
+    filled = _interpreter(bytes(content))
+    filled.allocate_tensors()
+    filled.set_tensor(filled.get_input_details()[0]["index"], image[:1])
+    filled.invoke()
+    found = filled.get_tensor(filled.get_output_details()[0]["index"])
+    np.testing.assert_allclose(found, logits[:1], atol=1e-4 * np.abs(logits).max())
