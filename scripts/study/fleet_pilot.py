@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,6 +80,7 @@ SETTINGS = {
     "central": Setting(boards=1),  # all photos on the fast board
 }
 NORMALISED = ("naive", "blended", "windows", "upper", "everything, fewer steps")  # too, on the uneven split
+MAIN = 4  # the first of SETTINGS, whose comparison is the question
 ON_EVEN = ("naive", "upper", "windows", "everything, fewer steps", "FedAvg, waits", "central")
 
 
@@ -369,12 +371,20 @@ def carry_out(args: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def wanted_runs(seeds: int) -> list[dict[str, Any]]:
-    """The `IDENTITY` of each run, the most needed first."""
-    pairs = [(name, "no") for name in SETTINGS] + [(name, "yes") for name in NORMALISED]
-    runs = [(*pair, "uneven", "closed form", seed) for seed in range(seeds) for pair in pairs]
-    runs[len(pairs) : len(pairs)] = [(name, "no", "uneven", "random head", 0) for name in ("naive", "upper")]
-    runs += [(name, "no", "even", "closed form", seed) for seed in range(seeds) for name in ON_EVEN]
-    return [dict(zip(IDENTITY, run, strict=True)) for run in runs]
+    """The `IDENTITY` of each run, the most needed first: one seed of all, then more seeds of the main settings."""
+    main, others = [*SETTINGS][:MAIN], [*SETTINGS][MAIN:]
+    plain, by_step = [(name, "no") for name in main], [(name, "yes") for name in NORMALISED]
+    rest = [(name, "no") for name in others]
+    first, more = range(1), range(1, seeds)
+    wanted = [
+        *product(plain + rest + by_step, ["uneven"], ["closed form"], first),
+        *product(plain, ["uneven"], ["closed form"], more),
+        *product([(name, "no") for name in ON_EVEN], ["even"], ["closed form"], first),
+        *product(rest + by_step, ["uneven"], ["closed form"], more),
+        *product(plain, ["uneven"], ["random head"], first),
+        *product([(name, "no") for name in ON_EVEN], ["even"], ["closed form"], more),
+    ]
+    return [dict(zip(IDENTITY, (*pair, *where), strict=True)) for pair, *where in wanted]
 
 
 def main() -> None:
