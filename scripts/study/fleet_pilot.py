@@ -375,14 +375,15 @@ def wanted_runs(seeds: int) -> list[dict[str, Any]]:
     main, others = [*SETTINGS][:MAIN], [*SETTINGS][MAIN:]
     plain, by_step = [(name, "no") for name in main], [(name, "yes") for name in NORMALISED]
     rest = [(name, "no") for name in others]
+    on_even = [(name, "no") for name in ON_EVEN] + [("naive", "yes"), ("upper", "yes")]
     first, more = range(1), range(1, seeds)
     wanted = [
         *product(plain + rest + by_step, ["uneven"], ["closed form"], first),
-        *product(plain, ["uneven"], ["closed form"], more),
-        *product([(name, "no") for name in ON_EVEN], ["even"], ["closed form"], first),
-        *product(rest + by_step, ["uneven"], ["closed form"], more),
-        *product(plain, ["uneven"], ["random head"], first),
-        *product([(name, "no") for name in ON_EVEN], ["even"], ["closed form"], more),
+        *product(plain + by_step, ["uneven"], ["closed form"], more),
+        *product(on_even, ["even"], ["closed form"], first),
+        *product(rest, ["uneven"], ["closed form"], more),
+        *product(by_step, ["uneven"], ["random head"], first),
+        *product(on_even, ["even"], ["closed form"], more),
     ]
     return [dict(zip(IDENTITY, (*pair, *where), strict=True)) for pair, *where in wanted]
 
