@@ -186,7 +186,7 @@ def similarity_table(path: Path) -> str:
 def fleet_table(path: Path) -> str:
     """A row a setting of fleet_pilot.py: accuracy, time to `NEAR` of central training's accuracy, coverage."""
     heads = ["photos", "setting", "changes", "seeds", "accuracy", "own classes of slow boards", "simulated time"]
-    heads += [f"to {NEAR:.0%} of central".replace("%", " %"), "coverage", "by slow boards"]
+    heads += [f"to {NEAR:.0%} of central".replace("%", " %"), "coverage", "tensors of the slowest board"]
     groups, rows = _fleets(path), []
     for (split, start, setting, changes), runs in groups.items():
         central = groups.get((split, "closed form", "central", "plain"), [])
@@ -194,15 +194,17 @@ def fleet_table(path: Path) -> str:
         times = [next((seconds for seconds, one, _ in _curve(run) if one >= aim), math.inf) for run in runs]
         reached = [seconds for seconds in times if seconds < math.inf]
         missed = f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else ""
-        accuracies, slow, seconds, coverage, by_slow = (
+        accuracies, slow, seconds, coverage, by_slowest = (
             np.array([float(run[name]) for run in runs])
-            for name in ("final_accuracy", "slow_classes_accuracy", "seconds", "coverage", "coverage_by_slow")
+            for name in ("final_accuracy", "slow_classes_accuracy", "seconds", "coverage", "slowest_trained")
         )
         own = f"{spread(100 * slow)} %" if split == "uneven" else ""
         to_aim = f"{np.mean(reached):.1f} s{missed}" if reached else "not reached"
         name = setting if start == "closed form" else f"{setting}, {start}"
         cells = [f"{spread(100 * accuracies)} %", own, f"{seconds.mean():.1f} s", to_aim]
-        rows.append([split, name, changes, str(len(runs)), *cells, *(f"{x.mean():.2f}" for x in (coverage, by_slow))])
+        rows.append(
+            [split, name, changes, str(len(runs)), *cells, *(f"{x.mean():.2f}" for x in (coverage, by_slowest))]
+        )
     return _lines(heads, rows)
 
 

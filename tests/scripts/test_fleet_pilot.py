@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from conftest import make_small_model, make_table
-from fleet_pilot import OWN_CLASSES, Reply, aggregate, select_window, split_photos
+from fleet_average import Reply, aggregate
+from fleet_pilot import OWN_CLASSES, select_window, split_photos
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask, tensor_names
