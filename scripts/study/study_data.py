@@ -54,7 +54,7 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
 
 
 def person_of(path: Path) -> int:
-    """Whose hand a photo of sign_digits shows, by its name: 0…217."""
+    """Whose hand a photo of sign_digits shows, by its name: 217 numbers in 0…488."""
     return (int(path.stem.removeprefix("IMG_")) - 1118) // 10
 
 
