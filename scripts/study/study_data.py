@@ -53,6 +53,11 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     return folder
 
 
+def person_of(path: Path) -> int:
+    """Whose hand a photo of sign_digits shows, by its name: 217 numbers in 0…488."""
+    return (int(path.stem.removeprefix("IMG_")) - 1118) // 10
+
+
 def _link_half(source: Path, folder: Path, split: str) -> None:
     """One class less in the first half than in the second, since main.py keeps a head that fits the classes."""
     for part in ("train", "test"):
@@ -78,8 +83,7 @@ def _link_photos(source: Path, folder: Path, split: str) -> None:
 def _link_persons(source: Path, folder: Path, split: str) -> None:
     """Of every five persons, one is for `test`, one for `val`, and three are for training."""
     for path in sorted(source.glob("[0-9]/*.JPG")):
-        person = (int(path.stem.removeprefix("IMG_")) - 1118) // 10
-        part = {0: "test", 1: "val"}.get(person % 5, "train")
+        part = {0: "test", 1: "val"}.get(person_of(path) % 5, "train")
         if part in ("train", split):
             place = folder / ("train" if part == "train" else "test") / path.parent.name
             place.mkdir(parents=True, exist_ok=True)
