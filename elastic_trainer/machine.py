@@ -140,6 +140,11 @@ def gpu_peak_memory_mb() -> float | None:
     return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
 
 
+def reachable_memory_mb() -> float:
+    """Memory in MB that this process takes or can still allocate; what the system does not report counts as 0."""
+    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
+
+
 def available_memory_mb(root: Path = Path("/")) -> float | None:
     """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
 

@@ -17,7 +17,8 @@ update is that of `training.optimizers.SGDW`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -26,7 +27,8 @@ import tensorflow as tf
 
 from elastic_trainer.board.rebuild import random_tensors, rebuild
 from elastic_trainer.datasets.batches import Structure
-from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.errors import UserError
+from elastic_trainer.evaluation.export import convert_module, inference_module, missing_kernels
 from elastic_trainer.machine import silenced
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import ImageClassification
@@ -35,6 +37,7 @@ from elastic_trainer.training.prefix import Cut, find_cut
 from elastic_trainer.training.step import BatchFunction, TrainStep
 
 Values = dict[str, Any]  # tensors by name
+_KERNELS = [tf.lite.OpsSet.TFLITE_BUILTINS]
 
 
 class WeightedImages(ImageClassification):
@@ -94,6 +97,7 @@ class TrainingFunctions:
         signatures: by name.
         trained: the variables of the network that train.
         module: owns the file's variables.
+        random_tensors: of the traced step, which are inputs here: uniform numbers from 0 to 1, for dropout.
 
     Raises:
         UserError: the network has an operation that is not covered, or the optimizer is not SGD.
@@ -115,16 +119,18 @@ class TrainingFunctions:
         self.trained = step.variables
         positions = [index for index, trains in enumerate(mask) if trains]
         self._initial = [variable.numpy() for variable in self.trained]
-        zeros = [np.zeros(variable.shape, np.float32) for variable in self.trained]
+        zeros = [np.zeros_like(value) for value in self._initial]
         self._variables = [
             _Trained(
                 variable,
-                tf.Variable(variable.numpy(), name=f"weights_{index}"),
+                tf.Variable(initial, name=f"weights_{index}"),
                 tf.Variable(zero, name=f"momentum_{index}"),
                 tf.Variable(zero, name=f"gradient_{index}"),
                 optimizer.clipping is not None and position not in optimizer.unclipped,
             )
-            for index, (variable, zero, position) in enumerate(zip(self.trained, zeros, positions, strict=True))
+            for index, (variable, initial, zero, position) in enumerate(
+                zip(self.trained, self._initial, zeros, positions, strict=True)
+            )
         ]
         self.module = tf.Module()
         self.module.kept = [[each.weights, each.momentum, each.gradient] for each in self._variables]
@@ -136,10 +142,10 @@ class TrainingFunctions:
         batch = {**features, "labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
         graph, given = step.graph, [*self._cut, *step.targets]
         self._results = [*graph.outputs[:2], *step.gradients]
-        self._random = random_tensors(graph, self._results, [tensor.name for tensor in given])
-        for index, tensor in enumerate(self._random):  # after the targets, in this order
+        self.random_tensors = random_tensors(graph, self._results, [tensor.name for tensor in given])
+        for index, tensor in enumerate(self.random_tensors):  # after the targets, in this order
             batch[f"random_{index}"] = tf.TensorSpec(tensor.shape)
-        self._given = dict(zip(batch, (tensor.name for tensor in (*given, *self._random)), strict=True))
+        self._given = dict(zip(batch, (tensor.name for tensor in (*given, *self.random_tensors)), strict=True))
         rate = {"rate": tf.TensorSpec(())}
         states = {
             f"{kind}_{index}": tf.TensorSpec(each.weights.shape)
@@ -209,11 +215,8 @@ class TrainingFunctions:
     # --- the state, and inference -----------------------------------------------------------------------------------
 
     def _start(self) -> Values:
-        for each, initial in zip(self._variables, self._initial, strict=True):
-            each.weights.assign(initial)
-            each.momentum.assign(tf.zeros(each.momentum.shape))
-            each.gradient.assign(tf.zeros(each.gradient.shape))
-        return _done()
+        weights = {f"weights_{index}": tf.constant(value) for index, value in enumerate(self._initial)}
+        return self._load(**weights, **{f"momentum_{k}": tf.zeros(w.shape) for k, w in enumerate(self._initial)})
 
     def _load(self, **state: tf.Tensor) -> Values:
         for index, each in enumerate(self._variables):
@@ -265,11 +268,6 @@ class TrainingFunctions:
             for name, signature in self.signatures.items()
         }
 
-    @property
-    def random_tensors(self) -> list[Any]:
-        """The inputs of `train` and `gradients` that are uniform random numbers from 0 to 1, for dropout."""
-        return self._random
-
 
 def converted_file(functions: TrainingFunctions) -> bytes:
     """The file with all signatures, of LiteRT's own kernels.
@@ -279,28 +277,26 @@ def converted_file(functions: TrainingFunctions) -> bytes:
     """
     traced = functions.traced()
     functions.module.kept_functions = [*traced.values()]
-    with tempfile.TemporaryDirectory() as folder, silenced():
+    with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
         tf.saved_model.save(functions.module, folder, signatures=traced)
-        return _converted(tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced]))
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced])
+        converter.target_spec.supported_ops = _KERNELS
+        converter.experimental_enable_resource_variables = True
+        return converter.convert()
 
 
 def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
     """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT. Errors as `converted_file`."""
-    spec = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
-    concrete = tf.function(function, autograph=False).get_concrete_function(spec)
-    module = tf.Module()
-    module.kept = [variable.value for variable in model.variables]
-    with silenced():
-        return _converted(tf.lite.TFLiteConverter.from_concrete_functions([concrete], module))
+    with _naming_missing_kernels():
+        return convert_module(inference_module(model, function), False, _KERNELS)
 
 
-def _converted(converter: Any) -> bytes:
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    converter.experimental_enable_resource_variables = True
+@contextmanager
+def _naming_missing_kernels() -> Iterator[None]:
     try:
-        return converter.convert()
+        yield
     except Exception as error:  # ConverterError is not public
-        raise UserError(f"LiteRT cannot train this network: {first_line(error)[:300]}") from error
+        raise UserError(f"LiteRT cannot train this network: {missing_kernels(error)}") from error
 
 
 def _same(value: np.ndarray, other: np.ndarray) -> bool:

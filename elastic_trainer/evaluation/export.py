@@ -71,27 +71,32 @@ def convert(model: keras.Model, quantise: bool) -> Converted:
     Raises:
         UserError: the converter does not support the model.
     """
-    module = tf.Module()
-    # A concrete function does not keep its variables alive.
-    module.kept = [variable.value for variable in model.variables]
-
-    @tf.function(input_signature=[tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")])
-    def infer(image: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"logits": model(image, training=False)}
-
-    module.infer = infer
+    module = inference_module(model, lambda image: {"logits": model(image, training=False)})
     lite = [tf.lite.OpsSet.TFLITE_BUILTINS]
     with contextlib.suppress(Exception):  # ConverterError is not public, and tracing a custom layer may raise anything
-        return Converted(_convert(module, quantise, lite), ())
+        return Converted(convert_module(module, quantise, lite), ())
     try:
-        content = _convert(module, quantise, [*lite, tf.lite.OpsSet.SELECT_TF_OPS])
+        content = convert_module(module, quantise, [*lite, tf.lite.OpsSet.SELECT_TF_OPS])
     except Exception as error:
-        raise UserError(f"--export tflite: TensorFlow Lite does not support this model: {_reason(error)}") from error
+        raise UserError(
+            f"--export tflite: TensorFlow Lite does not support this model: {missing_kernels(error)}"
+        ) from error
     found = set(re.findall(rb"Flex([A-Z]\w+)", content))
     return Converted(content, tuple(sorted(name.decode() for name in found)))
 
 
-def _convert(module: Any, quantise: bool, kernels: Sequence[Any]) -> bytes:
+def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> tf.Module:
+    """A module whose `infer` is `function` of one image [1, size, size, 3], which calls `model`."""
+    module = tf.Module()
+    # A concrete function does not keep its variables alive.
+    module.kept = [variable.value for variable in model.variables]
+    spec = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
+    module.infer = tf.function(function, input_signature=[spec])
+    return module
+
+
+def convert_module(module: Any, quantise: bool, kernels: Sequence[Any]) -> bytes:
+    """The file of an `inference_module`; `kernels` are sets of operations. Raises what the converter does."""
     with silenced():  # the converter logs each of its passes
         converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
         converter.target_spec.supported_ops = list(kernels)
@@ -102,7 +107,7 @@ def _convert(module: Any, quantise: bool, kernels: Sequence[Any]) -> bytes:
         return converter.convert()
 
 
-def _reason(error: Exception) -> str:
+def missing_kernels(error: Exception) -> str:
     """The operations that the converter lacks, if its error message names them; else the first line of the message."""
     missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
     return f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]

@@ -71,9 +71,16 @@ def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
     return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
 
 
-def parts_mb(accumulators: Iterable[Any], update: tf.Graph | None) -> float:
-    """MB that a step in parts of a batch takes beside a part: sums of gradients, and the graph of the update."""
-    return 0.0 if update is None else variables_mb(accumulators) + OPERATION_MB * len(update.get_operations())
+def training_mb(step: Any) -> tuple[float, StepMemory]:
+    """MB that training with a `training.step.TrainStep` takes in all, features aside; and its forward pass.
+
+    Of a step in parts of a batch, the sums of gradients and the graph of the update come to a part.
+    """
+    whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
+    needed_mb = whole.megabytes + beside_steps_mb(forward, step.inputs)
+    if step.update is not None:
+        needed_mb += variables_mb(step.accumulators) + OPERATION_MB * len(step.update.graph.get_operations())
+    return needed_mb, forward
 
 
 def forward_memory(graph: tf.Graph, loss: tf.Tensor) -> StepMemory:

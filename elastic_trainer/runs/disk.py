@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import existing_parent
 from elastic_trainer.memory.step_memory import variables_mb
+from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.settings import NetworkSettings
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 CHECKPOINTS = 3  # two are kept, and the next one is written before the older of them goes
 MODELS = 3  # the best one and the last, and what takes the place of one of them
 EXPORTED = 2  # of the model: in float32, and with rounded weights
-COUNTED = 1000  # weights, of which a variable of an optimizer is much smaller
 
 
 class DiskNeed(NamedTuple):
@@ -48,7 +46,7 @@ def disk_need(model: keras.Model, network: NetworkSettings, saves_model: bool, e
     """
     model_mb, trained_mb = variables_mb(model.variables), variables_mb(model.trainable_variables)
     models_mb = model_mb * (MODELS * saves_model + EXPORTED * exports)
-    return DiskNeed(model_mb + _slots(network.optimizer) * trained_mb, models_mb)
+    return DiskNeed(model_mb + OPTIMIZERS[network.optimizer].slots * trained_mb, models_mb)
 
 
 def disk_line(need: DiskNeed, logdir: Path, earlier: Path | None = None) -> str:
@@ -75,14 +73,3 @@ def disk_line(need: DiskNeed, logdir: Path, earlier: Path | None = None) -> str:
         f"disk: the run folder takes at most about {need.megabytes:,.0f} MB ({CHECKPOINTS} checkpoints of "
         f"{need.checkpoint_mb:,.1f}, models {need.models_mb:,.1f}), {free_mb:,.0f} MB are free in {logdir}"
     )
-
-
-def _slots(name: str) -> float:
-    """How many numbers the optimizer called `name` keeps for each that trains."""
-    import keras
-
-    from elastic_trainer.training.optimizers import make_optimizer
-
-    optimizer = make_optimizer(name, 0.0, 0.0, 1)
-    optimizer.build([keras.Variable(np.zeros(COUNTED, np.float32))])
-    return sum(int(np.prod(variable.shape)) for variable in optimizer.variables) // COUNTED

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.machine import reachable_memory_mb
 from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
 from elastic_trainer.timing.table import TimingTable
 
@@ -37,7 +37,7 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
         smaller = smaller_batch(
             lambda rows: start_mb + fixed_mb + by_rows_mb * rows / batch_size, batch_size, start_mb + head_mb, limit_mb
         )
-        larger = larger_limit(start_mb + head_mb, limit_mb, _machine_mb())
+        larger = larger_limit(start_mb + head_mb, limit_mb, reachable_memory_mb())
         fits = named((of_batch(batch_size, smaller), larger), "choose a smaller --input_size or network")
         raise UserError(
             f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
@@ -74,16 +74,11 @@ def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[i
 def too_little_to_measure(needed_mb: float, limit_mb: float | None) -> UserError:
     """The error for a limit in which importance cannot be measured, not even with one example at a time."""
     others = [Alternative(math.inf, "--train_type elastic_training_upper_part, which measures none")]
-    fits = named((*others, larger_limit(needed_mb, limit_mb, _machine_mb())), "")
+    fits = named((*others, larger_limit(needed_mb, limit_mb, reachable_memory_mb())), "")
     return UserError(
         f"memory: measuring importance takes about {needed_mb:,.0f} MB even with one image at a time, and the limit is "
         f"{limit_mb:,.0f} MB; {fits}"
     )
-
-
-def _machine_mb() -> float:
-    """MB that the machine has for this process."""
-    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
 
 
 def _parts_mb(table: TimingTable, mask: np.ndarray) -> tuple[float, float]:

@@ -16,14 +16,7 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
 from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
-from elastic_trainer.memory.step_memory import (
-    beside_steps_mb,
-    forward_memory,
-    has_own_memory,
-    parts_mb,
-    step_memory,
-    variables_mb,
-)
+from elastic_trainer.memory.step_memory import has_own_memory, training_mb, variables_mb
 from elastic_trainer.networks.layer_graph import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
@@ -67,9 +60,7 @@ def needed_mb(
     optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
     rows = part_rows(batch_size, micro_batch)
     step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
-    forward = forward_memory(step.graph, step.loss)
-    sums_mb = parts_mb(step.accumulators, None if step.update is None else step.update.graph)
-    return step_memory(step.graph, step.variables).megabytes + beside_steps_mb(forward, step.inputs) + sums_mb
+    return training_mb(step)[0]
 
 
 def fitting_batch(

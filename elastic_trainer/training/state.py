@@ -14,17 +14,9 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, resident_memory_mb
 from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, smaller_batch
-from elastic_trainer.memory.step_memory import (
-    StepMemory,
-    beside_steps_mb,
-    forward_memory,
-    has_own_memory,
-    parts_mb,
-    step_memory,
-    two_parts_mb,
-)
+from elastic_trainer.memory.step_memory import StepMemory, has_own_memory, training_mb, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -164,10 +156,8 @@ class TrainState:
 
     def _needed_mb(self, step: TrainStep) -> tuple[float, StepMemory]:
         """What the process is expected to take at most with `step`, and the forward pass of that."""
-        whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
-        beside_mb = beside_steps_mb(forward, step.inputs)
-        beside_mb += parts_mb(step.accumulators, None if step.update is None else step.update.graph)
-        return (self.start_mb or 0.0) + whole.megabytes + beside_mb, forward
+        needed_mb, forward = training_mb(step)
+        return (self.start_mb or 0.0) + needed_mb, forward
 
     def _traced(self, batch_size: int | None, mask: np.ndarray | None) -> TrainStep:
         return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=self.parts)
@@ -176,14 +166,13 @@ class TrainState:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
         predicted_mb, excess_mb = self.predicted_mb or 0.0, self.excess_mb
         count = self._rows if self._batch_size is None else self._batch_size
-        machine_mb = (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
 
         def needed_mb(rows: int) -> float:
             return self._needed_mb(self._traced(rows, self._mask))[0]
 
         smaller = smaller_batch(needed_mb, count or 1, predicted_mb, predicted_mb - excess_mb)
         fits = named(
-            (of_batch(count or 1, smaller), larger_limit(predicted_mb, self.memory_mb, machine_mb)),
+            (of_batch(count or 1, smaller), larger_limit(predicted_mb, self.memory_mb, reachable_memory_mb())),
             "choose a smaller --input_size, or an elastic --train_type with --memory",
         )
         limit = "available memory" if self.memory_mb == inf else "--memory"
@@ -194,10 +183,9 @@ class TrainState:
     @property
     def excess_mb(self) -> float:
         """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
-        available_mb = available_memory_mb()
-        if self.predicted_mb is None or available_mb is None or has_own_memory():
+        if self.predicted_mb is None or available_memory_mb() is None or has_own_memory():
             return 0.0
-        return self.predicted_mb - min(self.memory_mb, (resident_memory_mb() or 0.0) + available_mb)
+        return self.predicted_mb - min(self.memory_mb, reachable_memory_mb())
 
     @property
     def is_adopted(self) -> bool:
