@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import types
 
 import pytest
@@ -34,6 +35,15 @@ def write_group(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
+    program = "from elastic_trainer.machine import peak_memory_mb; print(peak_memory_mb())"
+    start = f"subprocess.run([sys.executable, '-c', {program!r}])"
+    parent = f"import subprocess, sys; large = bytearray(b'1') * 300_000_000; {start}"
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 0 < float(done.stdout) < 200
 
 
 def test_available_memory_includes_swap(system):
