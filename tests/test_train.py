@@ -242,9 +242,9 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     alive: list[int] = []  # earlier graphs that exist when a new one is made
     original = TrainStep.__init__
 
-    def recording(self, *args):
+    def recording(self, *args, **more):
         alive.append(sum(graph() is not None for graph in graphs))
-        original(self, *args)
+        original(self, *args, **more)
         graphs.append(weakref.ref(self.graph))
 
     monkeypatch.setattr(TrainStep, "__init__", recording)
