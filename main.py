@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import utils
-from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
-from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.cli.commands import EvaluateCommand, LoadBoardCommand, TrainCommand
+from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
@@ -22,14 +23,16 @@ from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
+from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_run, read_summary
 from elastic_trainer.runs.summary import summary_line, time_line
 from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
@@ -39,6 +42,12 @@ def main() -> None:
     if isinstance(command, EvaluateCommand):
         load_tensorflow()
         evaluate(command)
+        return
+    if isinstance(command, LoadBoardCommand):
+        load_tensorflow()
+        from elastic_trainer.board.export import load_board
+
+        print(load_board(command.weights))
         return
     for text in command.warnings:
         utils.warn(text)
@@ -108,6 +117,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         if budget is None or (settings.deadline is not None and not chooses_epochs):
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
+    if run.export and EXPORTERS[run.export].is_untrained:
+        print(_export_untrained(command, model, dataset, table))
+        return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
@@ -156,7 +168,45 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
         model = load_model(best, "--export")
     else:  # also for networks with custom layers, which Keras cannot load
         model.load_weights(best)
-    print(EXPORTERS[command.run.export].export(model, dataset, folder, str(best)))
+    allows = command.run.allow_tensorflow_kernels
+    print(_exported(command.run.export, model, dataset, folder, str(best), allows))
+
+
+def _exported(
+    name: str, model: keras.Model, dataset: ImageData, folder: Path, source: str, allow_tensorflow_kernels: bool
+) -> str:
+    """Write a trained model in the format `name`. Returns the text to print."""
+    entry, options = EXPORTERS[name], {"allow_tensorflow_kernels": allow_tensorflow_kernels}
+    return entry.export(model, dataset, folder, source, **{flag: options[flag] for flag in entry.uses})
+
+
+def _export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None) -> str:
+    """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
+    from elastic_trainer.board.export import first_mask
+    from elastic_trainer.selection.schemes import make_budget
+
+    settings, run = command.training, command.run
+    masks = {}
+    for rho in (settings.rho, *run.export_rho):
+        own, budget = replace(settings, rho=rho), None
+        if table is not None:
+            budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
+        name = command.train_type if table is None else f"rho{rho:g}"
+        masks[name] = first_mask(command.train_type, model, dataset, own, budget)
+    return _written_for_board(command, masks, model, dataset, run.logdir / f"{run.run_name}_board")
+
+
+def _written_for_board(
+    command: TrainCommand, masks: dict[str, np.ndarray], model: keras.Model, dataset: ImageData, folder: Path
+) -> str:
+    """Export what a run trains, bool [N] by name. Returns the text to print."""
+    from elastic_trainer.datasets.image_folder import TEST_FRACTION
+
+    images, batch_size = command.data, command.network.batch_size
+    fraction = images.test_fraction or TEST_FRACTION
+    recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
+    export = EXPORTERS["train_tflite"].export
+    return export(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
 
 
 def evaluate(command: EvaluateCommand) -> None:
@@ -177,8 +227,21 @@ def evaluate(command: EvaluateCommand) -> None:
         "seconds": time.perf_counter() - start,
     }
     print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
-    if command.export:
-        print(EXPORTERS[command.export].export(model, dataset, command.folder, str(command.model)))
+    if command.export and EXPORTERS[command.export].is_untrained:
+        print(_export_last_selection(command, model, dataset))
+    elif command.export:
+        source, allows = str(command.model), command.allow_tensorflow_kernels
+        print(_exported(command.export, model, dataset, command.folder, source, allows))
+
+
+def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
+    """Export what a finished run trained last, with its best weights. Returns the text to print."""
+    folder = command.model.parent
+    if not is_finished(folder):
+        raise UserError(f"--evaluate {command.model}: --export {command.export} needs the folder of a finished run")
+    run = parse_training(["--resume", str(folder)]).with_choices_of(read_config(folder))
+    masks = {"last": read_run(folder).selections().chosen[-1]}
+    return _written_for_board(run, masks, model, dataset, folder / "board")
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:

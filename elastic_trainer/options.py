@@ -135,6 +135,14 @@ def number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
     return parse
 
 
+def shares(text: str) -> tuple[float, ...]:
+    """A type for argparse: different shares, such as `0.3,0.7`."""
+    found = tuple(share(part) for part in text.split(","))
+    if len({*found}) < len(found):
+        raise argparse.ArgumentTypeError(f"must be different shares, such as 0.3,0.7, not '{text}'")
+    return found
+
+
 def whole_number(low: int, high: int) -> Callable[[str], int]:
     """A type for argparse: an integer from `low` to `high`."""
     return number(low, high, int)

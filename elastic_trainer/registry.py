@@ -142,10 +142,14 @@ class ExporterEntry:
     Attributes:
         export: model, `ImageData`, the run's folder, and the origin of the model -> a report for the user.
         files: names of the files that it writes, the model first; a new run of the same name deletes them.
+        uses: flags used only by the exporters that list them; `export` takes them by name.
+        is_untrained: it exports what a run would train, before it trains: it is called with other arguments.
     """
 
     export: Callable[..., str]
     files: tuple[str, ...]
+    uses: tuple[str, ...] = ()
+    is_untrained: bool = False
 
 
 SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
@@ -303,5 +307,12 @@ EXPORTERS.add(
     ExporterEntry(
         Lazy("elastic_trainer.evaluation.export:export_tflite"),
         ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
+        ("allow_tensorflow_kernels",),
+    ),
+)
+EXPORTERS.add(
+    "train_tflite",
+    ExporterEntry(
+        Lazy("elastic_trainer.board.export:export_training"), ("train.tflite",), ("export_rho",), is_untrained=True
     ),
 )

@@ -29,6 +29,7 @@ from elastic_trainer.options import (
     number,
     rate,
     share,
+    shares,
     whole_number,
 )
 from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy, users
@@ -316,8 +317,18 @@ class RunSettings:
     save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
         "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
-        "{names}: write the best model in this format and [check it](runs.md#export-to-tensorflow-lite); also saves "
-        "`best.keras`"))
+        "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
+        "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
+        "trains](small_boards.md) without TensorFlow"))
+    export_rho: tuple[float, ...] = flag(None, OUTPUT, shares, "SHARES", of=lambda run: run.get("export_rho") or (),
+        is_free=True, help=(
+        "with `--export train_tflite`: further values of `--rho`, such as `0.3,0.7`, between whose selections the "
+        "board chooses"))
+    allow_tensorflow_kernels: bool = flag(False, OUTPUT, is_free=True, evaluate="given", help=(
+        "with `--export tflite`: write files that need TensorFlow's own kernels, too. No installed interpreter has "
+        "them from TensorFlow 2.20 on"))
+    load_board: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
+        "do not train; make a `.keras` and a `.tflite` file from the weights.npz of [a board](small_boards.md)"))
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"))

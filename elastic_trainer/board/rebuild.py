@@ -90,7 +90,9 @@ def _computed(op: Any, inputs: list[Value]) -> list[Value]:
     try:
         return _listed(FORMULAS[op.type](op, *inputs) if op.type in FORMULAS else _call(op, inputs))
     except (NotImplementedError, AttributeError) as error:
-        raise UserError(f"LiteRT cannot train this network: {op.type} ({op.name}): {error}") from error
+        raise UserError(
+            f"--export train_tflite: LiteRT cannot train this network: {op.type} ({op.name}): {error}"
+        ) from error
 
 
 def _listed(outputs: Any) -> list[Value]:

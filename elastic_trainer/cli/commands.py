@@ -118,6 +118,7 @@ class EvaluateCommand:
         input_size, num_classes: None if neither the command line nor the run gives it.
         export: format to export the model to, or None.
         class_names: the classes that the model was trained on, in the order of its outputs; None if unknown.
+        allow_tensorflow_kernels: whether the export may need them.
     """
 
     model: Path
@@ -130,6 +131,14 @@ class EvaluateCommand:
     seed: int
     export: str | None
     class_names: list[str] | None
+    allow_tensorflow_kernels: bool
+
+
+@dataclass(frozen=True)
+class LoadBoardCommand:
+    """`main.py --load_board`: the file with the weights that a board trained."""
+
+    weights: Path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         seed=args.seed,
         export=args.export,
         class_names=(config.get("images") or {}).get("class_names"),
+        allow_tensorflow_kernels=args.allow_tensorflow_kernels,
     )
 
 

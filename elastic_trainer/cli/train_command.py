@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic_trainer.cli.commands import (
     EvaluateCommand,
+    LoadBoardCommand,
     TrainCommand,
     fill_in_defaults,
     recipe_settings,
@@ -22,18 +23,24 @@ from elastic_trainer.energy.power_record import check_growing
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built
-from elastic_trainer.registry import DATASETS, SCHEMES
+from elastic_trainer.registry import DATASETS, EXPORTERS, SCHEMES
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
 
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 
 
-def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
+def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand | LoadBoardCommand:
     """The command line of main.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = main_parser()
-    if parser.parse_args(given).evaluate is not None:
+    args = parser.parse_args(given)
+    if args.load_board is not None:
+        others = {*parser.given(given)} - {"load_board"}
+        if others:
+            raise UserError(f"--{min(others)}: cannot be combined with --load_board; leave it out")
+        return LoadBoardCommand(args.load_board)
+    if args.evaluate is not None:
         return parse_evaluation(given)
     command = parse_training(given)
     if command.run.power_csv is not None and "power_csv" in parser.given(given):
@@ -120,6 +127,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
         raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")
+    _check_export(args)
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: works only with --augment flip_rotate; leave it out")
     if args.micro_batch is not None and SCHEMES[args.train_type].changes_network:
@@ -128,13 +136,38 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
 
 
+def _check_export(args: argparse.Namespace) -> None:
+    """Raise `UserError` for flags that exclude `--export`, or that it needs."""
+    if args.export_rho and args.export != "train_tflite":
+        raise UserError("--export_rho: works only with --export train_tflite; leave it out")
+    if args.allow_tensorflow_kernels and args.export != "tflite":
+        raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
+    if args.export is None or not EXPORTERS[args.export].is_untrained:
+        return
+    for name, why in (
+        ("deadline", "give it to board_train.py"),
+        ("resume", "nothing is trained here; leave it out"),
+        ("mixed_precision", "the board computes in float32; leave it out"),
+    ):
+        if getattr(args, name):
+            raise UserError(f"--{name}: cannot be combined with --export {args.export}; {why}")
+    if args.augment == "flip_rotate":
+        raise UserError(
+            f"--augment flip_rotate: cannot be combined with --export {args.export}; the board has none, flip"
+        )
+    if args.export_rho and not SCHEMES[args.train_type].is_elastic:
+        raise UserError(
+            f"--export_rho: does not work with --train_type {args.train_type}, which has no rho; leave it out"
+        )
+
+
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:
     """Save the best model if `--export` needs it. Raises `UserError` if the command line forbids that.
 
     In a resumed run, the flags `given` now take precedence.
     """
     now = parser.given(given)
-    if args.export and not args.save_model:
+    if args.export and not EXPORTERS[args.export].is_untrained and not args.save_model:
         if "save_model" in now and "export" in now:
             raise UserError(f"--export {args.export}: needs the best model; leave out --save_model False")
         if "save_model" in now:

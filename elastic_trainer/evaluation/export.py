@@ -59,22 +59,28 @@ class Converted:
     tensorflow_kernels: tuple[str, ...]
 
 
-def convert(model: keras.Model, quantise: bool) -> Converted:
+def convert(model: keras.Model, quantise: bool, allow_tensorflow_kernels: bool = False) -> Converted:
     """Convert the inference pass of `model`, from images [1, size, size, 3] in 0…255 to logits [1, classes].
-
-    The first attempt allows TensorFlow Lite's kernels only. If it fails, a second one allows TensorFlow's kernels too.
 
     Args:
         model: with a fixed input size.
         quantise: store the weights in 8 bits.
+        allow_tensorflow_kernels: convert a model that needs TensorFlow's kernels, too. No installed interpreter has
+            them from TensorFlow 2.20 on.
 
     Raises:
-        UserError: the converter does not support the model.
+        UserError: the converter does not support the model, or it needs TensorFlow's kernels.
     """
     module = inference_module(model, lambda image: {"logits": model(image, training=False)})
     lite = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    with contextlib.suppress(Exception):  # ConverterError is not public, and tracing a custom layer may raise anything
+    try:
         return Converted(convert_module(module, quantise, lite), ())
+    except Exception as error:  # ConverterError is not public, and tracing a custom layer may raise anything
+        if not allow_tensorflow_kernels:
+            raise UserError(
+                f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}; if your "
+                "interpreter has TensorFlow's kernels, add --allow_tensorflow_kernels"
+            ) from error
     try:
         content = convert_module(module, quantise, [*lite, tf.lite.OpsSet.SELECT_TF_OPS])
     except Exception as error:
@@ -146,7 +152,9 @@ class Interpreter:
         return self._interpreter.get_tensor(self._output)[0]
 
 
-def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: str) -> str:
+def export_tflite(
+    model: keras.Model, dataset: ImageData, folder: Path, source: str, allow_tensorflow_kernels: bool = False
+) -> str:
     """Write both files, labels.txt and export.json to `folder`, check the files, and return the text to print.
 
     Args:
@@ -154,11 +162,12 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         dataset: Keras and both files predict its test images, and the results are compared.
         folder: where the files are written.
         source: where the model comes from, for the record.
+        allow_tensorflow_kernels: see `convert`.
 
     Raises:
-        UserError: the converter does not support the model, or a file cannot be written.
+        UserError: as of `convert`, or a file cannot be written.
     """
-    files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
+    files = {name: convert(model, name != FILES[0], allow_tensorflow_kernels) for name in FILES}
     for name, converted in files.items():
         with atomic_path(folder / name) as temporary:
             temporary.write_bytes(converted.content)

@@ -39,12 +39,10 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
     inference = inference_file(model, trained, lambda function: converted_function(model, function))
     assert inference is not None
-    functions = TrainingFunctions(model, optimizer, mask, PART, inference.arrays)
-    assert {"features", "train", "infer"} <= {*functions.signatures}
+    functions = TrainingFunctions(model, optimizer, [mask], PART, True, inference.arrays)
+    assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
     interpreter = _interpreter(converted_file(functions))
     runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
-    assert "images" not in functions.signatures["infer"].inputs
-
     rng = np.random.default_rng(0)
     dropout = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
     dropout.rate = 0.0
@@ -63,7 +61,7 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
             features = runner["features"](images=images[rows])
             noise = {
                 f"random_{index}": np.ones(tensor.shape, np.float32)
-                for index, tensor in enumerate(functions.random_tensors)
+                for index, tensor in enumerate(functions.steps[0].random_tensors)
             }
             part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
             found += float(part["loss"])

@@ -1,0 +1,142 @@
+"""The network of train.tflite on a board, files, and messages. Part of board_train.py; NumPy and LiteRT alone."""
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+HERE = Path(__file__).resolve().parent
+PROFILE_ROUNDS = 30
+
+
+def fail(text):
+    print(f"\rboard_train.py: error: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def show(text, end=""):
+    """Rewrite the line of progress, if there is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{text}\033[K", end=end, file=sys.stderr, flush=True)
+
+
+def replace_file(path, write):
+    """Write a file under a temporary name, and rename it once it is complete."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}")
+
+
+def write_json(path, record):
+    replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
+
+
+def make_interpreter(threads):
+    try:
+        return Interpreter(model_path=str(HERE / "train.tflite"), num_threads=threads)
+    except (ValueError, RuntimeError, OSError) as error:
+        fail(f"{HERE / 'train.tflite'}: cannot be loaded: {str(error).splitlines()[0]}")
+
+
+class Network:
+    """The signatures of one selection; the variables start with the weights of the export."""
+
+    def __init__(self, record, selection, threads):
+        self.part, self.selection, self.interpreter, self.runners = (
+            record["part"],
+            selection,
+            make_interpreter(threads),
+            {},
+        )
+        self.step_names = ("gradients", "update") if record["recipe"]["batch_size"] > self.part else ("train",)
+        self.call("start")
+
+    def call(self, name, **values):
+        if name not in self.runners:
+            suffix = "" if name in ("start", "load", "state", "fill") else self.selection["suffix"]
+            self.runners[name] = self.interpreter.get_signature_runner(name + suffix)
+        return self.runners[name](**values)
+
+    def step(self, parts, rate, seed):
+        """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
+        total, rng, rate = np.zeros(2), np.random.default_rng(seed), {"rate": np.float32(rate)}
+        for features, labels, weight in parts:
+            missing = (0, self.part - len(labels))
+            values = {
+                "labels": np.pad(labels, missing),
+                "weights": np.pad(np.full(len(labels), weight, np.float32), missing),
+            }
+            for name, shape in self.selection["inputs"].items():
+                values[name] = features[name] if name in features else rng.random(shape, np.float32)  # of dropout
+            found = self.call(self.step_names[0], **values, **(rate if len(self.step_names) == 1 else {}))
+            total += found["loss"], found["accuracy"]
+        if len(self.step_names) == 2:
+            self.call("update", **rate)
+        return total
+
+    def infer(self, features):
+        return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})["logits"]
+
+    def validate(self, examples):
+        """Mean loss and accuracy of the photos for testing."""
+        total = np.zeros(2)
+        for start in range(0, len(examples.test), self.part):
+            rows = examples.test[start : start + self.part]
+            logits, labels = self.infer(examples.read(rows, 0))[: len(rows)].astype(float), examples.labels[rows]
+            logits -= logits.max(axis=1, keepdims=True)
+            losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), labels]
+            total += losses.sum(), (logits.argmax(axis=1) == labels).sum()
+        return (total / max(len(examples.test), 1)).tolist()
+
+
+def profile(record, threads):
+    """Measure each selection in turns, and write the medians to times.json."""
+    rng, part, batch = np.random.default_rng(0), record["part"], record["recipe"]["batch_size"]
+    images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
+    networks = [Network(record, selection, threads) for selection in record["selections"]]
+    labels = np.zeros(part, np.int32)
+    times = {(network.selection["name"], what): [] for network in networks for what in ("features", "infer", "step")}
+    for number in range(PROFILE_ROUNDS + 1):
+        for network in networks:
+            features = network.call("features", images=images)
+            parts = [(features, labels, 1 / batch)] * -(-batch // part)
+            calls = {
+                "features": partial(network.call, "features", images=images),
+                "infer": partial(network.infer, features),
+                "step": partial(network.step, parts, 0.0, 0),
+            }
+            for what, call in calls.items():
+                start = time.perf_counter()
+                call()
+                times[network.selection["name"], what].append(1e3 * (time.perf_counter() - start))
+        show(f"measuring: round {number} of {PROFILE_ROUNDS}")
+    rows = []
+    for one in record["selections"]:
+        step, features, infer = (
+            float(np.median(times[one["name"], what][1:])) for what in ("step", "features", "infer")
+        )
+        row = {"name": one["name"], "trained_tensors": one["trained_tensors"], "step_ms": step}
+        rows.append({**row, "features_ms": features / part, "infer_ms": infer / part})
+        show("")
+        print(f"{one['name']}: {step:.2f} ms a step of {batch}; an image: features {features / part:.2f} ms, "
+              f"inference from them {infer / part:.2f} ms")  # fmt: skip
+    record = {
+        "id": record["id"],
+        "batch_size": batch,
+        "threads": threads,
+        "machine": list(os.uname()),
+        "selections": rows,
+    }
+    write_json(HERE / "times.json", record)
+    print(f"written to {HERE / 'times.json'}")

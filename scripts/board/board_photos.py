@@ -1,0 +1,153 @@
+"""The photos that a board trains on, and their features in a file. Part of board_train.py; NumPy and Pillow alone.
+
+Photos are found, decoded and split into those to train on and those to test on as `main.py` does it.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from functools import partial
+from pathlib import Path
+from typing import List, Optional  # Python 3.9
+
+import numpy as np
+from board_network import fail, make_interpreter, replace_file, show
+from PIL import Image, ImageOps
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
+MAX_PIXELS = 64_000_000  # of a photo while it is decoded
+
+
+def read_member(archive, member):
+    with archive.extractfile(member) as file:
+        return file.read()
+
+
+def find_photos(path, classes):
+    """Name, size, time, label, whether it is for testing (None: not known), and a reader, of each photo."""
+    if path.is_dir():
+        paths = [found for pattern in ("*/*", "*/*/*") for found in path.glob(pattern) if found.is_file()]
+        files = {p.relative_to(path).parts: (p.stat().st_size, p.stat().st_mtime, p.read_bytes) for p in paths}
+    elif path.is_file():
+        try:
+            archive = tarfile.open(path)
+            members = [member for member in archive if member.isfile()]
+        except (OSError, tarfile.TarError) as error:
+            fail(f"--data_dir {path}: is not a complete tar archive ({error}); copy it again")
+        files = {Path(one.name).parts[1:]: (one.size, one.mtime, partial(read_member, archive, one)) for one in members}
+    else:
+        fail(f"--data_dir {path}: there is no such folder or archive")
+    tops = {parts[0] for parts in files if len(parts) == 3}
+    tested = next((name for name in ("test", "val") if name in tops), "") if "train" in tops else ""
+    photos = []
+    for parts, (size, changed, reader) in sorted(files.items()):
+        is_photo = parts[-1:] and parts[-1].lower().endswith(EXTENSIONS)
+        is_placed = len(parts) == 3 and parts[0] in ("train", tested) if "train" in tops else len(parts) == 2
+        if not is_photo or not is_placed or any(part.startswith(".") for part in parts):
+            continue
+        if parts[-2] not in classes:
+            fail(f"--data_dir {path}: '{parts[-2]}' is no class of the network; its classes: {', '.join(classes)}")
+        label, is_test = classes.index(parts[-2]), parts[0] == tested if tested else None
+        photos.append(("/".join(parts), size, changed, label, is_test, reader))
+    if not photos:
+        fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
+    return photos
+
+
+def decode(encoded, size):
+    """Pixels uint8 [size, size, 3], decoded as main.py does: upright, stretched to a square, transparent is white."""
+    Image.MAX_IMAGE_PIXELS = None
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        image.draft("RGB", (size, size))
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"has {image.width}×{image.height} pixels; make it smaller")
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16-bit grey
+            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
+        if upright.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in upright.info:
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+        return np.asarray(upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+
+
+def split(labels, digests, fraction):
+    """Whether each photo is for testing, by the digest of its content, as main.py decides it."""
+    tested = {digest for digest in digests if digest < fraction * 2**64}
+    for label in set(labels):
+        own = {digest for digest, other in zip(digests, labels) if other == label}
+        if not own & tested:
+            tested.add(min(own))
+        if own <= tested:
+            tested.remove(max(own))
+    return [digest in tested for digest in digests]
+
+
+class Examples:
+    """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
+
+    The system keeps the file in the memory that is left. Photos that were read before are not read again.
+    """
+
+    def __init__(self, photos, record, selection, output, args):
+        self.size, self.part, self.shapes = record["size"], record["part"], selection["features"]
+        self.ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
+        self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
+        self.views = 2 if record["recipe"]["augment"] == "flip" else 1
+        path, about = output / "features.bin", output / "features.json"
+        key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
+        known = json.loads(about.read_text()) if about.exists() and path.exists() else {}
+        digests = known.get("digests", [])
+        if known.get("key") != key:
+            about.unlink(missing_ok=True)
+            digests = self._write(path, photos, "features" + selection["suffix"], args.skip_broken)
+            replace_file(about, lambda file: file.write(json.dumps({"key": key, "digests": digests}).encode()))
+        self.labels = np.array([photo[3] for photo in photos], np.int32)
+        intact = [row for row in range(self.count) if digests[row] is not None]
+        is_test = [photos[row][4] for row in intact]
+        if photos[0][4] is None:
+            fraction = args.test_fraction or record["recipe"]["test_fraction"]
+            is_test = split(self.labels[intact].tolist(), [digests[row] for row in intact], fraction)
+        self.train, self.test = (np.array([r for r, t in zip(intact, is_test) if t == want]) for want in (False, True))
+        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist()]).encode()).hexdigest()
+        self.file = path.open("rb")
+
+    def _write(self, path, photos, signature, skips_broken):
+        """Write the file. Returns the digest of each photo's content, None if it is broken."""
+        interpreter = make_interpreter(1)
+        digests: List[Optional[int]] = []
+        broken: List[str] = []
+        interpreter.get_signature_runner("start")()
+        runner = interpreter.get_signature_runner(signature)
+        pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
+
+        def write(file):
+            for start in range(0, len(photos), self.part):
+                for place, (name, *_, reader) in enumerate(photos[start : start + self.part]):
+                    try:
+                        encoded = reader()
+                        pixels[place] = decode(encoded, self.size)
+                        digests.append(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big"))
+                    except Exception as error:  # Pillow raises many types
+                        broken.append(f"{name}: cannot be read as an image: {str(error).splitlines()[0]}")
+                        digests.append(None)
+                for view in range(self.views):
+                    found = runner(images=np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels)
+                    rows = np.concatenate([found[name].reshape(self.part, -1) for name in self.shapes], axis=1)
+                    file.seek((view * self.count + start) * self.bytes)
+                    file.write(rows[: len(digests) - start].tobytes())
+                show(f"reading photos: {len(digests)} of {len(photos)}")
+
+        replace_file(path, write)
+        if broken and not skips_broken:
+            fail(f"{broken[0]} ({len(broken)} are broken); remove it, or leave such photos out with --skip_broken")
+        return digests
+
+    def read(self, rows, views):
+        """Features of at most `part` photos; the rest of the part is 0."""
+        flat = np.zeros((self.part, self.bytes // 4), np.float32)
+        for place, row in enumerate(views * self.count + rows):
+            flat[place] = np.frombuffer(os.pread(self.file.fileno(), self.bytes, int(row) * self.bytes), np.float32)
+        parts = zip(self.shapes.items(), np.split(flat, self.ends[:-1], axis=1))
+        return {name: np.reshape(values, (self.part, *shape)) for (name, shape), values in parts}

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Trains the network of train.tflite in LiteRT. Needs Python 3.9, NumPy, Pillow and ai-edge-litert.
+
+    python3 board_train.py --data_dir photos         # one folder for each class; or train/ and test/ with such folders
+    python3 board_train.py --data_dir photos.tar     # an archive of data.py pack
+    python3 board_train.py --profile                 # measure this board, which needs no photos
+
+The files beside this one are from `main.py --export train_tflite`. The output folder gets model.tflite, which predicts
+on the board, and weights.npz, which `main.py --load_board` turns into a Keras model. See docs/small_boards.md.
+"""
+
+import argparse
+import json
+import math
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+START = time.monotonic()
+try:
+    import numpy as np
+    from board_network import HERE, Network, fail, profile, replace_file, show, write_json
+    from board_photos import Examples, find_photos
+except ImportError as missing:
+    sys.exit(f"board_train.py: error: {missing}; run: pip install numpy pillow ai-edge-litert")
+
+CHECKPOINT_SECONDS = 120  # between two of them
+FINISH_SECONDS = 2.0  # of a deadline, for writing the results
+
+
+class Run:
+    """One run: where it is, its history, its best weights. The checkpoint holds all of it."""
+
+    def __init__(self, record, network, examples, output, args):
+        given = {name: getattr(args, name) for name in ("num_epochs", "learning_rate") if getattr(args, name)}
+        self.recipe, self.network, self.examples, self.args = {**record["recipe"], **given}, network, examples, args
+        self.batch, self.path = self.recipe["batch_size"], output / "checkpoint.npz"
+        self.epoch_steps = len(examples.train) // self.batch
+        if not self.epoch_steps:
+            fail(f"--data_dir: has {len(examples.train)} photos to train on, and a step takes {self.batch}; add some")
+        self.planned = self.epoch_steps * self.recipe["num_epochs"]
+        self.state = {
+            "step": 0,
+            "steps": self.planned,
+            "seconds": 0.0,
+            "validation": [],
+            "epochs": [],
+            "sums": [0.0, 0.0],
+        }
+        self.key = json.loads(json.dumps([record["id"], examples.fingerprint, network.selection["name"], self.recipe]))
+        self.best, self.signal, self.saved = {}, 0, time.monotonic()
+
+    def save(self):
+        arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
+        arrays.update({f"best/{name}": value for name, value in self.best.items()})
+        about = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
+        replace_file(self.path, lambda file: np.savez(file, about=about, **arrays))
+        self.saved = time.monotonic()
+
+    def load(self):
+        try:
+            with np.load(self.path) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(arrays.pop("about").tobytes())
+        except Exception as error:  # zipfile and NumPy raise many types
+            fail(f"--resume: {self.path} cannot be read ({error}); start again with --overwrite")
+        if about["key"] != self.key:
+            fail(f"--resume: {self.path} is of other photos, another export or other flags; give the same")
+        self.state = about["state"]
+        self.network.call("load", **{name[4:]: value for name, value in arrays.items() if name.startswith("now/")})
+        self.best = {name[5:]: value for name, value in arrays.items() if name.startswith("best/")}
+
+    def rate(self):
+        """A linear rise over a share of the planned steps, then half a cosine to 0."""
+        step, peak, rise = self.state["step"], self.recipe["learning_rate"], round(self.recipe["warmup"] * self.planned)
+        rise = max(min(rise, self.planned - 1), 0)
+        done = min((step - rise) / max(self.state["steps"] - rise, 1), 1)
+        return peak * (step + 1) / rise if step < rise else peak * 0.5 * (1 + math.cos(math.pi * done))
+
+    def train(self):
+        state, seed = self.state, self.recipe["seed"]
+        while state["step"] < state["steps"] and not self.signal:
+            epoch, first = divmod(state["step"], self.epoch_steps)
+            order = np.random.default_rng([seed, epoch]).permutation(len(self.examples.train))
+            views = np.random.default_rng([seed, epoch, 1]).integers(self.examples.views, size=len(order))
+            for start in range(first * self.batch, self.epoch_steps * self.batch, self.batch):
+                rows = order[start : start + self.batch]
+                self.step(self.examples.train[rows], views[rows], [seed, state["step"]])
+                if self.signal or state["step"] >= state["steps"]:
+                    break
+            if state["step"] % self.epoch_steps == 0 or state["step"] >= state["steps"]:
+                self.end_epoch()
+        if self.signal:
+            self.save()
+
+    def step(self, rows, views, seed):
+        state, start, size = self.state, time.monotonic(), self.network.part
+        places = (slice(first, first + size) for first in range(0, len(rows), size))
+        read, labels = self.examples.read, self.examples.labels
+        parts = ((read(rows[one], views[one]), labels[rows[one]], 1 / len(rows)) for one in places)
+        found = self.network.step(parts, self.rate(), seed)
+        if not math.isfinite(found[0]):
+            fail(f"the loss is {found[0]} at step {state['step']}; start again with a smaller --learning_rate")
+        state["step"], state["sums"] = state["step"] + 1, (found + state["sums"]).tolist()
+        state["seconds"] += time.monotonic() - start
+        done, step_s = (state["step"] - 1) % self.epoch_steps + 1, state["seconds"] / state["step"]
+        if self.args.deadline and state["step"] % 10 == 0:
+            spare = (
+                self.args.deadline - (time.monotonic() - START) - max(state["validation"], default=0) - FINISH_SECONDS
+            )
+            state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
+        loss, accuracy = (total / done for total in state["sums"])
+        left = (state["steps"] - state["step"]) * step_s
+        show(
+            f"epoch {len(state['epochs']) + 1} of {self.recipe['num_epochs']}, step {done} of {self.epoch_steps}: "
+            f"loss {loss:.3f}, accuracy {accuracy:.1%}, {1e3 * step_s:.1f} ms a step, {left:.0f} s left"
+        )
+        if time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+            self.save()
+
+    def end_epoch(self):
+        """Validate, unless that would take more than its share of the time, and keep the best weights."""
+        state, start = self.state, time.monotonic()
+        steps = state["step"] - self.epoch_steps * len(state["epochs"])
+        row, spent = (
+            {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps},
+            state["validation"],
+        )
+        share = self.recipe["validation_share"] * state["seconds"]
+        if not spent or state["step"] >= state["steps"] or share >= min(sum(spent) + 2 * spent[-1], 1e9):
+            row["test_loss"], row["test_accuracy"] = self.network.validate(self.examples)
+            spent.append(time.monotonic() - start)
+            tested = [one.get("test_accuracy", -1) for one in state["epochs"]]
+            if row["test_accuracy"] > max(tested, default=-1):
+                self.best = {name: value for name, value in self.network.call("state").items() if "weights" in name}
+        state["epochs"], state["sums"] = [*state["epochs"], row], [0.0, 0.0]
+        show("", end="")
+        found = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in row.items())
+        print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def finish(run, record, output):
+    """Write the best weights, the file for inference that has them, and the results."""
+    run.network.call("load", **{**run.network.call("state"), **run.best})
+    replace_file(output / "weights.npz", lambda file: np.savez(file, id=np.array(record["id"]), **run.best))
+    if record["offsets"] is not None:
+        content, arrays = bytearray((HERE / "inference.tflite").read_bytes()), run.network.call("fill")
+        for index, offset in enumerate(record["offsets"]):
+            encoded = arrays[f"array_{index}"].tobytes()
+            content[offset : offset + len(encoded)] = encoded
+        replace_file(output / "model.tflite", lambda file: file.write(content))
+    state, accuracies = run.state, [one["test_accuracy"] for one in run.state["epochs"] if "test_accuracy" in one]
+    result = {
+        "best_accuracy": max(accuracies),
+        "final_accuracy": accuracies[-1],
+        "steps": state["step"],
+        "train_seconds": state["seconds"],
+        "validation_seconds": sum(state["validation"]),
+        "seconds": time.monotonic() - START,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "recipe": run.recipe,
+        "epochs": state["epochs"],
+    }
+    write_json(output / "result.json", result)
+    for name in ("checkpoint.npz", "features.bin", "features.json"):
+        (output / name).unlink(missing_ok=True)
+    print(
+        f"{output}: accuracy {result['best_accuracy']:.1%} on {len(run.examples.test)} photos, in "
+        f"{result['seconds']:.0f} s and {result['peak_memory_mb']:.0f} MB; model.tflite predicts, and main.py "
+        "--load_board takes weights.npz"
+    )
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def duration(text):
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    return float(text[:-1]) * unit if unit else float(text)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+def parsed(record):
+    parser = Parser(prog="board_train.py", description=__doc__.splitlines()[0])
+    recipe = record["recipe"]
+    parser.add_argument("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or an archive of data.py pack")
+    parser.add_argument("--output", type=Path, default=HERE / "trained", metavar="DIR", help="default: %(default)s")
+    names = [one["name"] for one in record["selections"]]
+    parser.add_argument("--selection", choices=names, default=names[0], help="what trains (default: %(default)s)")
+    parser.add_argument("--num_epochs", type=int, metavar="N", help=f"default: {recipe['num_epochs']}")
+    parser.add_argument("--learning_rate", type=float, metavar="RATE", help=f"default: {recipe['learning_rate']:g}")
+    parser.add_argument(
+        "--test_fraction", type=float, metavar="SHARE", help="of the photos, if there is no folder test"
+    )
+    parser.add_argument("--deadline", type=duration, metavar="TIME", help="end by then: seconds, or 90m, or 2.5h")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--skip_broken", action="store_true", help="leave out photos that cannot be decoded")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, if there is one")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
+    parser.add_argument("--profile", action="store_true", help="measure the selections on this board, and stop")
+    args = parser.parse_args()
+    for name in ("num_epochs", "learning_rate", "deadline", "threads"):
+        if getattr(args, name) is not None and not 0 < getattr(args, name) < 1e9:
+            fail(f"--{name}: must be above 0, not {getattr(args, name):g}")
+    if args.test_fraction is not None and not 0 < args.test_fraction <= 0.9:
+        fail(f"--test_fraction: must be above 0 and at most 0.9, not {args.test_fraction:g}")
+    if args.data_dir is None and not args.profile:
+        fail("--data_dir: is missing; give the folder with the photos")
+    return args
+
+
+def main():
+    try:
+        record = json.loads((HERE / "board.json").read_text())
+    except (OSError, ValueError) as error:
+        fail(f"{HERE / 'board.json'}: cannot be read: {error}; copy the folder of --export train_tflite again")
+    args = parsed(record)
+    if args.profile:
+        return profile(record, args.threads)
+    output, checkpoint = args.output, args.output / "checkpoint.npz"
+    if (output / "weights.npz").exists() and not args.overwrite:
+        fail(f"--output {output}: has the weights of a finished run; give another folder, or --overwrite")
+    if checkpoint.exists() and not (args.resume or args.overwrite):
+        fail(f"--output {output}: has an unfinished run; continue it with --resume, or replace it with --overwrite")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--output {output}: cannot be made: {error.strerror}")
+    selection = next(one for one in record["selections"] if one["name"] == args.selection)
+    photos = find_photos(args.data_dir, record["classes"])
+    examples = Examples(photos, record, selection, output, args)
+    run = Run(record, Network(record, selection, args.threads), examples, output, args)
+    if args.resume and checkpoint.exists():
+        run.load()
+    else:
+        checkpoint.unlink(missing_ok=True)
+    print(f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps")
+
+    def stop(number, _):
+        run.signal = number
+        signal.signal(number, signal.SIG_DFL)  # the next one stops at once
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    run.train()
+    if run.signal:
+        print(f"\nboard_train.py: stopped after step {run.state['step']}; continue with --resume", file=sys.stderr)
+        sys.exit(128 + run.signal)
+    finish(run, record, output)
+    return None
+
+
+if __name__ == "__main__":
+    main()
