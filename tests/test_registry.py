@@ -188,7 +188,7 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
         (OPTIMIZERS, "lion", "--optimizer: 'lion' is not one of sgd, adam$"),
         (IMPORTANCES, "gains", "importance: 'gains' is not one of gain, .*; did you mean 'gain'"),
         (DATASETS, "digit", "--dataset_name: 'digit' is not one of .*; did you mean 'digits'"),
-        (EXPORTERS, "onnx", "--export: 'onnx' is not one of tflite$"),
+        (EXPORTERS, "onnx", "--export: 'onnx' is not one of tflite, train_tflite$"),
     ],
 )
 def test_a_name_that_is_not_known_is_one_line_that_names_the_flag_and_the_known_names(registry, word, line):
@@ -242,6 +242,8 @@ GIVEN = {
     "correct_budget": ["False"],
     "data_dir": ["photos", "--dataset_name", "image_folder"],
     "deadline": ["90m"],
+    "export_rho": ["0.3,0.7", "--export", "train_tflite"],
+    "allow_tensorflow_kernels": ["True", "--export", "tflite"],
     "logdir": ["elsewhere"],
     "memory": ["900M"],
     "model_name": ["vgg16"],

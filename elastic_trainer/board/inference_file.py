@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 
 
@@ -77,7 +79,23 @@ def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Call
         sources += [compute for compute, needs in parts if any(id(variable) in waiting for variable in needs)]
         for variable in pair.tensors:
             waiting.pop(id(variable), None)
+    for norm in (layer for layer in model._flatten_layers() if isinstance(layer, FrozenBatchNormalization)):
+        own = [each for each in (norm.gamma, norm.beta) if each is not None and waiting.pop(id(each), None) is not None]
+        if own:
+            sources += [partial(_factor, norm), partial(_shift, norm)]
     return sources + [_reading(variable) for variable in waiting.values()]
+
+
+def _factor(norm: FrozenBatchNormalization) -> tf.Tensor:
+    """What a batch norm multiplies by, as the converter computes it."""
+    factor = tf.math.rsqrt(norm.moving_variance.value + norm.epsilon)
+    return norm.gamma.value * factor if norm.scale else factor
+
+
+def _shift(norm: FrozenBatchNormalization) -> tf.Tensor:
+    """What a batch norm adds after that."""
+    shift = norm.moving_mean.value * _factor(norm)
+    return norm.beta.value - shift if norm.center else -shift
 
 
 def _reading(variable: keras.Variable) -> Callable[[], tf.Tensor]:

@@ -6,6 +6,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Dict, List, Tuple  # Python 3.9
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -106,7 +107,10 @@ def profile(record, threads):
     images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
     networks = [Network(record, selection, threads) for selection in record["selections"]]
     labels = np.zeros(part, np.int32)
-    times = {(network.selection["name"], what): [] for network in networks for what in ("features", "infer", "step")}
+    kinds = ("features", "infer", "step")
+    times: Dict[Tuple[str, str], List[float]] = {
+        (one.selection["name"], kind): [] for one in networks for kind in kinds
+    }
     for number in range(PROFILE_ROUNDS + 1):
         for network in networks:
             features = network.call("features", images=images)

@@ -210,7 +210,7 @@ def parsed(record):
     args = parser.parse_args()
     for name in ("num_epochs", "learning_rate", "deadline", "threads"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < 1e9:
-            fail(f"--{name}: must be above 0, not {getattr(args, name):g}")
+            fail(f"--{name}: must be above 0 and below 1e9, not {getattr(args, name):g}")
     if args.test_fraction is not None and not 0 < args.test_fraction <= 0.9:
         fail(f"--test_fraction: must be above 0 and at most 0.9, not {args.test_fraction:g}")
     if args.data_dir is None and not args.profile:

@@ -8,6 +8,7 @@ import warnings
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python import schema_py_generated
 
 import models
 from elastic_trainer.board.inference_file import inference_file
@@ -29,6 +30,20 @@ def _interpreter(content: bytes):
         return tf.lite.Interpreter(model_content=content, num_threads=1)
 
 
+def operations(content: bytes, signature: str) -> set[str]:
+    """The names of the builtin operations of a signature of a file."""
+    names = {code: name for name, code in vars(schema_py_generated.BuiltinOperator).items()}
+    model = schema_py_generated.Model.GetRootAs(content, 0)
+    [definition] = [
+        one
+        for one in (model.SignatureDefs(index) for index in range(model.SignatureDefsLength()))
+        if one.SignatureKey() == signature.encode()
+    ]
+    graph = model.Subgraphs(definition.SubgraphIndex())
+    codes = (graph.Operators(index).OpcodeIndex() for index in range(graph.OperatorsLength()))
+    return {names[model.OperatorCodes(code).BuiltinCode()] for code in codes}
+
+
 def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     model = models.build_model("mobilenetv2", 32, CLASSES, alpha=0.35)
     mask = np.zeros(len(model.trainable_variables), bool)
@@ -41,15 +56,21 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     assert inference is not None
     functions = TrainingFunctions(model, optimizer, [mask], PART, True, inference.arrays)
     assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
-    interpreter = _interpreter(converted_file(functions))
+    content = converted_file(functions)
+    interpreter = _interpreter(content)
     runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
+    assert "FULLY_CONNECTED" not in operations(
+        content, "gradients"
+    )  # XNNPACK does not compute those of changing weights
     rng = np.random.default_rng(0)
     dropout = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
     dropout.rate = 0.0
     step = TrainStep(WeightedImages(model), optimizer, BATCH, mask)
+    slots = [optimizer.momentums[index] for index in np.flatnonzero(mask)]
     runner["start"]()
-    before = [variable.numpy() for variable in model.trainable_variables]
+    first = [variable.numpy() for variable in model.trainable_variables]
     for _ in range(4):
+        before = [variable.numpy() for variable in trained]
         images = rng.uniform(0, 255, (BATCH, 32, 32, 3)).astype(np.float32)
         labels = rng.integers(0, CLASSES, BATCH).astype(np.int32)
         weights = np.full(BATCH, 1 / BATCH, np.float32)
@@ -66,25 +87,28 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
             part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
             found += float(part["loss"])
         runner["update"](rate=rate)
-        assert abs(found - expected) < 1e-3 * abs(expected)
-    state = runner["state"]()
-    moved = [not np.array_equal(old, now.numpy()) for old, now in zip(before, model.trainable_variables, strict=True)]
+        assert abs(found - expected) < 1e-5 * abs(expected)
+        state = runner["state"]()
+        for index, (variable, old) in enumerate(zip(trained, before, strict=True)):
+            change, difference = variable.numpy() - old, state[f"weights_{index}"] - variable.numpy()
+            assert np.linalg.norm(difference) < 1e-3 * np.linalg.norm(change), variable.path
+        # The next step starts from the same weights: rounding grows tenfold in every few steps of any training.
+        now = {f"weights_{index}": variable.numpy() for index, variable in enumerate(trained)}
+        runner["load"](**now, **{f"momentum_{index}": slot.numpy() for index, slot in enumerate(slots)})
+    moved = [not np.array_equal(old, now.numpy()) for old, now in zip(first, model.trainable_variables, strict=True)]
     assert moved == mask.tolist()
-    for index, variable in enumerate(trained):
-        change = np.abs(variable.numpy() - before[[*map(id, model.trainable_variables)].index(id(variable))]).max()
-        np.testing.assert_allclose(state[f"weights_{index}"], variable.numpy(), atol=0.02 * change)
 
     image = rng.uniform(0, 255, (PART, 32, 32, 3)).astype(np.float32)
     expected_logits = model(image, training=False).numpy()
     logits = runner["infer"](**runner["features"](images=image))["logits"]
     np.testing.assert_allclose(logits, expected_logits, atol=0.02 * np.abs(expected_logits).max())
 
-    content = bytearray(inference.content)
+    content_now = bytearray(inference.content)
     arrays = runner["fill"]()
     for index, offset in enumerate(inference.offsets):
         encoded = arrays[f"array_{index}"].tobytes()
-        content[offset : offset + len(encoded)] = encoded
-    filled = _interpreter(bytes(content))
+        content_now[offset : offset + len(encoded)] = encoded
+    filled = _interpreter(bytes(content_now))
     filled.allocate_tensors()
     filled.set_tensor(filled.get_input_details()[0]["index"], image[:1])
     filled.invoke()

@@ -66,9 +66,10 @@ class ByPython(keras.layers.Layer):
 def test_an_unsupported_operation_is_one_line():
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ByPython()(inputs))))
-    with pytest.raises(UserError, match="--export tflite: TensorFlow Lite does not support this model") as caught:
-        export.convert(model, False)
-    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+    for allows, what in ((False, "cannot run this model"), (True, "does not support this model")):
+        with pytest.raises(UserError, match=f"--export tflite: TensorFlow Lite {what}") as caught:
+            export.convert(model, False, allows)
+        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
 class ErrorFunction(keras.layers.Layer):
@@ -78,10 +79,13 @@ class ErrorFunction(keras.layers.Layer):
         return tf.math.erf(inputs / 255)
 
 
-def test_tensorflow_kernels_are_used_if_needed_and_reported(tmp_path):
+def test_tensorflow_kernels_are_used_if_needed_and_allowed_and_reported(tmp_path):
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ErrorFunction()(inputs))))
-    text = export.export_tflite(model, make_small_data(), tmp_path, "m")
+    with pytest.raises(UserError, match=r"it has no kernel for Erf; .*--allow_tensorflow_kernels"):
+        export.export_tflite(model, make_small_data(), tmp_path, "m")
+    assert not [*tmp_path.iterdir()]
+    text = export.export_tflite(model, make_small_data(), tmp_path, "m", allow_tensorflow_kernels=True)
     assert "model.tflite needs TensorFlow's kernels (SELECT_TF_OPS): Erf" in text
     row = json.loads((tmp_path / "export.json").read_text())["model.tflite"]
     assert row["tensorflow_kernels"] == ["Erf"]
@@ -121,7 +125,7 @@ def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
     model, dataset = as_if_trained(make_small_model()), make_small_data()
     other = as_if_trained(make_small_model(), seed=1)
     right = export.convert
-    monkeypatch.setattr(export, "convert", lambda model, quantise: right(other, quantise))
+    monkeypatch.setattr(export, "convert", lambda model, quantise, allows: right(other, quantise, allows))
     text = export.export_tflite(model, dataset, tmp_path, "m")
     assert "warning: model.tflite differs from Keras" in text
     assert json.loads((tmp_path / "export.json").read_text())["model.tflite"]["largest_logit_difference"] > 0.01

@@ -1,0 +1,299 @@
+"""board_train.py in an environment that has NumPy, Pillow and LiteRT only."""
+
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from conftest import SIZE, make_small_model
+from PIL import Image
+
+import data
+from elastic_trainer.board.export import export_training, load_board
+from elastic_trainer.datasets import archive, decoding
+from elastic_trainer.datasets.image_folder import read_image_folder
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.selection.schemes import FixedScheme
+from elastic_trainer.settings import DataSettings, Settings
+from elastic_trainer.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
+)
+NAMES = ["ant", "bee", "cat"]
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
+
+
+@pytest.fixture(scope="module")
+def three_wheels(tmp_path_factory):
+    """Python of an environment with three packages; TensorFlow is not among them."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    here = Path(sysconfig.get_paths()["purelib"])
+    for name in ("numpy", "numpy.libs", "PIL", "pillow.libs", "ai_edge_litert"):
+        if (here / name).exists():
+            (packages / name).symlink_to(here / name)
+    python = folder / "bin" / "python"
+    assert subprocess.run([python, "-c", "import tensorflow"], capture_output=True, check=False).returncode
+    return python
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Noise around a colour of each class, 20 photos each, larger than the network's input."""
+    folder, rng = tmp_path_factory.mktemp("data") / "photos", np.random.default_rng(0)
+    for label, name in enumerate(NAMES):
+        (folder / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = rng.integers(0, 120, (12, 14, 3), dtype=np.uint8)
+            pixels[..., label] += 100
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The folder of an export with two selections, in which a step has two parts."""
+    model = make_small_model()
+    names = tensor_names(model)
+    upper = np.array(["stem" not in name for name in names])
+    masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
+    folder = tmp_path_factory.mktemp("export") / "board"
+    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1)
+    recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
+    text = export_training(model, masks, settings, 6, NAMES, folder, recipe)
+    assert "upper: 8 of" in text.replace("\n", " ") and "board_train.py" in text
+    return folder
+
+
+def run(python, folder, *arguments, code=0):
+    done = subprocess.run(
+        [python, folder / "board_train.py", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def weights_of(output):
+    with np.load(output / "weights.npz") as file:
+        return {name: file[name] for name in file.files if name != "id"}
+
+
+@pytest.fixture(scope="module")
+def trained(three_wheels, exported, photos, tmp_path_factory):
+    """The output of an unbroken run."""
+    output = tmp_path_factory.mktemp("trained") / "out"
+    run(three_wheels, exported, "--data_dir", photos, "--output", output)
+    return output
+
+
+def test_a_board_trains_exactly_the_selected_tensors_and_predicts_with_them(trained, exported):
+    result = json.loads((trained / "result.json").read_text())
+    assert result["best_accuracy"] > 0.9  # three colours
+    assert {path.name for path in trained.iterdir()} == {"model.tflite", "weights.npz", "result.json"}
+
+
+def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path):
+    model = make_small_model()
+    next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
+    mask = np.array(["stem" not in name for name in tensor_names(model)])
+    settings = Settings(num_epochs=3, learning_rate=0.05, gradient_clipping=0.05, warmup=0.2, save_model=False)
+    recipe = {"augment": "flip", "seed": 5, "test_fraction": 0.25}
+    export_training(model, {"upper": mask}, settings, 6, NAMES, tmp_path / "board", recipe)
+    run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    images = DataSettings(dataset_name="image_folder", data_dir=photos, test_fraction=0.25, augment="flip")
+    trainer = Trainer(model, data.load_settings(images, SIZE, 6, 5), FixedScheme(mask), settings)
+    trainer.run()
+    assert len(found["epochs"]) == 3 and found["steps"] == trainer.history.step
+    for row, expected in zip(found["epochs"], trainer.history.epochs, strict=True):
+        for name, value in row.items():
+            assert value == pytest.approx(expected[name], rel=1e-3), name
+
+
+def test_what_a_board_trained_becomes_a_keras_model_that_predicts_the_same(trained, exported, tmp_path):
+    from ai_edge_litert.interpreter import Interpreter
+
+    for name in ("board.json", "start.keras"):
+        (tmp_path / name).write_bytes((exported / name).read_bytes())
+    (tmp_path / "weights.npz").write_bytes((trained / "weights.npz").read_bytes())
+    assert "board.keras" in load_board(tmp_path / "weights.npz")
+    model, start = load_model(tmp_path / "board.keras", "--weights"), load_model(exported / "start.keras", "--weights")
+    pairs = [*zip(tensor_names(model), model.trainable_variables, start.trainable_variables, strict=True)]
+    moved = {name for name, now, before in pairs if not np.array_equal(now.numpy(), before.numpy())}
+    assert moved == {name for name in tensor_names(model) if "stem" not in name}
+    fixed = zip(model.non_trainable_variables, start.non_trainable_variables, strict=True)
+    assert all(np.array_equal(now.numpy(), before.numpy()) for now, before in fixed if "seed" not in now.path)
+    images = np.random.default_rng(1).uniform(0, 255, (5, SIZE, SIZE, 3)).astype(np.float32)
+    expected = model(images, training=False).numpy()
+    for file in (trained / "model.tflite", tmp_path / "board.tflite"):
+        interpreter = Interpreter(model_path=str(file))
+        interpreter.allocate_tensors()
+        for image, logits in zip(images, expected, strict=True):
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image[None])
+            interpreter.invoke()
+            found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])[0]
+            np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "labels.txt").read_text().split() == NAMES
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(
+    number, three_wheels, exported, photos, trained, tmp_path
+):
+    output = tmp_path / "out"
+    slow = tmp_path / "slow"  # the same program, with a checkpoint after every step and a pause in which it is stopped
+    slow.mkdir()
+    for file in exported.iterdir():
+        (slow / file.name).write_bytes(file.read_bytes())
+    text = (slow / "board_train.py").read_text().replace("CHECKPOINT_SECONDS = 120", "CHECKPOINT_SECONDS = 0")
+    (slow / "board_train.py").write_text(
+        text.replace("        self.saved = ", "        time.sleep(0.1); self.saved = ")
+    )
+    with subprocess.Popen(
+        [three_wheels, slow / "board_train.py", "--data_dir", photos, "--output", output], stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (output / "checkpoint.npz").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.4)
+        process.send_signal(number)
+        assert process.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+    assert not (output / "weights.npz").exists()
+    refused = run(three_wheels, exported, "--data_dir", photos, "--output", output, code=2)
+    assert "unfinished run" in refused.stderr and "--resume" in refused.stderr
+    run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
+    for name, value in weights_of(trained).items():
+        np.testing.assert_array_equal(weights_of(output)[name], value)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (output, trained)]
+    assert results[0]["epochs"] == results[1]["epochs"]
+
+
+def test_an_archive_gives_what_the_folder_gives(three_wheels, exported, photos, trained, tmp_path):
+    archive.pack("image_folder", photos, tmp_path / "photos.tar")
+    run(three_wheels, exported, "--data_dir", tmp_path / "photos.tar", "--output", tmp_path / "out")
+    for name, value in weights_of(trained).items():
+        np.testing.assert_array_equal(weights_of(tmp_path / "out")[name], value)
+
+
+def test_another_selection_trains_the_head_alone_from_the_same_weights(three_wheels, exported, photos, tmp_path):
+    output = tmp_path / "out"
+    run(three_wheels, exported, "--data_dir", photos, "--output", output, "--selection", "head", "--num_epochs", 1)
+    variables, start = (
+        json.loads((exported / "board.json").read_text())["variables"],
+        load_model(exported / "start.keras", ""),
+    )
+    before = dict(zip(tensor_names(start), start.trainable_variables, strict=True))
+    weights = weights_of(output)
+    moved = [
+        name for i, name in enumerate(variables) if not np.array_equal(weights[f"weights_{i}"], before[name].numpy())
+    ]
+    assert moved == [name for name in variables if "head" in name] != variables
+
+
+def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos, tmp_path):
+    arguments = ("--data_dir", photos, "--output", tmp_path / "out", "--num_epochs", 100_000, "--deadline", "6s")
+    run(three_wheels, exported, *arguments)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
+
+
+def test_profile_measures_each_selection(three_wheels, exported):
+    run(three_wheels, exported, "--profile")
+    times = json.loads((exported / "times.json").read_text())
+    assert [one["name"] for one in times["selections"]] == ["upper", "head"]
+    assert all(one[name] > 0 for one in times["selections"] for name in ("step_ms", "features_ms", "infer_ms"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--data_dir: is missing"),
+        (("--data_dir", "nowhere"), "--data_dir nowhere: there is no such folder or archive"),
+        (("--data_dir", "{folder}/board.json"), "is not a complete tar archive"),
+        (("--data_dir", "{photos}/.."), "'photos' is no class of the network|contains no photos"),
+        (("--data_dir", "{photos}", "--num_epochs", "0"), "--num_epochs: must be above 0"),
+        (("--data_dir", "{photos}", "--test_fraction", "1"), "--test_fraction: must be above 0 and at most 0.9"),
+        (("--data_dir", "{photos}", "--selection", "all"), "--selection: invalid choice"),
+        (("--data_dir", "{photos}", "--learning_rate", "1e8"), "the loss is .* smaller --learning_rate"),
+        (("--data_dir", "{photos}", "--output", "{photos}/ant/0.png/x"), "--output .*: cannot be made"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, three_wheels, exported, photos, tmp_path):
+    words = [text.format(folder=exported, photos=photos) for text in arguments]
+    if "--output" not in words:
+        words += ["--output", str(tmp_path / "out")]
+    done = run(three_wheels, exported, *words, code=2)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("board_train.py: error")]
+    assert len(lines) == 1
+
+    assert re.search(message, lines[0]), lines[0]
+
+
+def test_a_broken_photo_is_named_or_left_out(three_wheels, exported, photos, tmp_path):
+    folder = tmp_path / "photos"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        for path in (photos / name).iterdir():
+            (folder / name / path.name).write_bytes(path.read_bytes())
+    (folder / "bee" / "7.png").write_bytes(b"no image")
+    done = run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", code=2)
+    assert "bee/7.png: cannot be read as an image" in done.stderr and "--skip_broken" in done.stderr
+    run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", "--skip_broken")
+
+
+def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
+    with pytest.raises(UserError, match=r"needs start.keras and board.json beside it"):
+        load_board(trained / "weights.npz")
+    for name in ("board.json", "start.keras"):
+        (tmp_path / name).write_bytes((exported / name).read_bytes())
+    np.savez(tmp_path / "weights.npz", id=np.array("other"), **weights_of(trained))
+    with pytest.raises(UserError, match="is of another export"):
+        load_board(tmp_path / "weights.npz")
+
+
+@pytest.fixture(scope="module")
+def board_photos():
+    """The module that the board reads photos with."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import board_photos
+
+        return board_photos
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+def test_the_board_decodes_and_splits_photos_as_main_does(board_photos, photos, tmp_path):
+    rng = np.random.default_rng(0)
+    grey16 = Image.fromarray(rng.integers(0, 65535, (20, 30), dtype=np.uint16))
+    colour = Image.fromarray(rng.integers(0, 256, (300, 200, 3), dtype=np.uint8))
+    turned = colour.getexif()
+    turned[0x0112] = 6
+    colour.save(tmp_path / "turned.jpg", exif=turned)
+    Image.fromarray(rng.integers(0, 256, (20, 30, 4), dtype=np.uint8)).save(tmp_path / "clear.png")
+    colour.convert("P").save(tmp_path / "palette.gif", transparency=3)
+    grey16.save(tmp_path / "grey16.png")
+    colour.convert("L").save(tmp_path / "grey.png")
+    colour.save(tmp_path / "large.webp")
+    for path in tmp_path.iterdir():
+        encoded = path.read_bytes()
+        np.testing.assert_array_equal(board_photos.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
+    source = read_image_folder(photos, False, 0.3)
+    paths = [*source.train.files, *source.test.files]
+    labels = [NAMES.index(Path(path).parent.name) for path in paths]
+    digests = [decoding.digest(Path(path).read_bytes()) for path in paths]
+    found = board_photos.split(labels, digests, 0.3)
+    assert found == [False] * len(source.train.files) + [True] * len(source.test.files)
