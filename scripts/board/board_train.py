@@ -12,7 +12,6 @@ on the board, and weights.npz, which `main.py --load_board` turns into a Keras m
 import argparse
 import json
 import math
-import resource
 import signal
 import sys
 import time
@@ -33,9 +32,11 @@ FINISH_SECONDS = 2.0  # of a deadline, for writing the results
 class Run:
     """One run: where it is, its history, its best weights. The checkpoint holds all of it."""
 
-    def __init__(self, record, network, examples, output, args):
+    def __init__(self, record, selection, examples, output, args):
+        self.created = self.saved = time.monotonic()
         given = {name: getattr(args, name) for name in ("num_epochs", "learning_rate") if getattr(args, name)}
-        self.recipe, self.network, self.examples, self.args = {**record["recipe"], **given}, network, examples, args
+        self.recipe, self.examples, self.args = {**record["recipe"], **given}, examples, args
+        self.network = Network(record, selection, args.threads)
         self.batch, self.path = self.recipe["batch_size"], output / "checkpoint.npz"
         self.epoch_steps = len(examples.train) // self.batch
         if not self.epoch_steps:
@@ -49,8 +50,8 @@ class Run:
             "epochs": [],
             "sums": [0.0, 0.0],
         }
-        self.key = json.loads(json.dumps([record["id"], examples.fingerprint, network.selection["name"], self.recipe]))
-        self.best, self.signal, self.saved = {}, 0, time.monotonic()
+        self.key = json.loads(json.dumps([record["id"], examples.fingerprint, selection["name"], self.recipe]))
+        self.best, self.signal, self.first_step_seconds = {}, 0, None
 
     def save(self):
         arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
@@ -105,6 +106,7 @@ class Run:
             fail(f"the loss is {found[0]} at step {state['step']}; start again with a smaller --learning_rate")
         state["step"], state["sums"] = state["step"] + 1, (found + state["sums"]).tolist()
         state["seconds"] += time.monotonic() - start
+        self.first_step_seconds = self.first_step_seconds or time.monotonic() - self.created
         done, step_s = (state["step"] - 1) % self.epoch_steps + 1, state["seconds"] / state["step"]
         if self.args.deadline and state["step"] % 10 == 0:
             spare = (
@@ -128,8 +130,9 @@ class Run:
             {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps},
             state["validation"],
         )
-        share = self.recipe["validation_share"] * state["seconds"]
-        if not spent or state["step"] >= state["steps"] or share >= min(sum(spent) + 2 * spent[-1], 1e9):
+        share, seconds = self.recipe["validation_share"], state["seconds"]
+        is_last = state["step"] >= state["steps"]
+        if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * seconds:
             row["test_loss"], row["test_accuracy"] = self.network.validate(self.examples)
             spent.append(time.monotonic() - start)
             tested = [one.get("test_accuracy", -1) for one in state["epochs"]]
@@ -142,6 +145,11 @@ class Run:
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
+
+
+def peak_memory_mb():
+    status = Path("/proc/self/status").read_text()  # what `resource` says may be of the program that started this one
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 
 
 def finish(run, record, output):
@@ -161,8 +169,9 @@ def finish(run, record, output):
         "steps": state["step"],
         "train_seconds": state["seconds"],
         "validation_seconds": sum(state["validation"]),
+        "first_step_seconds": run.first_step_seconds,
         "seconds": time.monotonic() - START,
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "peak_memory_mb": peak_memory_mb(),
         "recipe": run.recipe,
         "epochs": state["epochs"],
     }
@@ -238,7 +247,7 @@ def main():
     selection = next(one for one in record["selections"] if one["name"] == args.selection)
     photos = find_photos(args.data_dir, record["classes"])
     examples = Examples(photos, record, selection, output, args)
-    run = Run(record, Network(record, selection, args.threads), examples, output, args)
+    run = Run(record, selection, examples, output, args)
     if args.resume and checkpoint.exists():
         run.load()
     else:
