@@ -251,7 +251,7 @@ class Settings:
         "if they take more"))
     micro_batch: int | None = flag(None, BUDGET, count, "N", words="the batch at once", used_by=(BY_STEPS,), help=(
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time"))
+        "and takes time. With `--export train_tflite` the default is 8"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(

@@ -70,7 +70,7 @@ def exported(tmp_path_factory):
     upper = np.array(["stem" not in name for name in names])
     masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
     folder = tmp_path_factory.mktemp("export") / "board"
-    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1)
+    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1, micro_batch=4)
     recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
     text = export_training(model, masks, settings, 6, NAMES, folder, recipe)
     assert "upper: 8 of" in text.replace("\n", " ") and "board_train.py" in text
@@ -109,7 +109,7 @@ def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path
     model = make_small_model()
     next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
     mask = np.array(["stem" not in name for name in tensor_names(model)])
-    settings = Settings(num_epochs=3, learning_rate=0.05, gradient_clipping=0.05, warmup=0.2, save_model=False)
+    settings = Settings(num_epochs=3, learning_rate=0.05, gradient_clipping=0.05, warmup=0.2, micro_batch=4)
     recipe = {"augment": "flip", "seed": 5, "test_fraction": 0.25}
     export_training(model, {"upper": mask}, settings, 6, NAMES, tmp_path / "board", recipe)
     run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
