@@ -101,6 +101,10 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
     command, table, freed_mb = with_table(command, model, time.perf_counter() - start)
+    if run.board_times is not None and table is not None:
+        from elastic_trainer.board.times import board_table
+
+        table = board_table(table, run.board_times, network.batch_size)
     reached["table"] = seconds_since_start() if table is not None else None
     dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")

@@ -243,6 +243,7 @@ GIVEN = {
     "data_dir": ["photos", "--dataset_name", "image_folder"],
     "deadline": ["90m"],
     "export_rho": ["0.3,0.7", "--export", "train_tflite"],
+    "board_times": ["times.json", "--plan", "True"],
     "allow_tensorflow_kernels": ["True", "--export", "tflite"],
     "logdir": ["elsewhere"],
     "memory": ["900M"],

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,8 +94,9 @@ def export_training(
     part = min(settings.micro_batch or MAX_PART, batch_size)
     optimizer = optimizer_of(settings, 1, unclipped=np.flatnonzero(head_mask(model)).tolist())
     optimizer.build(model.trainable_variables)
+    names = tensor_names(model)
     union = np.any([*masks.values()], axis=0)
-    trained = [variable for variable, trains in zip(model.trainable_variables, union, strict=True) if trains]
+    trained = [*compress(model.trainable_variables, union)]
     inference = inference_file(model, trained, partial(converted_function, model))
     arrays = inference.arrays if inference else None
     functions = TrainingFunctions(model, optimizer, [*masks.values()], part, batch_size > part, arrays)
@@ -116,9 +118,9 @@ def export_training(
         "classes": [*classes],
         "size": model.input_shape[1],
         "part": part,
-        "variables": [name for name, trains in zip(tensor_names(model), union, strict=True) if trains],
+        "variables": [*compress(names, union)],
         "selections": [
-            _selection_record(name, mask, step, index)
+            _selection_record(name, mask, [*compress(names, mask)], step, index)
             for index, ((name, mask), step) in enumerate(zip(masks.items(), functions.steps, strict=True))
         ],
         "recipe": {"batch_size": batch_size, **{key: asdict(settings)[key] for key in RECIPE}, **recipe},
@@ -146,7 +148,9 @@ def first_mask(
     return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
 
 
-def _selection_record(name: str, mask: np.ndarray, step: StepFunctions, index: int) -> dict[str, Any]:
+def _selection_record(
+    name: str, mask: np.ndarray, tensors: list[str], step: StepFunctions, index: int
+) -> dict[str, Any]:
     """An entry of "selections" in board.json."""
     specs = {"features": step.features, "inputs": step.signatures["gradients"].inputs}
     shapes = {kind: {key: [*spec.shape] for key, spec in found.items()} for kind, found in specs.items()}
@@ -154,6 +158,7 @@ def _selection_record(name: str, mask: np.ndarray, step: StepFunctions, index: i
         "name": name,
         "suffix": suffixed("", index),
         "trained_tensors": int(mask.sum()),
+        "tensors": tensors,
         "features": {key: shape[1:] for key, shape in shapes["features"].items()},
         "inputs": {key: shape for key, shape in shapes["inputs"].items() if key not in ("labels", "weights")},
         "infer_inputs": [*step.signatures["infer"].inputs],

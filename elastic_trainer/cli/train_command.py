@@ -142,6 +142,10 @@ def _check_export(args: argparse.Namespace) -> None:
         raise UserError("--export_rho: works only with --export train_tflite; leave it out")
     if args.allow_tensorflow_kernels and args.export != "tflite":
         raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
+    if args.board_times and not args.plan and args.export != "train_tflite":
+        raise UserError("--board_times: works only with --plan or --export train_tflite; leave it out")
+    if args.board_times and args.memory is not None:
+        raise UserError("--memory: cannot be combined with --board_times; what a board's memory takes is not known")
     if args.export is None or not EXPORTERS[args.export].is_untrained:
         return
     for name, why in (

@@ -130,7 +130,7 @@ def profile(record, threads):
         step, features, infer = (
             float(np.median(times[one["name"], what][1:])) for what in ("step", "features", "infer")
         )
-        row = {"name": one["name"], "trained_tensors": one["trained_tensors"], "step_ms": step}
+        row = {"name": one["name"], "tensors": one["tensors"], "step_ms": step}
         rows.append({**row, "features_ms": features / part, "infer_ms": infer / part})
         show("")
         print(f"{one['name']}: {step:.2f} ms a step of {batch}; an image: features {features / part:.2f} ms, "

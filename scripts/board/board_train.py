@@ -193,6 +193,26 @@ def duration(text):
     return float(text[:-1]) * unit if unit else float(text)
 
 
+def chosen_selection(record, photos, output, args):
+    """What trains: as given; as before; or the largest selection whose steps, by times.json, end by the deadline."""
+    selections = {one["name"]: one for one in record["selections"]}
+    known, measured = output / "features.json", HERE / "times.json"
+    if args.selection is None and args.resume and known.exists():
+        args.selection = json.loads(known.read_text())["key"][1]
+    if args.selection is None and args.deadline and measured.exists():
+        times, recipe = json.loads(measured.read_text()), record["recipe"]
+        epochs, left = args.num_epochs or recipe["num_epochs"], args.deadline - (time.monotonic() - START)
+        if times["id"] == record["id"]:
+            fits = [
+                one["name"]
+                for one in times["selections"]
+                if len(photos) * (epochs * one["step_ms"] / times["batch_size"] + 2 * one["features_ms"]) < 1e3 * left
+            ]
+            quickest = min(times["selections"], key=lambda one: one["step_ms"])["name"]
+            args.selection = max(fits, key=lambda name: selections[name]["trained_tensors"], default=quickest)
+    return selections.get(args.selection, record["selections"][0])
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         fail(message)
@@ -204,7 +224,8 @@ def parsed(record):
     parser.add_argument("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or an archive of data.py pack")
     parser.add_argument("--output", type=Path, default=HERE / "trained", metavar="DIR", help="default: %(default)s")
     names = [one["name"] for one in record["selections"]]
-    parser.add_argument("--selection", choices=names, default=names[0], help="what trains (default: %(default)s)")
+    text = f"what trains (default: {names[0]}; with --deadline and after --profile, the largest that fits)"
+    parser.add_argument("--selection", choices=names, help=text)
     parser.add_argument("--num_epochs", type=int, metavar="N", help=f"default: {recipe['num_epochs']}")
     parser.add_argument("--learning_rate", type=float, metavar="RATE", help=f"default: {recipe['learning_rate']:g}")
     parser.add_argument(
@@ -244,15 +265,19 @@ def main():
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"--output {output}: cannot be made: {error.strerror}")
-    selection = next(one for one in record["selections"] if one["name"] == args.selection)
     photos = find_photos(args.data_dir, record["classes"])
+    selection = chosen_selection(record, photos, output, args)
     examples = Examples(photos, record, selection, output, args)
     run = Run(record, selection, examples, output, args)
     if args.resume and checkpoint.exists():
         run.load()
     else:
         checkpoint.unlink(missing_ok=True)
-    print(f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps")
+    print(
+        f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps, ",
+        end="",
+    )
+    print(f"{selection['trained_tensors']} tensors ({selection['name']})", flush=True)
 
     def stop(number, _):
         run.signal = number

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from conftest import SIZE, make_small_model
+from conftest import SIZE, make_small_model, make_table
 from PIL import Image
 
 import data
 from elastic_trainer.board.export import export_training, load_board
+from elastic_trainer.board.times import board_table
 from elastic_trainer.datasets import archive, decoding
 from elastic_trainer.datasets.image_folder import read_image_folder
 from elastic_trainer.errors import UserError
@@ -210,11 +212,55 @@ def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos
     assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
 
 
-def test_profile_measures_each_selection(three_wheels, exported):
+@pytest.fixture(scope="module")
+def times(three_wheels, exported):
+    """times.json."""
     run(three_wheels, exported, "--profile")
-    times = json.loads((exported / "times.json").read_text())
-    assert [one["name"] for one in times["selections"]] == ["upper", "head"]
-    assert all(one[name] > 0 for one in times["selections"] for name in ("step_ms", "features_ms", "infer_ms"))
+    return exported / "times.json"
+
+
+def test_profile_measures_each_selection(times):
+    record = json.loads(times.read_text())
+    assert [one["name"] for one in record["selections"]] == ["upper", "head"]
+    assert all(one[name] > 0 for one in record["selections"] for name in ("step_ms", "features_ms", "infer_ms"))
+
+
+def test_a_deadline_chooses_the_largest_selection_that_fits(times, three_wheels, exported, photos, tmp_path):
+    folder = tmp_path / "board"
+    shutil.copytree(exported, folder)
+    for step_ms, name in ((1.0, "upper"), (1e6, "head")):
+        record = json.loads(times.read_text())
+        record["selections"][0]["step_ms"] = step_ms
+        (folder / "times.json").write_text(json.dumps(record))
+        done = run(
+            three_wheels, folder, "--data_dir", photos, "--output", tmp_path / name, "--deadline", 8, "--num_epochs", 1
+        )
+        assert f"({name})" in done.stdout
+
+
+def test_the_table_in_times_of_the_board_predicts_what_was_measured(exported, tmp_path):
+    model = load_model(exported / "start.keras", "")
+    table = make_table(model, constant_ms=5.0)
+    selections = json.loads((exported / "board.json").read_text())["selections"]
+    measured = [
+        {"tensors": one["tensors"], "step_ms": 3 * table.predict_ms(mask_of(model, one["tensors"]), 0.0) + 7}
+        for one in selections
+    ]
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"batch_size": 6, "selections": measured}))
+    found = board_table(table, path, 6)
+    for one in (*measured, {"tensors": tensor_names(model), "step_ms": 3 * table.full_step_ms + 7}):
+        assert found.predict_ms(mask_of(model, one["tensors"]), 0.0) == pytest.approx(one["step_ms"])
+    assert found.full_step_ms == pytest.approx(3 * table.full_step_ms + 7)
+    with pytest.raises(UserError, match="is of 6 images a step"):
+        board_table(table, path, 8)
+    path.write_text(json.dumps({"batch_size": 6, "selections": [{"tensors": ["other"], "step_ms": 1.0}]}))
+    with pytest.raises(UserError, match="is of another network; this one has no tensor other"):
+        board_table(table, path, 6)
+
+
+def mask_of(model, names):
+    return np.array([name in names for name in tensor_names(model)])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""The timing table of a board, from the times of a few selections that `board_train.py --profile` measured there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import read_json
+from elastic_trainer.timing.table import TimingTable
+
+
+class _Selection(BaseModel):
+    tensors: list[str]
+    step_ms: float = Field(gt=0, allow_inf_nan=False)
+
+
+class BoardTimes(BaseModel):
+    """times.json."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    batch_size: int
+    selections: list[_Selection] = Field(min_length=1)
+
+
+def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
+    """`table` in times of the board: a line through what both say of the measured selections.
+
+    A single selection gives a line through 0. Steps on a board start from features. What the board takes for features
+    is not in the table, nor is its memory.
+
+    Args:
+        table: of this machine.
+        path: times.json.
+        batch_size: images a step.
+
+    Raises:
+        UserError: the file is damaged, or is of another network or batch size.
+    """
+    record = read_json(path, BoardTimes)
+    if record["batch_size"] != batch_size:
+        raise UserError(f"--board_times {path}: is of {record['batch_size']} images a step; give --batch_size as there")
+    here, there = [], []
+    for one in record["selections"]:
+        unknown = {*one["tensors"]} - {*table.names}
+        if unknown:
+            raise UserError(f"--board_times {path}: is of another network; this one has no tensor {min(unknown)}")
+        mask = np.zeros(len(table.names), bool)
+        mask[table.positions] = [name in one["tensors"] for name in table.names]
+        here.append(table.predict_ms(mask, misses=0.0))
+        there.append(one["step_ms"])
+    factor, added_ms = float(np.mean(there) / np.mean(here)), 0.0
+    if len({*here}) > 1:
+        slope, intercept = np.polyfit(here, there, 1)
+        if slope > 0:  # else noise is larger than what the selections differ by
+            factor, added_ms = float(slope), float(intercept)
+    names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "preprocessing_ms", "forward_ms", "gradient_pass_ms")
+    scaled = {name: factor * getattr(table, name) for name in names}
+    fit = replace(table.fit, constant_ms=factor * table.fit.constant_ms + added_ms)
+    full_step_ms = factor * table.full_step_ms + added_ms
+    return replace(table, **scaled, full_step_ms=full_step_ms, fit=fit, details={})
