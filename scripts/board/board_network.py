@@ -20,6 +20,10 @@ def fail(text):
     sys.exit(2)
 
 
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def show(text, end=""):
     """Rewrite the line of progress, if there is a terminal."""
     if sys.stderr.isatty():
@@ -47,7 +51,7 @@ def make_interpreter(threads):
     try:
         return Interpreter(model_path=str(HERE / "train.tflite"), num_threads=threads)
     except (ValueError, RuntimeError, OSError) as error:
-        fail(f"{HERE / 'train.tflite'}: cannot be loaded: {str(error).splitlines()[0]}")
+        fail(f"{HERE / 'train.tflite'}: cannot be loaded: {first_line(error)}")
 
 
 class Network:

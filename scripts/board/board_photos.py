@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List, Optional  # Python 3.9
 
 import numpy as np
-from board_network import fail, make_interpreter, replace_file, show
+from board_network import fail, first_line, make_interpreter, replace_file, show
 from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
@@ -130,7 +130,7 @@ class Examples:
                         pixels[place] = decode(encoded, self.size)
                         digests.append(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big"))
                     except Exception as error:  # Pillow raises many types
-                        broken.append(f"{name}: cannot be read as an image: {str(error).splitlines()[0]}")
+                        broken.append(f"{name}: cannot be read as an image: {first_line(error)}")
                         digests.append(None)
                 for view in range(self.views):
                     found = runner(images=np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels)

@@ -20,7 +20,7 @@ from pathlib import Path
 START = time.monotonic()
 try:
     import numpy as np
-    from board_network import HERE, Network, fail, profile, replace_file, show, write_json
+    from board_network import HERE, Network, fail, first_line, profile, replace_file, show, write_json
     from board_photos import Examples, find_photos
 except ImportError as missing:
     sys.exit(f"board_train.py: error: {missing}; run: pip install numpy pillow ai-edge-litert")
@@ -294,4 +294,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (MemoryError, RuntimeError) as error:  # LiteRT raises the second
+        fail(f"{first_line(error)}: if memory ran out, export again with a smaller --micro_batch")
