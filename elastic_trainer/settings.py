@@ -328,7 +328,7 @@ class RunSettings:
         "with `--export tflite`: write files that need TensorFlow's own kernels, too. No installed interpreter has "
         "them from TensorFlow 2.20 on"))
     board_times: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
-        "with `--plan` or `--export train_tflite`: times.json of `board_train.py --profile`; rho and the plan are then "
+        "with `--plan` or `--export train_tflite`: the times.json that a board measured; rho and the plan are then "
         "those [of the board](small_boards.md#times-of-the-board)"))
     load_board: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
         "do not train; make a `.keras` and a `.tflite` file from the weights.npz of [a board](small_boards.md)"))
