@@ -6,7 +6,7 @@
                images themselves if no part of the network is frozen
     infer      features -> logits
     gradients  features, labels, a weight for each image -> loss and accuracy; adds the gradients up
-    update     learning rate -> one update of the weights by those gradients, which are then 0 again
+    update     learning rate [1] -> one update of the weights by those gradients, which are then 0 again
     train      both at once, for batches of one part
     fill       the arrays of the file for inference (`board.inference_file`), from the weights of now
 
@@ -113,7 +113,7 @@ class StepFunctions:
             batch[f"random_{index}"] = tf.TensorSpec(tensor.shape)
         self._given = dict(zip(batch, (tensor.name for tensor in (*given, *self.random_tensors)), strict=True))
         self._inferred_from = {names[index]: tensor.name for index, tensor in wanted.items()}
-        rate = {"rate": tf.TensorSpec(())}
+        rate = {"rate": tf.TensorSpec((1,))}  # on ARM, LiteRT 1.4.0 and 2.1.0 crash if an input has no axis
         self.signatures = {
             "features": Signature(self._features, {"images": images}),
             "gradients": Signature(self._add_gradients, batch),
@@ -144,12 +144,12 @@ class StepFunctions:
         return results
 
     def _update(self, rate: tf.Tensor) -> Values:
-        self._variables.update(self._step.variables, rate)
+        self._variables.update(self._step.variables, tf.reshape(rate, ()))
         return done()
 
     def _train(self, rate: tf.Tensor, **batch: tf.Tensor) -> Values:
         results, gradients = self._gradients(batch)
-        self._variables.apply(self._step.variables, gradients, rate)
+        self._variables.apply(self._step.variables, gradients, tf.reshape(rate, ()))
         return results
 
 

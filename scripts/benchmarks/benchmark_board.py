@@ -79,7 +79,7 @@ def litert_calls(
     }
     inputs |= {"labels": np.zeros(part, np.int32), "weights": np.full(part, 1 / batch, np.float32)}
     inputs |= {name: value for name, value in runners["features"](images=images).items() if name in inputs}
-    rate = np.float32(0)
+    rate = np.zeros(1, np.float32)
 
     def step() -> None:
         if batch <= part:

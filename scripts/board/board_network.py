@@ -75,7 +75,7 @@ class Network:
 
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
-        total, rng, rate = np.zeros(2), np.random.default_rng(seed), {"rate": np.float32(rate)}
+        total, rng, rate = np.zeros(2), np.random.default_rng(seed), {"rate": np.array([rate], np.float32)}
         for features, labels, weight in parts:
             missing = (0, self.part - len(labels))
             values = {

@@ -86,7 +86,7 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
             }
             part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
             found += float(part["loss"])
-        runner["update"](rate=rate)
+        runner["update"](rate=np.array([rate]))
         assert abs(found - expected) < 1e-5 * abs(expected)
         state = runner["state"]()
         for index, (variable, old) in enumerate(zip(trained, before, strict=True)):
