@@ -182,7 +182,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for threads in tqdm((1, 2), "measuring", unit="process"):
         with ProcessPoolExecutor(1, context) as pool:
             rows += pool.submit(measure_threads, args.network, args.first, args.rounds, batches, threads).result()
-    return {"first": args.first, "rounds": args.rounds, "rows": rows, "run": run_on_board(args.network, args.first)}
+    ratios = {
+        f"batch {row['batch_size']}": min(row["step_over_tensorflow"].values()) for row in rows if row["threads"] == 1
+    }
+    return {
+        "first": args.first,
+        "rounds": args.rounds,
+        "step_over_tensorflow": ratios,
+        "rows": rows,
+        "run": run_on_board(args.network, args.first),
+    }
 
 
 SETTINGS = {
