@@ -282,7 +282,7 @@ def _average_pool_gradient(op: Any, shape: Value, gradient: Value) -> Value:
     window = Window(op, shape[1:3], op.get_attr("ksize")[1:3])
     ones = np.ones((1, *window.size, 1), np.float32)
     with tf.init_scope():
-        counts = _sum([window.at(window.padded(ones), a, b) for a, b in window.places]).numpy()
+        counts = np.asarray(_sum([window.at(window.padded(ones), a, b) for a, b in window.places]))
     return _gathered(window, [gradient / counts] * len(window.places))
 
 

@@ -39,6 +39,8 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
         others = {*parser.given(given)} - {"load_board"}
         if others:
             raise UserError(f"--{min(others)}: cannot be combined with --load_board; leave it out")
+        if not args.load_board.is_file():
+            raise UserError(f"--load_board {args.load_board}: there is no such file; give the weights.npz of a board")
         return LoadBoardCommand(args.load_board)
     if args.evaluate is not None:
         return parse_evaluation(given)

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastic_trainer.board.rebuild import rebuild
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
@@ -13,8 +15,8 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm
 LACKING = {"Conv2DBackpropFilter", "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropFilter", "MaxPoolGrad"}
 
 
-def _network(*layers: keras.layers.Layer, channels: int = 4) -> keras.Model:
-    model = freeze_batch_norm(keras.Sequential([keras.Input((9, 8, channels)), *layers]))
+def _network(*layers: keras.layers.Layer, channels: int = 4, size: tuple[int, int] = (9, 8)) -> keras.Model:
+    model = freeze_batch_norm(keras.Sequential([keras.Input((*size, channels)), *layers]))
     rng = np.random.default_rng(0)
     for variable in model.variables:
         variable.assign(rng.uniform(0.2, 1.0, tuple(variable.shape)) * rng.choice([-1, 1], tuple(variable.shape)))
@@ -23,7 +25,7 @@ def _network(*layers: keras.layers.Layer, channels: int = 4) -> keras.Model:
     return model
 
 
-def _assert_same(model: keras.Model, channels: int = 4) -> None:
+def _assert_same(model: keras.Model, batch: int = 5) -> None:
     """Outputs and all gradients, of the inputs too, are TensorFlow's."""
     variables = [variable.value for variable in model.trainable_variables]
 
@@ -34,8 +36,7 @@ def _assert_same(model: keras.Model, channels: int = 4) -> None:
             total = tf.reduce_sum(outputs * factors)
         return [outputs, *tape.gradient(total, [images, *variables])]
 
-    shape = (5, *model.output_shape[1:])
-    specs = tf.TensorSpec((5, 9, 8, channels)), tf.TensorSpec(shape)
+    specs = tf.TensorSpec((batch, *model.input_shape[1:])), tf.TensorSpec((batch, *model.output_shape[1:]))
     traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
 
     def again(images: tf.Tensor, factors: tf.Tensor) -> list[tf.Tensor]:
@@ -59,6 +60,27 @@ def test_gradients_of_convolutions_are_those_of_tensorflow(padding, kernel, stri
     _assert_same(_network(*layers))
     depthwise = keras.layers.DepthwiseConv2D(kernel, strides, padding, depth_multiplier=2)
     _assert_same(_network(keras.layers.Conv2D(3, 1), depthwise))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(["conv", "grouped", "depthwise", "max", "average"]),
+    batch=st.integers(1, 6),
+    size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.integers(1, 3),
+    padding=st.sampled_from(["same", "valid"]),
+)
+def test_gradients_of_any_window_are_those_of_tensorflow(kind, batch, size, kernel, stride, padding):
+    layer = {
+        "conv": lambda: keras.layers.Conv2D(6, kernel, stride, padding),
+        "grouped": lambda: keras.layers.Conv2D(6, kernel, stride, padding, groups=2),
+        "depthwise": lambda: keras.layers.DepthwiseConv2D(kernel, stride, padding),
+        "max": lambda: keras.layers.MaxPooling2D(kernel, stride, padding),
+        "average": lambda: keras.layers.AveragePooling2D(kernel, stride, padding),
+    }[kind]()
+    keras.utils.set_random_seed(0)
+    _assert_same(_network(keras.layers.Conv2D(4, 1), layer, size=size), batch)
 
 
 def test_gradients_with_dilations_and_groups_are_those_of_tensorflow():
