@@ -6,6 +6,7 @@ script. Words after -- are added to every call of main.py.
 
     python scripts/figures/run_figure.py 15 --dry_run
     python scripts/figures/run_figure.py 17ac --scale quick
+    python scripts/figures/run_figure.py 15 --jobs jobs.txt
     python scripts/figures/run_figure.py 15 --dataset_name image_folder --data_dir photos -- --test_fraction 0.2
 """
 
@@ -21,14 +22,14 @@ from pathlib import Path
 import paper_figures
 import plotting  # first: it sets the import path
 from paper_figures import EGO, FIGURES
-from runner import Run, carry_out, count_classes, make_run
+from runner import Run, carry_out, count_classes, make_run, write_jobs
 
 import utils
 from elastic_trainer.cli.commands import profiler_flags
 from elastic_trainer.cli.flags import add_flag
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import OneOf, count, stem_to_write
+from elastic_trainer.options import OneOf, count, file_to_write, stem_to_write
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings
@@ -139,7 +140,15 @@ def figure_parser() -> OneLineParser:
         prog="run_figure.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", type=OneOf(NAMES), metavar="FIGURE", help=", ".join(NAMES))
-    parser.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
+    instead.add_argument(
+        "--jobs",
+        type=file_to_write,
+        metavar="FILE",
+        help="write the runs to FILE, one shell command a line, for several machines; run none. The commands that "
+        "make their timing tables are written beside it",
+    )
     parser.add_argument(
         "--scale",
         type=OneOf(SCALES),
@@ -180,6 +189,9 @@ def main() -> None:
     runs = make_runs(args)
     if args.dry_run:
         dry_run(runs, figure.hours)
+        return
+    if args.jobs:
+        write_jobs(runs, args.jobs)
         return
     carry_out(runs)
     reference = paper_figures.REFERENCE.get(name) if args.reference else None

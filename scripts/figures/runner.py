@@ -24,6 +24,7 @@ from elastic_trainer.cli.commands import TrainCommand
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.files import write_text
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
 from elastic_trainer.settings import DataSettings
@@ -147,6 +148,29 @@ def carry_out(
             done.result()
     if failures:
         raise UserError(f"{failures[0]}" + (f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""))
+
+
+def write_jobs(runs: Sequence[Run], path: Path) -> None:
+    """Write the runs as shell commands to `path`, one a line, for other programs to carry out in the current folder.
+
+    What makes their timing tables, where they are missing, goes to `<its stem>_profiles`. The lines depend on the flags
+    alone, so that a run keeps its number.
+    """
+    tables = {run.table_folder / "profile.json": run.profile for run in runs if run.profile is not None}
+    first = [f"test -f {shlex.quote(str(file))} || {_shell(['profiler.py', *flags])}" for file, flags in tables.items()]
+    lines = [_shell(run.words) for run in runs if not run.profile_only]
+    profiles = path.with_stem(f"{path.stem}_profiles")
+    for file, content in ((profiles, first), (path, lines)):
+        write_text(file, "".join(f"{line}\n" for line in content))
+    words = shlex.join(["sh", str(profiles)])
+    print(f"{len(lines)} runs in {path}; before them, on an idle machine, their {len(first)} timing tables: {words}")
+    print("docs/paper_figures.md shows the runs on several machines; after them, this command without --jobs draws")
+
+
+def _shell(words: Sequence[str]) -> str:
+    """The command that runs a script with its flags; paths below the current folder are relative to it."""
+    here, paths = Path.cwd(), (Path(sys.executable), ROOT / words[0])
+    return shlex.join([*(str(path.relative_to(here) if here in path.parents else path) for path in paths), *words[1:]])
 
 
 def make_table(run: Run, core: int | None) -> None:

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import keras
 import paper_figures
@@ -15,11 +17,12 @@ import run_figure
 from command_line import ROOT
 from conftest import make_table
 from made_up_runs import rows_of
-from runner import carry_out
+from runner import carry_out, write_jobs
 from small_tfds import prepare_small
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.machine import environment
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
@@ -109,6 +112,36 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
         assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
+@pytest.mark.parametrize("name", run_figure.NAMES)
+def test_jobs_are_the_runs_of_the_figure_and_the_profiles_that_they_need(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = run_figure.make_runs(run_figure.parse([name, "--seeds", "2", "--jobs", "my jobs.txt", "--", "--rho", ".6"]))
+    write_jobs(runs, Path("my jobs.txt"))
+    [*lines], [*first] = (Path(f"my jobs{end}.txt").read_text().splitlines() for end in ("", "_profiles"))
+    python, wanted = [sys.executable, str(ROOT / "main.py")], [run for run in runs if not run.profile_only]
+    assert [shlex.split(line)[:2] for line in lines] == [python] * len(wanted)
+    commands = [parse_training(shlex.split(line)[2:]) for line in lines]
+    assert [(one.run.folder, one.training) for one in commands] == [
+        (run.folder, run.command.training) for run in wanted
+    ]
+    assert all(one.run.resume and (one.training.rho == 0.6) for one in commands)
+    tables = {run.table_folder: run.profile for run in runs if run.profile is not None}
+    assert [shlex.split(line)[:6] for line in first] == [
+        ["test", "-f", f"{folder}/profile.json", "||", sys.executable, str(ROOT / "profiler.py")] for folder in tables
+    ]
+    assert [shlex.split(line)[6:] for line in first] == [*tables.values()]
+    out = capsys.readouterr().out
+    assert f"{len(wanted)} runs in my jobs.txt" in out and f"{len(tables)} timing tables" in out
+
+
+def test_jobs_in_a_checkout_name_no_path_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv" / "bin" / "python"))
+    write_jobs(run_figure.make_runs(run_figure.parse(["15"])), tmp_path / "jobs.txt")
+    lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert len(lines) == 12 + 3 and not any(str(ROOT) in line for line in lines)
+
+
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +180,38 @@ def test_a_stopped_figure_continues_keeps_finished_runs_and_repeats_an_unfinishe
         assert len([*folder.glob("events.out.*")]) == 1, "one event file for each run"
     done = subprocess.run([*map(str, words), "--learning_rate", "1"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "holds a run made with --learning_rate 0.002, not 1.0; give another" in done.stderr
+
+
+def test_a_figure_only_draws_what_its_jobs_have_made(tmp_path):
+    """The second job is killed and started again."""
+    script, jobs = ROOT / "scripts" / "figures" / "run_figure.py", tmp_path / "jobs.txt"
+    words = [sys.executable, script, "15_ego", "--scale", "quick", "--seeds", "2", "--output", tmp_path / "figure"]
+    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
+    more = ["--", "--max_steps", "40", "--checkpoint_steps", "1", "--num_epochs", "4", "--rho", "0.9"]
+
+    def run(*command):
+        done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert "2 runs in" in run(*words, "--jobs", jobs, *more) and not (tmp_path / "logs").exists()
+    run("sh", tmp_path / "jobs_profiles.txt")
+    [profile] = (tmp_path / "logs" / "figures_quick").glob("profiles/*/profile.json")
+    made = profile.stat().st_mtime_ns
+    run("sh", tmp_path / "jobs_profiles.txt")
+    assert profile.stat().st_mtime_ns == made, "it is kept"
+    lines = jobs.read_text().splitlines()
+    with subprocess.Popen(["sh", "-c", f"exec {lines[1]}"], cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
+        start = time.monotonic()
+        while not [*tmp_path.glob("logs/*/*/checkpoints/*.npz")] and killed.poll() is None:
+            assert time.monotonic() - start < 200
+            time.sleep(0.02)
+        killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+    run("sh", jobs)
+    assert profile.stat().st_mtime_ns == made
+    assert "2 of 2 runs are complete" in run(*words, *more)
+    assert {row["seed"] for row in rows_of(tmp_path / "figure")} == {"0", "1"}
 
 
 def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tmp_path, monkeypatch):
