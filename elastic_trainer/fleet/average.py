@@ -9,6 +9,10 @@ import numpy as np
 
 from elastic_trainer.errors import UserError
 
+# A change is too large if its norm is above LARGEST times that of its weights, or times that of so many values of
+# SMALL_WEIGHT, where that is more: biases start at 0. A round of normal training changes weights by a few per cent.
+LARGEST, SMALL_WEIGHT = 10.0, 0.1
+
 
 class Reply(NamedTuple):
     """What a board sends after its round: changes of the tensors it trained, by name; images and steps of its round."""
@@ -16,6 +20,29 @@ class Reply(NamedTuple):
     changes: dict[str, np.ndarray]
     images: int
     steps: int
+
+
+def why_unfit(weights: dict[str, np.ndarray], reply: Reply) -> str | None:
+    """Why `reply` must not be averaged into `weights`; None if nothing is wrong with it.
+
+    A tensor is unknown or of another shape, a value is not finite, a change is too large (see `LARGEST`), or there are
+    no images or steps.
+    """
+    if reply.images < 1 or reply.steps < 1:
+        return f"it is from {reply.images} images and {reply.steps} steps"
+    for name, change in reply.changes.items():
+        if name not in weights:
+            return f"the network has no tensor {name}"
+        weight = weights[name]
+        if change.shape != weight.shape:
+            return f"{name} has the shape {change.shape}, not {weight.shape}"
+        if not np.isfinite(change).all():
+            return f"{name} has a value that is not finite"
+        norm, least = (float(np.linalg.norm(each.astype(np.float64))) for each in (change, weight))
+        most = LARGEST * max(least, SMALL_WEIGHT * weight.size**0.5)
+        if norm > most:
+            return f"{name} changes by {norm:.2g}, more than {LARGEST:g} times its weights"
+    return None
 
 
 def aggregate(
@@ -32,14 +59,11 @@ def aggregate(
             number of steps. So a board counts by its images and not by its steps.
 
     Raises:
-        UserError: a reply has an unknown tensor, another shape, a value that is not finite, or no images or steps.
+        UserError: a reply does not fit, see `why_unfit`.
     """
     for place, reply in enumerate(replies):
-        if reply.images < 1 or reply.steps < 1:
-            raise UserError(f"reply {place}: is from {reply.images} images and {reply.steps} steps; drop it")
-        for name, change in reply.changes.items():
-            if name not in weights or change.shape != weights[name].shape or not np.isfinite(change).all():
-                raise UserError(f"reply {place}: {name} is unknown, of another shape or not finite; drop it")
+        if (why := why_unfit(weights, reply)) is not None:
+            raise UserError(f"reply {place}: {why}; drop it")
     after = {}
     for name, weight in weights.items():
         here = [reply for reply in replies if name in reply.changes]
