@@ -286,6 +286,8 @@ class Trainer:
         """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
         history, share = self.history, self.settings.validation_share
         is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
+        if share == 0:  # only the last, which a board of a fleet never reaches
+            return is_last
         if is_last or share >= 1 or not history.validation_seconds:
             return True
         clocks, latest = history.clocks, history.validation_seconds[-1]

@@ -11,6 +11,7 @@ import numpy as np
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
 from elastic_trainer.datasets.images import DecodedImages, room_mb
+from elastic_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -68,6 +69,23 @@ class ImageData(ShuffledData):
             "training_images": _fingerprint(self._train.digests, self._train.labels),
             "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
         }
+
+    def follow_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as in `names`, of which this data set may lack some.
+
+        Raises:
+            UserError: it has a class that is not one of them.
+        """
+        unknown = [name for name in self.class_names if name not in names]
+        if unknown:
+            raise UserError(
+                f"{self.name}: has the class '{unknown[0]}', and the server's are {', '.join(names)}; rename its "
+                "folder, or remove it"
+            )
+        places = np.array([[*names].index(name) for name in self.class_names], np.int32)
+        self._train = self._train._replace(labels=places[self._train.labels])
+        self._test = self._test._replace(labels=places[self._test.labels])
+        self.class_names, self.num_classes = tuple(names), len(names)
 
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images whose content has one of these `digests`, uint64. Returns how many are left out."""

@@ -54,7 +54,7 @@ class FeatureSums(NamedTuple):
         counts = np.sum([part.counts for part in parts], axis=0)
         weighted = np.sum([part.counts[:, None] * part.means for part in parts], axis=0)
         means = weighted / np.maximum(counts, 1)[:, None]
-        within = np.sum([part.within for part in parts], axis=0, dtype=np.float32)
+        within = np.asarray(np.sum([part.within for part in parts], axis=0, dtype=np.float32))
         for part in parts:
             apart = (np.sqrt(part.counts)[:, None] * (part.means - means)).astype(np.float32)
             within += apart.T @ apart

@@ -42,11 +42,11 @@ def test_assigned_frozen_weights_count_in_the_same_compiled_step():
         state = TrainState(ImageClassification(model), optimizer, 4)
         state.adopt(head_mask(model), uses_features=False)
         step = state._step
-        assert step.folded_pairs and step._frozen  # else nothing is made from frozen weights
+        assert step is not None and step.folded_pairs and step._frozen  # else nothing is made from frozen weights
         sent = {f"model/{k}": v.numpy() for k, v in enumerate(server.variables) if v.trainable}
         sent |= {f"model/{k}": v.numpy() for k, v in enumerate(model.variables) if not v.trainable}
         state.assign({**state.values(), **sent}, keeps_step=True)
         assert state._step is step
         results.append(state.train(next(make_small_data().train(0))).loss)
         assert not state.adopt(head_mask(model), uses_features=False)
-    np.testing.assert_allclose(*results, rtol=1e-6)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
