@@ -8,7 +8,6 @@ averages what they changed. Flower carries the messages. docs/fleet.md shows all
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from typing import Any
 import utils
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
-from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, supernode
+from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
-
-GOODBYE_SECONDS = 5.0  # in which Flower passes on a board's last answer
 
 
 def say(line: str) -> None:
@@ -103,22 +100,13 @@ def join(command: JoinCommand) -> None:
     """Train for a server until it has finished. Raises `UserError` for what the user can fix."""
     load_tensorflow()
     from elastic_trainer.fleet.client import Board
-    from elastic_trainer.fleet.link import answer
 
     folder = command.logdir / "boards" / command.name
     board = Board(command.name, lambda words, names: _made(command, words, names), command.board.slowdown, say)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        with supernode(command.board, folder) as messengers:
-            say(f"board {command.name}: joins the fleet at {command.board.superlink}; log in {folder}")
-            while True:
-                message = answer(messengers, board.handle)
-                if message.kind == "down":
-                    raise UserError(f"Flower's SuperNode has ended ({message.values['why']}); see {folder}")
-                if message.kind == "end":
-                    break
-            _keep(board, message, folder)
-            time.sleep(GOODBYE_SECONDS)
+        say(f"board {command.name}: joins the fleet at {command.board.superlink}; log in {folder}")
+        _keep(board, take_part(command.board, folder, board.handle, say), folder)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -19,12 +19,15 @@ from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_text, writing
-from elastic_trainer.fleet.link import FlowerLink, Socket
+from elastic_trainer.fleet.link import FlowerLink, Socket, answer
+from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.settings import BoardSettings, FleetSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120  # in which SuperLink and ServerApp have started, on a slow board too
 HERE = ("127.0.0.1", "localhost", "::1")
+SHORT_SECONDS, MOST_STARTS = 10.0, 3  # a SuperNode that ends so soon, and so often, will not run
+GOODBYE_SECONDS = 3.0  # in which Flower passes on a board's last answer
 LINK_LOG, NODE_LOG = "superlink.log", "supernode.log"
 # Runs a command that ends when this process does, so that a killed `fleet.py` leaves none behind (1: PR_SET_PDEATHSIG).
 _WITH_PARENT = """import ctypes, os, sys
@@ -268,3 +271,31 @@ def supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
             yield messengers
         finally:
             ended.set()
+
+
+def take_part(
+    settings: BoardSettings, folder: Path, handle: Callable[[Parcel], Parcel], say: Callable[[str], object]
+) -> Parcel:
+    """Answer what a server asks by `handle`, until it sends a message of the kind "end", which is returned.
+
+    A SuperNode ends when a SuperLink that has started again does not know it. It is started again then.
+
+    Raises:
+        UserError: it ends as soon as it has started, `MOST_STARTS` times.
+    """
+    short = 0
+    while True:
+        start = time.monotonic()
+        with supernode(settings, folder) as messengers:
+            message = answer(messengers, handle)
+            while message.kind not in ("down", "end"):
+                message = answer(messengers, handle)
+            if message.kind == "end":
+                time.sleep(GOODBYE_SECONDS)
+                return message
+        short = short + 1 if time.monotonic() - start < SHORT_SECONDS else 0
+        why = f"Flower's SuperNode has ended ({message.values['why']})"
+        if short == MOST_STARTS:
+            raise UserError(f"--superlink {settings.superlink}: {why}; all its messages are in {folder / NODE_LOG}")
+        say(f"{why}; it starts again")
+        time.sleep(1)

@@ -14,6 +14,7 @@ from elastic_trainer.fleet.parcel import Parcel
 POLL_SECONDS = 0.25  # between two looks for replies
 NODES_SECONDS = 2.0  # between two looks for boards
 HELLO_SECONDS = 1800.0  # in which a board gets ready: it reads its photos and measures a timing table
+LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
 MOST_FAILURES = 3  # one after the other, after which a board is left out until it starts again
 
 
@@ -113,7 +114,7 @@ class Roster:
         start, sent = self._clock.now(), dict[str, tuple[Member, int]]()
         for member in self.ready:
             if member.is_free:
-                size = self._send(member, parcel, 2 * seconds, what)
+                size = self._send(member, parcel, max(10 * seconds, LONGEST_SECONDS), what)
                 if member.message is not None:
                     sent[member.message] = member, size
             else:

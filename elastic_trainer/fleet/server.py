@@ -111,6 +111,8 @@ class FleetServer:
     def _resume(self, state: State) -> None:
         self._assign(state.arrays)
         self._steps, self._seconds = state.record["steps"], state.record["seconds"]
+        latest = self._records.rounds[-1]
+        self._tested = latest if latest["test_accuracy"] is None else {}
         self._say(f"going on after round {len(self._records.rounds) - 1}")
 
     def _of_model(self) -> dict[str, np.ndarray]:

@@ -37,12 +37,12 @@ def make_board(place, slowdown=1.0, **of_data):
         model = make_small_model()
         # Steps really take a few ms; the table's times decide what is selected at first.
         table = make_table(model, constant_ms=1.0)
-        return Made(model, data(place, **of_data), table, Settings(optimizer="sgd", weight_decay=0.0))
+        return Made(model, data(place, **of_data), table, Settings(weight_decay=0.0, gradient_clipping=0.02))
 
     return Board(NAMES[place], make, slowdown, say=lambda line: None)
 
 
-def make_server(folder, link, said, data_of_server=None, rate=0.05, **settings):
+def make_server(folder, link, said, data_of_server=None, rate=1e-4, **settings):
     """A server of two rounds, with its records in `folder`."""
     model = make_small_model(seed=1)
     records = Records(folder, {"train_type": "elastic_training_upper_part"}, tensor_names(model))
