@@ -106,7 +106,7 @@ def join(command: JoinCommand) -> None:
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         say(f"board {command.name}: joins the fleet at {command.board.superlink}; log in {folder}")
-        _keep(board, take_part(command.board, folder, board.handle, say), folder)
+        _keep(board, take_part(command.board, folder, board.handle, say, board.get_ready), folder)
     finally:
         signal.signal(signal.SIGTERM, before)
 

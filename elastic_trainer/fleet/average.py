@@ -12,6 +12,7 @@ from elastic_trainer.errors import UserError
 # A change is too large if its norm is above LARGEST times that of its weights, or times that of so many values of
 # SMALL_WEIGHT, where that is more: biases start at 0. A round of normal training changes weights by a few per cent.
 LARGEST, SMALL_WEIGHT = 10.0, 0.1
+MOST_FACTOR = 4.0  # by which normalising may multiply a change: the change of a single step is mostly noise
 
 
 class Reply(NamedTuple):
@@ -56,7 +57,8 @@ def aggregate(
         weights: at the start of the round, by name, any shapes.
         replies: of the boards; changes have the shapes of `weights`.
         normalised: as in FedNova (Wang et al., NeurIPS 2020): changes per local step are averaged, times the mean
-            number of steps. So a board counts by its images and not by its steps.
+            number of steps. So a board counts by its images and not by its steps. No change grows by more than
+            `MOST_FACTOR`.
 
     Raises:
         UserError: a reply does not fit, see `why_unfit`.
@@ -71,7 +73,7 @@ def aggregate(
         steps = sum(reply.images * reply.steps for reply in here) / max(images, 1)
         change = np.zeros(weight.shape, np.float64)
         for reply in here:
-            factor = steps / reply.steps if normalised else 1.0
+            factor = min(steps / reply.steps, MOST_FACTOR) if normalised else 1.0
             change += reply.images / images * factor * reply.changes[name]
         after[name] = (weight + change).astype(weight.dtype)
     return after

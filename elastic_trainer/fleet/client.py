@@ -32,6 +32,7 @@ from elastic_trainer.training.optimizers import optimizer_of
 if TYPE_CHECKING:
     import keras
 
+RESERVE = 0.03  # of a round, for its last step and the reply
 TRIED_STEPS = 6  # before the first round
 EPOCHS = 1_000_000  # of a board's training, which ends with the fleet
 NO_CLOSED_FORM = "the network does not end in a dense layer that returns the logits, so its head has no closed form"
@@ -79,6 +80,7 @@ class Board:
         self._name, self._make, self._slowdown, self._say = name, make, slowdown, say
         self._made_for: Any = None
         self._held: tuple[np.ndarray, np.ndarray] | None = None
+        self._seconds: float | None = None  # of the latest round
 
     def handle(self, parcel: Parcel) -> Parcel:
         """The reply to a message. Raises `UserError` for what the server should know."""
@@ -97,6 +99,11 @@ class Board:
         if parcel.kind not in ("hello", "end") and self._made_for is None:
             raise UserError("this board has started again and does not know the network yet")
         return answers[parcel.kind](parcel)
+
+    def get_ready(self) -> None:
+        """Compile what the next round will train, if that is something else: while messages are on their way."""
+        if self._made_for is not None and self._seconds is not None:
+            self._run(self._seconds, 0.0, 1)
 
     def save_model(self, arrays: Mapping[str, np.ndarray], path: Path) -> bool:
         """Save the network with the server's weights, if it sent some; whether it did."""
@@ -182,7 +189,8 @@ class Board:
         heads = [Head(*pair) for pair in zip(parcel.arrays["kernels"], parcel.arrays["biases"], strict=True)]
         losses = held_losses(heads, features, labels) if len(labels) else np.zeros(0)
         self._held = None
-        self._run(parcel.values["seconds"], 0.0, TRIED_STEPS)
+        self._run(parcel.values["seconds"], 0.0, TRIED_STEPS)  # how fast is this board really?
+        self._run(parcel.values["seconds"], 0.0, 1)
         return Parcel("losses", {}, {"losses": losses})
 
     def _test(self, parcel: Parcel) -> Parcel:
@@ -196,7 +204,7 @@ class Board:
         At rate 0 no weight changes, but the step is compiled and measured.
         """
         trainer = self._trainer
-        first, end = trainer.history.step, time.perf_counter() + seconds
+        first, end = trainer.history.step, time.perf_counter() + (1 - RESERVE) * seconds
         trainer.training.optimizer.learning_rate = rate
         self._clock.end = end if most == EPOCHS else math.inf
         self._budget.seconds = seconds
@@ -211,7 +219,7 @@ class Board:
         start, trainer, values = time.perf_counter(), self._trainer, parcel.values
         self._load(parcel.arrays)
         tested = {"test": trainer.evaluate(), "test_images": trainer.data.test_count} if values["tests"] else {}
-        names = trained_names(self._model)
+        names, self._seconds = trained_names(self._model), values["seconds"]
         steps = self._run(values["seconds"] - (time.perf_counter() - start), values["rate"])
         before, after = parcel.arrays, trainer.state().arrays
         latest = trainer.history.intervals[-1]

@@ -274,9 +274,15 @@ def supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
 
 
 def take_part(
-    settings: BoardSettings, folder: Path, handle: Callable[[Parcel], Parcel], say: Callable[[str], object]
+    settings: BoardSettings,
+    folder: Path,
+    handle: Callable[[Parcel], Parcel],
+    say: Callable[[str], object],
+    afterwards: Callable[[], object] = lambda: None,
 ) -> Parcel:
     """Answer what a server asks by `handle`, until it sends a message of the kind "end", which is returned.
+
+    `afterwards` is called after each answer to "train".
 
     A SuperNode ends when a SuperLink that has started again does not know it. It is started again then.
 
@@ -289,6 +295,8 @@ def take_part(
         with supernode(settings, folder) as messengers:
             message = answer(messengers, handle)
             while message.kind not in ("down", "end"):
+                if message.kind == "train":
+                    afterwards()
                 message = answer(messengers, handle)
             if message.kind == "end":
                 time.sleep(GOODBYE_SECONDS)

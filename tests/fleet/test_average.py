@@ -37,6 +37,11 @@ def test_normalised_changes_do_not_favour_the_board_with_more_steps():
     np.testing.assert_allclose(aggregate({"bias": np.zeros(4)}, [fast, slow], True)["bias"], 0, atol=1e-12)
 
 
+def test_the_change_of_a_single_step_is_not_multiplied_without_bound():
+    fast, slow = Reply({"bias": np.zeros(4)}, 100, 99), Reply({"bias": np.full(4, 0.01)}, 100, 1)
+    np.testing.assert_allclose(aggregate({"bias": np.zeros(4)}, [fast, slow], True)["bias"], 0.5 * 4 * 0.01)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
