@@ -100,6 +100,8 @@ def fleet_parser() -> OneLineParser:
 def _given_words(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """The options of main.py with these names that differ from their defaults, as words."""
     chosen = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if "memory" in chosen:
+        chosen["memory"] = f"{chosen['memory']:g}M"
     return as_words({name: value for name, value in chosen.items() if value != MAIN_FLAGS[name].default})
 
 

@@ -26,7 +26,7 @@ from elastic_trainer.fleet.settings import BoardSettings, FleetSettings
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120  # in which SuperLink and ServerApp have started, on a slow board too
 HERE = ("127.0.0.1", "localhost", "::1")
-SHORT_SECONDS, MOST_STARTS = 10.0, 3  # a SuperNode that ends so soon, and so often, will not run
+SHORT_SECONDS, MOST_STARTS = 10.0, 5  # a SuperNode that ends so soon, and so often, will not run
 GOODBYE_SECONDS = 3.0  # in which Flower passes on a board's last answer
 LINK_LOG, NODE_LOG = "superlink.log", "supernode.log"
 # Runs a command that ends when this process does, so that a killed `fleet.py` leaves none behind (1: PR_SET_PDEATHSIG).
@@ -148,8 +148,8 @@ def _tls_files(settings: FleetSettings) -> dict[str, Path]:
             raise UserError(
                 f"--host {settings.host}: other machines can reach it, so --certificates is needed (docs/fleet.md)"
             )
-        if settings.node_auth:
-            raise UserError("--node_auth: needs --certificates; leave it out, or give both")
+        if settings.node_keys is not None:
+            raise UserError("--node_keys: needs --certificates; leave it out, or give both")
         return {}
     names = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
     files = {flag: (folder / name).absolute() for flag, name in names.items()}
@@ -159,9 +159,30 @@ def _tls_files(settings: FleetSettings) -> dict[str, Path]:
     return files
 
 
+def _public_keys(settings: FleetSettings) -> list[Path]:
+    """The files in --node_keys. Raises `UserError` if there are none."""
+    if settings.node_keys is None:
+        return []
+    found = sorted(path.absolute() for path in settings.node_keys.glob("*.pub"))
+    if not found:
+        raise UserError(f"--node_keys {settings.node_keys}: has no files *.pub; docs/fleet.md shows how to make them")
+    return found
+
+
+def _flwr(words: Sequence[str], environment: Mapping[str, str], what: str) -> None:
+    """Run Flower's command line. Raises `UserError` that starts with `what` if it fails."""
+    done = subprocess.run(
+        ["flwr", *words], env=environment, check=False, capture_output=True, text=True, timeout=START_SECONDS
+    )
+    if done.returncode:
+        reason = " ".join(part for part in f"{done.stdout} {done.stderr}".split() if part.isascii())
+        raise UserError(f"{what}: {reason[-300:]}")
+
+
 def check_server(settings: FleetSettings) -> None:
     """Raise now the `UserError` that `superlink` would raise for settings that do not fit, or a port in use."""
     _tls_files(settings)
+    _public_keys(settings)
     _check_port(settings.host, settings.port)
 
 
@@ -184,23 +205,15 @@ def superlink(settings: FleetSettings, folder: Path, check: Callable[[], object]
     words = ["flower-superlink", "--host", settings.host, "--port", str(settings.port)]
     words += ["--disable-runtime-dependency-installation"]  # which would ask a package index
     words += [word for flag, path in files.items() for word in (flag, str(path))] if files else ["--insecure"]
-    words += ["--enable-supernode-auth"] if settings.node_auth else []
+    words += ["--enable-supernode-auth"] if settings.node_keys else []
     messengers = Socket()
     with _home(messengers) as (home, environment), _process(words, log, environment) as process:
         for name, text in {"config.toml": connection, **{f"app/{name}": text for name, text in _APP.items()}}.items():
             write_text(home / name, text)
         _wait_until(lambda: _listens(host, settings.port), process, log, check)
-        started = subprocess.run(
-            ["flwr", "run", str(home / "app"), "here"],
-            env=environment,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-        )
-        if started.returncode:
-            reason = " ".join(part for part in f"{started.stdout} {started.stderr}".split() if part.isascii())
-            raise UserError(f"Flower does not start the fleet's app: {reason[-300:]}")
+        for key in _public_keys(settings):
+            _flwr(["supernode", "register", str(key), "here"], environment, f"--node_keys: {key.name} cannot be used")
+        _flwr(["run", str(home / "app"), "here"], environment, "Flower does not start the fleet's app")
         found: list[FlowerLink] = []
         threading.Thread(target=lambda: found.append(FlowerLink(messengers.accept())), daemon=True).start()
         _wait_until(lambda: bool(found), process, log, check)
@@ -306,4 +319,4 @@ def take_part(
         if short == MOST_STARTS:
             raise UserError(f"--superlink {settings.superlink}: {why}; all its messages are in {folder / NODE_LOG}")
         say(f"{why}; it starts again")
-        time.sleep(1)
+        time.sleep(1 + 2 * short)  # a SuperLink that has just started knows no keys yet

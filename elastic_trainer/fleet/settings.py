@@ -25,14 +25,15 @@ class FleetSettings:
         grace: seconds beyond the deadline, for sending and for what a board does before and after training.
         class_names: None: those of the server's own data set.
         certificates: folder with ca.crt, server.pem and server.key; None: without TLS, on this machine only.
+        node_keys: folder with the public keys of the boards; None: any board may join.
     """
 
     boards: int = flag(2, FLEET, count, "N", is_free=True, help="boards to wait for before the first round")
     rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", help="rounds of training, after the closed-form head")
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
-        "how long a board trains in a round; automatic: as long as the fastest board takes for a pass over its photos, "
-        "or the slowest for one with its head alone"))
+        "how long a board trains in a round; automatic: as long as the fastest board takes for 1.8 passes over its "
+        "photos, or the slowest for one with its head alone"))
     grace: float = flag(20.0, FLEET, number(1, 86_400), "SECONDS", is_free=True, help=(
         "how long the server waits for replies after the deadline of a round"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
@@ -44,8 +45,8 @@ class FleetSettings:
     port: int = flag(PORT, NETWORKING, whole_number(1, 65_535), "PORT", is_free=True, help="port of the server")
     certificates: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
         "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
-    node_auth: bool = flag(False, NETWORKING, is_free=True, help=(
-        "take only boards whose keys are registered (needs `--certificates`)"))
+    node_keys: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
+        "take only boards whose public keys are the files `*.pub` in this folder (needs `--certificates`)"))
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class BoardSettings:
         name: in the server's records; one of its own for each board.
         slowdown: pretend to be so many times slower.
         root_certificates: of a server with TLS; None: without TLS, to this machine only.
-        private_key: of a board that the server has registered.
+        private_key: of a board whose public key the server has.
     """
 
     superlink: str = flag(f"127.0.0.1:{PORT}", NETWORKING, str, "HOST:PORT", help="address of the server")
     root_certificates: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
         "the `ca.crt` of the server; without it, a board joins only a server on the same machine"))
     private_key: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
-        "key of this board, for a server with `--node_auth`"))
+        "key of this board, for a server with `--node_keys`"))
     name: str | None = flag(None, BOARD, str, "NAME", words="the name of the machine", help=(
         "name of the board in the server's records; two boards must not have the same"))
     slowdown: float = flag(1.0, BOARD, number(1, 1000), "TIMES", help=(

@@ -48,8 +48,10 @@ def main():
     parser = argparse.ArgumentParser()
     for flag in ("--superlink", "--name", "--does", "--folder"):
         parser.add_argument(flag, required=True)
+    for flag in ("--root_certificates", "--private_key"):
+        parser.add_argument(flag, type=Path)
     args = parser.parse_args()
-    settings = BoardSettings(superlink=args.superlink)
+    settings = BoardSettings(args.superlink, args.root_certificates, args.private_key)
     take_part(settings, Path(args.folder), lambda parcel: answer_of(parcel, args.name, args.does), print)
 
 

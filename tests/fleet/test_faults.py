@@ -3,6 +3,8 @@ and one line says what happened. The boards are made up (`made_up_board`), so th
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,9 +80,9 @@ def fleet(tmp_path):
     port = free_port()
     started: list[Process] = []
 
-    def start(name, does="good"):
+    def start(name, does="good", *more):
         words = ("--superlink", f"127.0.0.1:{port}", "--name", name, "--does", does, "--folder", tmp_path / name)
-        started.append(Process(HERE / "made_up_board.py", *words))
+        started.append(Process(HERE / "made_up_board.py", *words, *more))
         return started[-1]
 
     yield port, start, started
@@ -179,3 +181,26 @@ def test_a_killed_server_goes_on_and_a_second_one_is_refused(fleet, tmp_path):
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "2", "3", "4"]
     assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "best.keras").is_file()
+
+
+def test_with_tls_only_boards_with_a_known_key_take_part(fleet, tmp_path):
+    port, start, _ = fleet
+    said: list[str] = []
+    commands = re.findall(r"^(?:openssl|ssh-keygen) .*(?:\\\n.*)*", (ROOT / "docs" / "fleet.md").read_text(), re.M)
+    assert len(commands) == 4
+    if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs openssl and ssh-keygen")
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    script = "\n".join(commands).replace("192.168.1.10", "127.0.0.1").replace("~/.ssh/fleet_key", str(tmp_path / "key"))
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "key.pub").rename(tmp_path / "keys" / "known.pub")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "other"], check=True)
+    certificate = ("--root_certificates", folder / "ca.crt")
+    start("known", "good", *certificate, "--private_key", tmp_path / "key")
+    stranger = start("stranger", "good", *certificate, "--private_key", tmp_path / "other")
+    settings = {"certificates": folder, "node_keys": tmp_path / "keys", "boards": 1, "rounds": 1, "grace": 30.0}
+    _, after, boards = run_server(tmp_path / "run", port, said, **settings)
+    assert boards == [0, 1] and is_whole(after) and not any("stranger" in line for line in said)
+    stranger.wait_for("SuperNode has ended", 30)
