@@ -8,7 +8,8 @@ averages what they changed. Flower carries the messages. docs/fleet.md shows all
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ def say(line: str) -> None:
 def main() -> None:
     """Run one of the commands."""
     command = parse_fleet()
+    if isinstance(command, ServeCommand) and command.simulation is not None:
+        serve(command)
+        return
     check_flower()
     if isinstance(command, ServeCommand):
         check_server(command.fleet)
@@ -69,10 +73,11 @@ def serve(command: ServeCommand) -> None:
         records = Records(folder, config, tensor_names(model))
         with StopSignals() as stop:
             try:
-                with superlink(command.fleet, folder, stop.check) as link:
-                    say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
+                with _boards(command, model, dataset, folder, stop.check) as (link, clock):
                     rate = command.training.training.learning_rate
-                    server = FleetServer(link, model, command.fleet, rate, hello, records, dataset, say, stop.check)
+                    server = FleetServer(
+                        link, model, command.fleet, rate, hello, records, dataset, say, stop.check, clock
+                    )
                     server.run()
                     server.say_goodbye(folder / BEST_MODEL)
             except Stopped as stopped:
@@ -85,6 +90,38 @@ def serve(command: ServeCommand) -> None:
         f"{summary['train_seconds']:.1f} s of rounds; the least trained tensor trained in {summary['coverage']:.0%} of "
         f"all boards' rounds; {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB sent"
     )
+
+
+@contextmanager
+def _boards(
+    command: ServeCommand, model: Any, dataset: Any, folder: Path, check: Callable[[], object]
+) -> Iterator[tuple[Any, Any]]:
+    """The link to the boards, real or simulated, and the clock of their rounds."""
+    from elastic_trainer.fleet.roster import Clock
+
+    fleet, simulation = command.fleet, command.simulation
+    if simulation is None:
+        with superlink(fleet, folder, check) as link:
+            say(f"serving at {fleet.host}:{fleet.port}; run folder {folder}")
+            yield link, Clock()
+        return
+    import models
+    from elastic_trainer.cli.choices import with_table
+    from elastic_trainer.fleet import simulated
+    from elastic_trainer.fleet.client import Made
+
+    network = command.training.network.with_classes(len(dataset.class_names))
+    training, table, _ = with_table(command.training.with_classes(dataset.num_classes), model, 0.0)
+    assert table is not None, "the scheme is elastic"
+    try:
+        labels, fewest = dataset.training_labels, dataset.batch_size
+        parts = simulated.split(labels, simulation.clients, simulation.uneven, fewest, network.seed)
+    except ValueError as error:
+        raise UserError(f"--clients {simulation.clients}: {error}; give fewer, or a smaller --batch_size") from error
+    made = Made(models.build(network), dataset, table, training.training)
+    slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
+    say(f"simulating {simulation.clients} boards; run folder {folder}")
+    yield simulated.simulation(made, parts, slower, simulation.message_seconds, lambda line: None)
 
 
 def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:

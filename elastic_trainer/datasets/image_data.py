@@ -59,6 +59,7 @@ class ImageData(ShuffledData):
         self._train, self._test, self._image_memory = train, test, image_memory
         self._test_rows = np.arange(self.test_count)
         self.training_digests = np.unique(train.digests)
+        self._augment = augment
         self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
         self.view_count = self._augmentation.view_count
 
@@ -69,6 +70,18 @@ class ImageData(ShuffledData):
             "training_images": _fingerprint(self._train.digests, self._train.labels),
             "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
         }
+
+    @property
+    def training_labels(self) -> np.ndarray:
+        """Int32 [training images]."""
+        return self._train.labels
+
+    def part(self, rows: np.ndarray, seed: int) -> ImageData:
+        """The data set of the training images `rows`, int [n], with all test images, in an order of its own."""
+        train = self._train._replace(
+            images=self._train.images[rows], labels=self._train.labels[rows], digests=self._train.digests[rows]
+        )
+        return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
 
     def follow_classes(self, names: Sequence[str]) -> None:
         """Number the classes as in `names`, of which this data set may lack some.

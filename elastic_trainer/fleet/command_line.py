@@ -6,7 +6,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,14 @@ from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
-from elastic_trainer.fleet.settings import BOARD_FLAGS, FLEET_FLAGS, BoardSettings, FleetSettings
+from elastic_trainer.fleet.settings import (
+    BOARD_FLAGS,
+    FLEET_FLAGS,
+    SIMULATION_FLAGS,
+    BoardSettings,
+    FleetSettings,
+    SimulationSettings,
+)
 from elastic_trainer.networks.names import WIDTHS, is_custom_model
 from elastic_trainer.options import Flag, built
 from elastic_trainer.registry import DATASETS
@@ -35,8 +42,13 @@ _SENT = ("model_name", "input_size", "batch_size", "optimizer", "augment", "weig
 
 
 def flags_of_command(name: str) -> dict[str, Flag]:
-    """The flags of `fleet.py serve` or `fleet.py join`."""
-    main, own = (_SERVER, FLEET_FLAGS) if name == "serve" else (_BOARD, BOARD_FLAGS)
+    """The flags of `fleet.py serve`, `fleet.py join`, or `fleet.py simulate`."""
+    rounds = {name: FLEET_FLAGS[name] for name in ("rounds", "round_seconds", "changes")}
+    main, own = {
+        "serve": (_SERVER, FLEET_FLAGS),
+        "join": (_BOARD, BOARD_FLAGS),
+        "simulate": ([name for name in _SERVER if name != "resume"], {**SIMULATION_FLAGS, **rounds}),
+    }[name]
     return {**own, **{each: MAIN_FLAGS[each] for each in main}}
 
 
@@ -47,12 +59,14 @@ class ServeCommand:
     Attributes:
         class_names: as given; None: those of its data set.
         config: the options as config.json keeps them.
+        simulation: the boards of `fleet.py simulate`; None: real ones.
     """
 
     fleet: FleetSettings
     training: TrainCommand
     class_names: list[str] | None
     config: dict[str, Any]
+    simulation: SimulationSettings | None = None
 
     @property
     def has_photos(self) -> bool:
@@ -84,15 +98,20 @@ def parse_fleet(arguments: Sequence[str] | None = None) -> ServeCommand | JoinCo
     """The command line of fleet.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     args = fleet_parser().parse_args(given)
-    return _serve(given, args) if args.command == "serve" else _join(args)
+    return _join(args) if args.command == "join" else _serve(given, args)
 
 
 def fleet_parser() -> OneLineParser:
     """The flags of fleet.py."""
     description = "One model from many boards, whose photos stay where they are."
     parser = OneLineParser([main_parser, profiler_parser], prog="fleet.py", description=description)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve|join")
-    for name, text in (("serve", "average what the boards learn"), ("join", "train on this board for a server")):
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve|join|simulate")
+    texts = {
+        "serve": "average what the boards learn",
+        "join": "train on this board for a server",
+        "simulate": "many boards with made-up speeds in this process, to plan a fleet",
+    }
+    for name, text in texts.items():
         add_flags(commands.add_parser(name, help=text), flags_of_command(name))
     return parser
 
@@ -106,6 +125,8 @@ def _given_words(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
 
 
 def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
+    is_simulated = args.command == "simulate"
+    args.resume, args.class_names = getattr(args, "resume", False), getattr(args, "class_names", None)
     if isinstance(args.resume, Path):
         folder = args.resume
         before = started_with(folder)
@@ -121,16 +142,17 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
     words = _given_words(args, [name for name in _SERVER if name not in ("resume", "overwrite")])
     words += [] if args.recipe else ["--recipe", "robust"]
     words += [] if names is None else ["--num_classes", str(len(names))]
-    words += [] if args.run_name else ["--run_name", f"fleet_{args.dataset_name}"]
+    words += [] if args.run_name else ["--run_name", f"{'simulated' if is_simulated else 'fleet'}_{args.dataset_name}"]
     words += ["--train_type", "elastic_training_upper_part", "--save_model", "True"]
     words += [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
     training = parse_training(words)
     fleet = built(FleetSettings, vars(args))
-    own = {
-        name: value if isinstance(value, int | float | type(None)) else str(value)
-        for name, value in vars(fleet).items()
-    }
-    return ServeCommand(fleet, training, names, {**training.config, **own, "command": given})
+    simulation = built(SimulationSettings, vars(args)) if is_simulated else None
+    if simulation is not None:
+        fleet = replace(fleet, boards=simulation.clients, grace=1e6)
+    options = {**vars(fleet), **(vars(simulation) if simulation else {})}
+    own = {name: value if isinstance(value, int | float | None) else str(value) for name, value in options.items()}
+    return ServeCommand(fleet, training, names, {**training.config, **own, "command": given}, simulation)
 
 
 def _check_classes(names: list[str], args: argparse.Namespace) -> None:

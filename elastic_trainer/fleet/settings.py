@@ -11,6 +11,7 @@ from pathlib import Path
 from elastic_trainer.options import Flag, OneOf, count, duration, flag, flags_of, number, whole_number
 
 FLEET, BOARD, NETWORKING = "Rounds of a fleet", "A board of a fleet", "Connections of a fleet"
+SIMULATION = "A simulated fleet"
 CHANGES = ("float32", "float16")
 PORT = 9092
 
@@ -72,6 +73,27 @@ class BoardSettings:
         "pretend to be so many times slower, to try a fleet on one machine"))
 
 
+@dataclass(frozen=True)
+class SimulationSettings:
+    """Boards that are simulated.
+
+    Attributes:
+        clients: how many.
+        slowest: how many times slower than this machine the slowest is; the fastest is as fast.
+        uneven: concentration of the Dirichlet distribution of each class; None: all boards have the same.
+        message_seconds: what a message and its answer take.
+    """
+
+    clients: int = flag(10, SIMULATION, whole_number(1, 10_000), "N", help="boards")
+    slowest: float = flag(6.0, SIMULATION, number(1, 10_000), "TIMES", help=(
+        "how many times slower than this machine the slowest board is; the fastest is as fast, the others lie between"))
+    uneven: float | None = flag(None, SIMULATION, number(0.001, 1000), "ALPHA", words="even", help=(
+        "divide each class unevenly, by a Dirichlet distribution of this concentration: 0.1 is very uneven"))
+    message_seconds: float = flag(5.0, SIMULATION, number(0, 86_400), "SECONDS", help=(
+        "what a message and its answer take beside training"))
+
+
 # fmt: on
+SIMULATION_FLAGS: dict[str, Flag] = flags_of(SimulationSettings)
 FLEET_FLAGS: dict[str, Flag] = flags_of(FleetSettings)
 BOARD_FLAGS: dict[str, Flag] = flags_of(BoardSettings)

@@ -16,11 +16,11 @@ import utils
 from elastic_trainer.cli.flags import default_text, help_text
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.files import write_text
-from elastic_trainer.fleet.settings import BOARD_FLAGS, FLEET_FLAGS
+from elastic_trainer.fleet.settings import BOARD_FLAGS, FLEET_FLAGS, SIMULATION_FLAGS
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
 
-ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS, **FLEET_FLAGS}
+ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS, **FLEET_FLAGS, **SIMULATION_FLAGS}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 
 

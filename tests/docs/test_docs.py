@@ -32,7 +32,11 @@ COMMANDS = (
     *(("data.py", name) for name in ("show", "prepare", "pack", "unpack")),
     ("scripts/figures/run_figure.py",),
 )
-FLEET = (("fleet.py", "serve"), ("fleet.py", "join"))  # most of their flags are those of main.py
+FLEET = (
+    ("fleet.py", "serve"),
+    ("fleet.py", "join"),
+    ("fleet.py", "simulate"),
+)  # most of their flags are those of main.py
 Words = tuple[str, ...]
 
 

@@ -8,6 +8,7 @@ from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.fleet.client import Board, Made
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.records import Records
+from elastic_trainer.fleet.roster import Clock
 from elastic_trainer.fleet.server import FleetServer
 from elastic_trainer.fleet.settings import FleetSettings
 from elastic_trainer.networks.tensors import tensor_names
@@ -42,13 +43,13 @@ def make_board(place, slowdown=1.0, **of_data):
     return Board(NAMES[place], make, slowdown, say=lambda line: None)
 
 
-def make_server(folder, link, said, data_of_server=None, rate=1e-4, **settings):
+def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, **settings):
     """A server of two rounds, with its records in `folder`."""
     model = make_small_model(seed=1)
     records = Records(folder, {"train_type": "elastic_training_upper_part"}, tensor_names(model))
     chosen = FleetSettings(**{"rounds": 2, "round_seconds": 0.3, "grace": 60.0, **settings})
     hello = {"words": [], "class_names": [str(k) for k in range(CLASSES)]}
-    return FleetServer(link, model, chosen, rate, hello, records, data_of_server, said.append)
+    return FleetServer(link, model, chosen, rate, hello, records, data_of_server, said.append, clock=clock or Clock())
 
 
 def local(boards):
