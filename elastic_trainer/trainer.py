@@ -286,6 +286,8 @@ class Trainer:
         """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
         history, share = self.history, self.settings.validation_share
         is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
+        if share == 0:  # only the last, which a board of a fleet never reaches
+            return is_last
         if is_last or share >= 1 or not history.validation_seconds:
             return True
         clocks, latest = history.clocks, history.validation_seconds[-1]
@@ -340,13 +342,14 @@ class Trainer:
     def load(self, state: State) -> None:
         """Go on from `state`, or from its variables alone if its record is empty, as a server's that starts a round.
 
-        Such a state may lack variables, those of the optimizer for example, which then stay as they are.
+        Such a state may lack variables, those of the optimizer for example, which then stay as they are. While the same
+        tensors train, the compiled step stays, too.
 
         Raises:
             UserError: it is of other examples or of another network.
         """
         if not state.record:
-            self.training.assign({**self.training.values(), **state.arrays})
+            self.training.assign({**self.training.values(), **state.arrays}, keeps_step=True)
             return
         examples = [self.data.train_count, self.data.test_count]
         if state.record["examples"] != examples:

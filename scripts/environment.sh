@@ -1,8 +1,9 @@
-# Sourced by figure.sh, run_demo.sh and run_tests.sh: makes the virtual environment and installs what is missing.
+# Sourced by figure.sh, run_demo.sh, run_fleet.sh and run_tests.sh: makes the virtual environment and installs what is missing.
 # `prepare_environment DIR CONSTRAINTS REQUIREMENT…` sets $python. Nothing is written outside the checkout.
 
 python_is_supported() {
-  "$1" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, ${newest_minor:-13}))" 2>/dev/null
+  "$1" -c "import sys; sys.exit(not (3, ${oldest_minor:-10}) <= sys.version_info[:2] <= (3, ${newest_minor:-13}))" \
+    2>/dev/null
 }
 
 prepare_environment() {
@@ -18,7 +19,7 @@ prepare_environment() {
       fi
     done
     if [[ -z $base ]]; then
-      echo "${0##*/}: error: no Python 3.10 to 3.${newest_minor:-13} found; install one, or name it: PYTHON=/path/to/python3 $0" >&2
+      echo "${0##*/}: error: no Python 3.${oldest_minor:-10} to 3.${newest_minor:-13} found; install one, or name it: PYTHON=/path/to/python3 $0" >&2
       exit 2
     fi
     echo "making $folder with $("$base" --version)"

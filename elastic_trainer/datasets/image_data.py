@@ -11,6 +11,7 @@ import numpy as np
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
 from elastic_trainer.datasets.images import DecodedImages, room_mb
+from elastic_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,6 +59,7 @@ class ImageData(ShuffledData):
         self._train, self._test, self._image_memory = train, test, image_memory
         self._test_rows = np.arange(self.test_count)
         self.training_digests = np.unique(train.digests)
+        self._augment = augment
         self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
         self.view_count = self._augmentation.view_count
 
@@ -68,6 +70,35 @@ class ImageData(ShuffledData):
             "training_images": _fingerprint(self._train.digests, self._train.labels),
             "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
         }
+
+    @property
+    def training_labels(self) -> np.ndarray:
+        """Int32 [training images]."""
+        return self._train.labels
+
+    def part(self, rows: np.ndarray, seed: int) -> ImageData:
+        """The data set of the training images `rows`, int [n], with all test images, in an order of its own."""
+        train = self._train._replace(
+            images=self._train.images[rows], labels=self._train.labels[rows], digests=self._train.digests[rows]
+        )
+        return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
+
+    def follow_classes(self, names: Sequence[str]) -> None:
+        """Number the classes as in `names`, of which this data set may lack some.
+
+        Raises:
+            UserError: it has a class that is not one of them.
+        """
+        unknown = [name for name in self.class_names if name not in names]
+        if unknown:
+            raise UserError(
+                f"{self.name}: has the class '{unknown[0]}', and the server's are {', '.join(names)}; rename its "
+                "folder, or remove it"
+            )
+        places = np.array([[*names].index(name) for name in self.class_names], np.int32)
+        self._train = self._train._replace(labels=places[self._train.labels])
+        self._test = self._test._replace(labels=places[self._test.labels])
+        self.class_names, self.num_classes = tuple(names), len(names)
 
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images whose content has one of these `digests`, uint64. Returns how many are left out."""

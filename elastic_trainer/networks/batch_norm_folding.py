@@ -8,7 +8,7 @@ passes over the layer's output to normalise it, forward or backward. Saved model
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,6 +44,15 @@ class Pair(NamedTuple):
         kernel, *gamma = self.kernel_variables
         return [kernel, *reversed(self.bias_variables), *gamma]
 
+    @property
+    def parts(self) -> tuple[tuple[str, Callable[[], tf.Tensor], list[keras.Variable]], ...]:
+        """What is folded: its kind, a function that computes it, and the variables that it depends on."""
+        kernel_variables = self.kernel_variables
+        return (
+            ("kernel", self.kernel, kernel_variables),
+            ("bias", self.bias, [*kernel_variables[1:], *self.bias_variables]),
+        )
+
     def is_worth_it(self, trained: Collection[int]) -> bool:
         """Whether folding saves time if the variables with these `id`s train.
 
@@ -72,6 +81,31 @@ class Pair(NamedTuple):
             bias += tf.cast(self.layer.bias.value, tf.float32)
         bias *= self.scale()
         return bias + tf.cast(self.norm.beta.value, tf.float32) if self.norm.center else bias
+
+
+class Frozen(NamedTuple):
+    """What depends on frozen tensors alone: a variable outside the network, and a function that computes its value."""
+
+    variable: tf.Variable
+    compute: Callable[[], tf.Tensor]
+
+    def refresh(self) -> None:
+        """Compute it again: the tensors have changed."""
+        self.variable.assign(self.compute())
+
+
+def frozen_values(model: keras.Model, trained: Collection[int]) -> dict[tuple[Any, str], Frozen]:
+    """The folded kernels and biases that depend on no variable with an `id` in `trained`, by layer and kind.
+
+    Call it before the function that uses them is traced: no variable can be made within.
+    """
+    return {
+        (pair.layer, kind): Frozen(tf.Variable(compute(), trainable=False), compute)
+        for pair in find_pairs(model)
+        if pair.is_worth_it(trained)
+        for kind, compute, variables in pair.parts
+        if not any(id(variable) in trained for variable in variables)
+    }
 
 
 def find_pairs(model: keras.Model) -> list[Pair]:
@@ -128,20 +162,29 @@ def _fits(layer: Any, norm: Any) -> bool:
 
 
 @contextmanager
-def folded_batch_norm(model: keras.Model, trained: Collection[int] | None = None) -> Iterator[list[Pair]]:
+def folded_batch_norm(
+    model: keras.Model,
+    trained: Collection[int] | None = None,
+    frozen: Mapping[tuple[Any, str], Frozen] | None = None,
+) -> Iterator[list[Pair]]:
     """While a function that calls `model` is traced, fold each pair of it where that saves time; yields those pairs.
 
     Args:
         model: a network with frozen batch norm.
         trained: `id`s of the variables that the traced function trains. What depends on none of them is computed now,
             once, and becomes a constant of the function. If left out, nothing does: any variable may change.
+        frozen: `frozen_values` for `trained`, which take the place of those constants, and can be computed again.
     """
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
     for pair in pairs:
         with tf.name_scope(getattr(pair.layer, "path", pair.layer.name)):  # Keras 3.3 has no path
-            kernel = _value(pair.kernel, pair.kernel_variables, trained)
-            bias = _value(pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables], trained)
+            kernel, bias = (
+                tf.convert_to_tensor(frozen[pair.layer, kind].variable)
+                if frozen is not None and (pair.layer, kind) in frozen
+                else _value(compute, variables, trained)
+                for kind, compute, variables in pair.parts
+            )
         calls[pair.layer] = _folded_call(pair.layer, kernel, bias)
         calls[pair.norm] = _identity
     try:

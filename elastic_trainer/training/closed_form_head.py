@@ -8,6 +8,7 @@ the identity (Ledoit and Wolf, J. Multivariate Analysis 2004), and all logits ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,24 +19,12 @@ from elastic_trainer.datasets.batches import Order, ShuffledData, Structure, blo
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.task import ImageClassification, Task
+from elastic_trainer.training.feature_sums import FeatureSums, Head
 
 SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 SCALES = np.geomspace(0.02, 2, 24)  # of logits
 HELD_BACK = 5  # one image in so many of each class
 MAX_FEATURES = 4096  # their covariance is solved for in a second or two, in 64 MB
-NO_IMAGES = -1e4  # bias of a class without images
-
-
-class Head(NamedTuple):
-    """A dense layer: float32 `kernel` [features, classes] and `bias` [classes]."""
-
-    kernel: np.ndarray
-    bias: np.ndarray
-
-    def logits(self, features: np.ndarray) -> np.ndarray:
-        """Of features [n, features]: [n, classes]."""
-        result: np.ndarray = features @ self.kernel + self.bias
-        return result
 
 
 def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
@@ -46,50 +35,36 @@ def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
         labels: int [n].
         classes: number of outputs; those without an image get the smallest logits.
     """
+    is_held = held_back(labels)
+    losses = np.zeros((len(SHRINKAGES), len(SCALES)))
+    if is_held.any():
+        heads = FeatureSums.of(features[~is_held], labels[~is_held], classes).heads(SHRINKAGES)
+        losses = held_losses(heads, features[is_held], labels[is_held])
+    return FeatureSums.of(features, labels, classes).head(*chosen(losses))
+
+
+def held_back(labels: np.ndarray) -> np.ndarray:
+    """Bool [n], the images of labels int [n] by which shrinkage and scale are chosen."""
     turn = np.zeros(len(labels), int)
     order = np.random.default_rng(0).permutation(len(labels))
     for label in np.unique(labels):
         of_class = order[labels[order] == label]
         turn[of_class] = np.arange(len(of_class))
-    is_held = turn % HELD_BACK == HELD_BACK - 1
-    shrinkage, scale = max(SHRINKAGES), 1.0  # where no class has enough images
-    if is_held.any():
-        shrinkage, scale = _chosen(features, labels, classes, is_held)
-    [head] = _discriminant(features, labels, classes, [shrinkage])
-    bias = np.where(np.bincount(labels, minlength=classes), head.bias * np.float32(scale), np.float32(NO_IMAGES))
-    return Head(head.kernel * np.float32(scale), bias)
+    return turn % HELD_BACK == HELD_BACK - 1
 
 
-def _chosen(features: np.ndarray, labels: np.ndarray, classes: int, is_held: np.ndarray) -> tuple[float, float]:
-    """The shrinkage and the scale with the smallest loss on the images of bool [n] `is_held`, fitted to the others."""
-    heads = _discriminant(features[~is_held], labels[~is_held], classes, SHRINKAGES)
-    held_logits = [head.logits(features[is_held]) for head in heads]
-    losses = np.array([[_loss(scale * logits, labels[is_held]) for scale in SCALES] for logits in held_logits])
+def held_losses(heads: Sequence[Head], features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The loss [SHRINKAGES, SCALES] of all images held back, added up, with the head for each shrinkage."""
+    held_logits = [head.logits(features) for head in heads]
+    return np.array([[len(labels) * _loss(scale * logits, labels) for scale in SCALES] for logits in held_logits])
+
+
+def chosen(losses: np.ndarray) -> tuple[float, float]:
+    """The shrinkage and the scale of the smallest of `losses`, as of `held_losses`; where all are 0, the default."""
+    if not losses.any():  # no class has enough images
+        return max(SHRINKAGES), 1.0
     shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
     return SHRINKAGES[shrinkage], float(SCALES[scale])
-
-
-def _discriminant(features: np.ndarray, labels: np.ndarray, classes: int, shrinkages: Any) -> list[Head]:
-    """A head for each shrinkage, from 0 (the covariance as it is) to 1 (a multiple of the identity)."""
-    counts = np.bincount(labels, minlength=classes).astype(np.float32)
-    centre = features.mean(axis=0)
-    centred = features - centre
-    means = np.zeros((classes, features.shape[1]), np.float32)
-    np.add.at(means, labels, centred)
-    means /= np.maximum(counts, 1)[:, None]
-    within = centred - means[labels]
-    covariance = within.T @ within / len(labels)
-    variance = float(covariance.trace()) / len(covariance)
-    if (counts <= 1).all():  # images of a class do not differ, but classes do
-        variance = float((centred**2).mean())
-    target = max(variance, 1e-12) * np.eye(len(covariance), dtype=np.float32)
-    log_shares = np.log(np.maximum(counts, 1e-6) / len(labels))
-    heads = []
-    for shrinkage in shrinkages:
-        kernel = np.linalg.solve((1 - shrinkage) * covariance + shrinkage * target, means.T)
-        bias = log_shares - 0.5 * (means.T * kernel).sum(axis=0) - centre @ kernel
-        heads.append(Head(kernel.astype(np.float32), bias.astype(np.float32)))
-    return heads
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -121,6 +96,21 @@ class ClosedFormHead(NamedTuple):
 def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
+    None as of `head_features`.
+    """
+    found = head_features(task, data)
+    if found is None:
+        return None
+    layer, features, labels = found
+    head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
+    logits, logits_before = head.logits(features), before.logits(features)
+    accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
+    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before)
+
+
+def head_features(task: Task, data: ShuffledData) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
+    """The last layer, what it reads of all training images in their first view (float32 [n, features]), their labels.
+
     None if this is no classifier of images that ends in a dense layer with a bias, without an activation, of at most
     `MAX_FEATURES` features.
     """
@@ -140,11 +130,7 @@ def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
         if not start and (follows or not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3)):
             return None  # something follows the layer
         found.append(inputs.numpy())
-    features, labels = np.concatenate(found).astype(np.float32), np.asarray(data.training_targets(rows)[0])
-    head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
-    logits, logits_before = head.logits(features), before.logits(features)
-    accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
-    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before)
+    return layer, np.concatenate(found).astype(np.float32), np.asarray(data.training_targets(rows)[0])
 
 
 def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:

@@ -252,8 +252,12 @@ class TrainState:
         """All variables of the network and the optimizer, by kind and position."""
         return {name: variable.numpy() for name, variable in self._variables()}
 
-    def assign(self, values: dict[str, np.ndarray]) -> None:
+    def assign(self, values: dict[str, np.ndarray], keeps_step: bool = False) -> None:
         """Restore what `values` returned; the next step needs `adopt`.
+
+        Args:
+            values: of all variables, by name.
+            keeps_step: go on with the adopted step, if there is one that uses no cached features.
 
         Raises:
             UserError: that was another network or optimizer.
@@ -269,7 +273,10 @@ class TrainState:
             kind = variable.dtype.as_numpy_dtype
             is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
             variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
-        self._step = self._mask = None  # a step holds constants made from the weights of before
+        if keeps_step and self._step is not None and self.features.split is None:
+            self._step.refresh()
+            return
+        self._step = self._mask = None  # a checkpoint has a selection of its own
         self.features.drop()
         self.evaluation.drop_features()
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, Structure
-from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm
+from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm, frozen_values
 from elastic_trainer.task import Task
 from elastic_trainer.training.optimizers import in_float16
 
@@ -90,6 +90,7 @@ class TrainStep(BatchFunction):
         self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
         trained = {id(variable) for variable in variables}
+        self._frozen = frozen_values(model, trained) if fold else {}
         self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []
 
         def step(
@@ -99,7 +100,7 @@ class TrainStep(BatchFunction):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
                 folding: AbstractContextManager[list[Pair]]
-                folding = folded_batch_norm(model, trained) if fold else nullcontext([])
+                folding = folded_batch_norm(model, trained, self._frozen) if fold else nullcontext([])
                 with folding as self.folded_pairs:
                     loss, outputs = task.run(inputs, targets, weights, training=True)
                 added = penalty(model)
@@ -130,6 +131,11 @@ class TrainStep(BatchFunction):
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; returns loss, measures and learning rate once the device is done."""
         return as_floats(*self.results(inputs, targets, weights))
+
+    def refresh(self) -> None:
+        """Follow weights that do not train and were assigned from outside: what was computed from them is, again."""
+        for each in self._frozen.values():
+            each.refresh()
 
 
 def as_floats(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:

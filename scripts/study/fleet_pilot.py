@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 import numpy as np
 import plotting  # noqa: F401 (first: it sets the import path)
 from common import ROOT
-from fleet_average import Reply, aggregate
 from results_page import read_rows
 from study_data import INPUT_SIZES, person_of
 
@@ -37,6 +36,7 @@ import utils
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
+from elastic_trainer.fleet.average import Reply, aggregate
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.options import count, existing_file, folder
 from elastic_trainer.settings import CLIPPING, PAPER, Settings, rate_at

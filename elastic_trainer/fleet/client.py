@@ -1,0 +1,249 @@
+"""A board of a fleet: it answers what the server asks, by what it learns from its own photos, which stay on it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import atomic_path
+from elastic_trainer.fleet.first_round import packed_sums
+from elastic_trainer.fleet.parcel import Parcel
+from elastic_trainer.fleet.rounds import RoundBudget, RoundClock, RoundOver, RoundScheme
+from elastic_trainer.networks.tensors import all_mask, head_mask
+from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.settings import Settings
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.trainer import Trainer
+from elastic_trainer.training.closed_form_head import head_features, held_back, held_losses
+from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.optimizers import optimizer_of
+
+if TYPE_CHECKING:
+    import keras
+
+RESERVE = 0.03  # of a round, for its last step and the reply
+TRIED_STEPS = 6  # before the first round
+EPOCHS = 1_000_000  # of a board's training, which ends with the fleet
+NO_CLOSED_FORM = "the network does not end in a dense layer that returns the logits, so its head has no closed form"
+
+
+class Made(NamedTuple):
+    """What a board trains: a network, its photos, its timing table, settings of training, and MB that measuring took
+    and training takes again."""
+
+    model: keras.Model
+    data: ImageData
+    table: TimingTable
+    settings: Settings
+    freed_mb: float = 0.0
+
+
+def sent_names(model: keras.Model) -> list[str]:
+    """The names, as in `Trainer.state`, of the variables that server and boards send: all that are not counts."""
+    return [f"model/{k}" for k, variable in enumerate(model.variables) if "float" in str(variable.dtype)]
+
+
+def trained_names(model: keras.Model) -> list[str]:
+    """Those of `model.trainable_variables`, in their order."""
+    places = {id(variable): k for k, variable in enumerate(model.variables)}
+    return [f"model/{places[id(variable)]}" for variable in model.trainable_variables]
+
+
+class Board:
+    """One board. `handle` answers the messages of a server.
+
+    Args:
+        name: in the server's messages and records.
+        make: from the server's words of a command line, and its class names, what this board trains.
+        slowdown: pretend to be so many times slower.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Sequence[str], Sequence[str]], Made],
+        slowdown: float = 1.0,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self._name, self._make, self._slowdown, self._say = name, make, slowdown, say
+        self._made_for: Any = None
+        self._held: tuple[np.ndarray, np.ndarray] | None = None
+        self._seconds: float | None = None  # of the latest round
+
+    def handle(self, parcel: Parcel) -> Parcel:
+        """The reply to a message. Raises `UserError` for what the server should know."""
+        answers = {
+            "hello": self._hello,
+            "sums": self._sums,
+            "losses": self._losses,
+            "train": self._train,
+            "test": self._test,
+            "end": lambda parcel: Parcel("bye"),
+        }
+        if parcel.kind not in answers:
+            raise UserError(
+                f"this board does not know what '{parcel.kind}' is; use the server's version of the program"
+            )
+        if parcel.kind not in ("hello", "end") and self._made_for is None:
+            raise UserError("this board has started again and does not know the network yet")
+        return answers[parcel.kind](parcel)
+
+    def get_ready(self) -> None:
+        """Compile what the next round will train, if that is something else: while messages are on their way."""
+        if self._made_for is not None and self._seconds is not None:
+            self._run(self._seconds, 0.0, 1)
+
+    def save_model(self, arrays: Mapping[str, np.ndarray], path: Path) -> bool:
+        """Save the network with the server's weights, if it sent some; whether it did."""
+        from elastic_trainer.networks.saved_model import save_model
+
+        if self._made_for is None or not arrays:
+            return False
+        self._load(arrays)
+        with atomic_path(path) as temporary:
+            save_model(self._model, temporary)
+        return True
+
+    def _hello(self, parcel: Parcel) -> Parcel:
+        """Get ready for the server's network; what a pass over the photos takes here."""
+        wanted = (parcel.values["words"], parcel.values["class_names"])
+        if self._made_for != wanted:
+            self._made_for = None
+            self._start(self._make(*wanted))
+            self._made_for = wanted
+        sent = {name: array.shape for name, array in parcel.arrays.items()}
+        arrays = self._trainer.state().arrays
+        if sent != {name: arrays[name].shape for name in sent_names(self._model)}:
+            self._made_for = None
+            raise UserError("the server's network has other tensors than this board's; use the same version of both")
+        self._load(parcel.arrays)
+        data = self._trainer.data
+        return Parcel(
+            "ready",
+            {
+                "name": self._name,
+                "images": data.train_count,
+                "test_images": data.test_count,
+                "full_seconds": self._budget.full_pass_ms(all_mask(self._model)) / 1e3,
+                "head_seconds": self._budget.full_pass_ms(self._head) / 1e3,
+            },
+        )
+
+    def _start(self, made: Made) -> None:
+        task, self._head, self._model = ImageClassification(made.model), head_mask(made.model), made.model
+        settings = replace(
+            made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
+        )
+        self._budget = RoundBudget(made.table, self._head, made.data.steps_per_epoch, self._slowdown)
+        self._scheme = RoundScheme(task, made.data, settings, self._budget)
+        made_for = optimizer_of(settings, 1, np.flatnonzero(self._head).tolist())
+        optimizer = type(made_for).from_config(
+            {**made_for.get_config(), "learning_rate": 0.0}
+        )  # the server's, by round
+        self._clock = RoundClock(self._slowdown)
+        self._trainer = Trainer(
+            task, made.data, self._scheme, settings, [self._clock], optimizer=optimizer, freed_mb=made.freed_mb
+        )
+
+    def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the server's weights. Momentum, which is of earlier ones, starts at 0."""
+        now = self._trainer.state().arrays
+        slots = {
+            name: np.zeros_like(now[name])
+            for name in now
+            if name.startswith("optimizer/") and now[name].dtype.kind == "f"
+        }
+        known = {name: array for name, array in arrays.items() if name in now}
+        self._trainer.load(State({**known, **slots}, {}))
+
+    def _sums(self, parcel: Parcel) -> Parcel:
+        """Sums of features of the photos: of those that a head is fitted to first, and of all."""
+        self._load(parcel.arrays)
+        found = head_features(self._trainer.task, self._trainer.data)
+        if found is None:
+            return Parcel("sums", {"none": NO_CLOSED_FORM})
+        layer, features, labels = found
+        is_held = held_back(labels)
+        self._held = features[is_held], labels[is_held]
+        first = FeatureSums.of(features[~is_held], labels[~is_held], layer.units)
+        of_all = FeatureSums.of(features, labels, layer.units)
+        return Parcel("sums", {}, {**packed_sums("first_", first), **packed_sums("all_", of_all)})
+
+    def _losses(self, parcel: Parcel) -> Parcel:
+        """The losses of the server's heads on the photos that none of them was fitted to."""
+        if self._held is None:
+            raise UserError("this board has started again and has no features")
+        features, labels = self._held
+        heads = [Head(*pair) for pair in zip(parcel.arrays["kernels"], parcel.arrays["biases"], strict=True)]
+        losses = held_losses(heads, features, labels) if len(labels) else np.zeros(0)
+        self._held = None
+        self._run(parcel.values["seconds"], 0.0, TRIED_STEPS)  # how fast is this board really?
+        self._run(parcel.values["seconds"], 0.0, 1)
+        return Parcel("losses", {}, {"losses": losses})
+
+    def _test(self, parcel: Parcel) -> Parcel:
+        """Loss and accuracy of the server's model on this board's test photos."""
+        self._load(parcel.arrays)
+        return Parcel("tested", {"test": self._trainer.evaluate(), "test_images": self._trainer.data.test_count})
+
+    def _run(self, seconds: float, rate: float, most: int = EPOCHS) -> int:
+        """Train for so many seconds, in at most so many steps, what fits into that time; returns how many there were.
+
+        At rate 0 no weight changes, but the step is compiled and measured.
+        """
+        trainer = self._trainer
+        first, end = trainer.history.step, time.perf_counter() + (1 - RESERVE) * seconds
+        trainer.training.optimizer.learning_rate = rate
+        self._clock.end = end if most == EPOCHS else math.inf
+        self._budget.seconds = seconds
+        self._scheme.start_round(first)
+        with contextlib.suppress(RoundOver):
+            trainer.run(first + most)
+        self._budget.note(trainer.history.intervals[-1].step_ms)
+        return trainer.history.step - first
+
+    def _train(self, parcel: Parcel) -> Parcel:
+        """A round, from the server's weights up to its deadline; the changes of the tensors that trained."""
+        start, trainer, values = time.perf_counter(), self._trainer, parcel.values
+        self._load(parcel.arrays)
+        tested = {"test": trainer.evaluate(), "test_images": trainer.data.test_count} if values["tests"] else {}
+        names, self._seconds = trained_names(self._model), values["seconds"]
+        steps = self._run(values["seconds"] - (time.perf_counter() - start), values["rate"])
+        before, after = parcel.arrays, trainer.state().arrays
+        latest = trainer.history.intervals[-1]
+        changes = {
+            name: (after[name].astype(np.float32) - before[name]).astype(values["changes"])
+            for name, trains in zip(names, latest.selection.mask, strict=True)
+            if trains
+        }
+        seconds, predicted_ms = time.perf_counter() - start, latest.selection.predicted_step_ms
+        measured_ms = self._slowdown * statistics.median(latest.step_ms) if latest.step_ms else None
+        self._say(
+            f"round {values['round']}: {steps} steps of {len(changes)} of {len(names)} tensors in {seconds:.1f} s of "
+            f"{values['seconds']:.1f} s"
+        )
+        return Parcel(
+            "trained",
+            {
+                **tested,
+                "images": trainer.data.train_count,
+                "steps": steps,
+                "seconds": seconds,
+                "predicted_step_ms": predicted_ms,
+                "step_ms": measured_ms,
+                "loss": float(np.mean([result.loss for result in trainer.history.results[-steps:]] or [np.nan])),
+            },
+            changes,
+        )

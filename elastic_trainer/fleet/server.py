@@ -1,0 +1,247 @@
+"""The server of a fleet: rounds with one deadline, and the average of what the boards changed in it.
+
+Its rules are those of the pilot (docs/log/fleet.md): the head in closed form first, each board trains the upper part of
+the network that fits the deadline, changes are averaged by local step, the rate starts low, and the best model is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastic_trainer.datasets.batches import ShuffledData
+from elastic_trainer.errors import UserError
+from elastic_trainer.fleet.average import Reply, aggregate, why_unfit
+from elastic_trainer.fleet.client import sent_names, trained_names
+from elastic_trainer.fleet.first_round import first_head
+from elastic_trainer.fleet.link import Link
+from elastic_trainer.fleet.parcel import Parcel
+from elastic_trainer.fleet.records import Records
+from elastic_trainer.fleet.roster import Answer, Clock, Roster
+from elastic_trainer.fleet.settings import FleetSettings
+from elastic_trainer.networks.tensors import last_layers
+from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.training.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    import keras
+
+PASSES = 1.8  # of the fastest board over its photos in a round, with all tensors, as in the pilot
+GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
+WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
+
+
+def rate_of_round(number: int, rounds: int, highest: float) -> float:
+    """The learning rate of round `number`, from 1 to `rounds`: it rises linearly, and falls to 0 by a cosine."""
+    rise = max(round(WARM_UP * rounds), 1)
+    return highest * min(number / (rise + 1), 1.0) * 0.5 * (1 + math.cos(math.pi * (number - 1) / rounds))
+
+
+class FleetServer:
+    """Runs the rounds.
+
+    Args:
+        link: to the boards.
+        model: the network, with the weights that the fleet starts from. It has the newest ones after each round.
+        settings: of the fleet.
+        rate: the highest learning rate.
+        hello: what boards need to build the same network: values of the "hello" message.
+        records: of this run.
+        data: whose test photos the models are tested on; None: the boards test them on theirs.
+        say: is given a line on each event.
+        check: is called between rounds; may raise an error to stop.
+        clock: of the rounds.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        model: keras.Model,
+        settings: FleetSettings,
+        rate: float,
+        hello: dict[str, Any],
+        records: Records,
+        data: ShuffledData | None = None,
+        say: Callable[[str], object] = print,
+        check: Callable[[], object] = lambda: None,
+        clock: Clock = Clock(),  # noqa: B008 (it is frozen)
+    ) -> None:
+        self._model, self._settings, self._rate, self._data = model, settings, rate, data
+        self._records, self._say, self._check, self._clock = records, say, check, clock
+        self._evaluation = Evaluation(ImageClassification(model))
+        self._sent, self._trained = sent_names(model), trained_names(model)
+        self.weights = self._of_model()
+        self._tested: dict[str, Any] = {}  # the row of the model that the boards test next
+        self._steps, self._seconds = 0, 0.0
+        self.roster = Roster(link, lambda: Parcel("hello", hello, self.weights), say, Clock(clock.now, self._pause))
+
+    def run(self) -> None:
+        """Run all rounds that are left. Raises `UserError` if nothing can be sent any more."""
+        state = self._records.restore()
+        if state is not None:
+            self._resume(state)
+        self.roster.wait_for(self._settings.boards)
+        if not self._records.rounds:
+            self._first_round()
+        while len(self._records.rounds) <= self._settings.rounds:
+            self._check()
+            self._round(len(self._records.rounds))
+        if self._data is None:
+            self._record_tests(self.roster.ask(Parcel("test", {}, self.weights), self._settings.grace, "last test"))
+            self._records.write()
+
+    def say_goodbye(self, best: Path) -> None:
+        """Give the boards the best model, in this file, and let them go."""
+        if best.is_file():
+            self._model.load_weights(best)
+            self.weights = self._of_model()
+        self.roster.ask(Parcel("end", {}, self.weights), min(self._settings.grace, GOODBYE_SECONDS), "the end")
+
+    @property
+    def seconds(self) -> float:
+        """Time of all rounds so far, testing not included."""
+        return self._seconds
+
+    def _resume(self, state: State) -> None:
+        self._assign(state.arrays)
+        self._steps, self._seconds = state.record["steps"], state.record["seconds"]
+        latest = self._records.rounds[-1]
+        self._tested = latest if latest["test_accuracy"] is None else {}
+        self._say(f"going on after round {len(self._records.rounds) - 1}")
+
+    def _of_model(self) -> dict[str, np.ndarray]:
+        places = {name: int(name.partition("/")[2]) for name in self._sent}
+        return {name: self._model.variables[place].numpy() for name, place in places.items()}
+
+    def _assign(self, weights: dict[str, np.ndarray]) -> None:
+        self.weights = {**self.weights, **weights}
+        for name, weight in weights.items():
+            self._model.variables[int(name.partition("/")[2])].assign(weight)
+
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
+    def _pause(self, seconds: float) -> None:
+        self._check()
+        self._clock.pause(seconds)
+
+    def _first_round(self) -> None:
+        """Round 0: the head of all photos, from sums of features."""
+        start, [layer] = self._clock.now(), last_layers(self._model)[:1]
+        head, answers = first_head(self._asked, self.weights, layer, self._say)
+        if head is None:
+            self._say("round 0: there are no sums of features; the fleet starts with the head that the network has")
+        else:
+            layer.kernel.assign(head.kernel)
+            layer.bias.assign(head.bias)
+            self.weights = self._of_model()
+        self._seconds += self._clock.now() - start
+        down, up = sum(one.sent for one in answers), sum(one.size for one in answers)
+        boards = len({one.member.name for one in answers}) if head else 0
+        self._end_round({"round_seconds": None, "learning_rate": 0.0}, down, up, boards, 0)
+
+    def _asked(self, kind: str, arrays: dict[str, np.ndarray]) -> list[Answer]:
+        """Answers to what takes a pass over the photos and no training."""
+        seconds = 4 * max(member.about["head_seconds"] for member in self.roster.ready) + 3 * self._settings.grace
+        return self.roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, "round 0")
+
+    def round_seconds(self) -> float:
+        """Deadline of a round: given, or so that the slowest board can train its head, and the fastest everything."""
+        if self._settings.round_seconds is not None:
+            return self._settings.round_seconds
+        boards = [member.about for member in self.roster.ready]
+        return max(PASSES * min(one["full_seconds"] for one in boards), *(one["head_seconds"] for one in boards))
+
+    def _round(self, number: int) -> None:
+        self.roster.wait_for(1, is_free=True)
+        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
+        values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
+        parcel = Parcel("train", {**values, "tests": self._data is None}, {k: self.weights[k] for k in self._trained})
+        start, asked = self._clock.now(), {member.name for member in self.roster.ready if member.is_free}
+        answers = self.roster.ask(parcel, seconds + self._settings.grace, f"round {number}")
+        if self._data is None:
+            self._record_tests(answers)
+        accepted = [(one, reply) for one in answers if (reply := self._accepted(number, one)) is not None]
+        self._assign(aggregate({k: self.weights[k] for k in self._trained}, [reply for _, reply in accepted], True))
+        self._steps += sum(reply.steps for _, reply in accepted)
+        self._seconds += self._clock.now() - start
+        for one, reply in accepted:
+            places = [place for place, tensor in enumerate(self._trained) if tensor in reply.changes]
+            self._records.add_board(number, one, reply, places, seconds)
+        late = asked - {one.member.name for one in answers}
+        down, up = sum(one.sent for one in answers), sum(one.size for one in answers)
+        self._end_round({"round_seconds": seconds, "learning_rate": rate}, down, up, len(accepted), len(late))
+
+    def _accepted(self, number: int, answer: Answer) -> Reply | None:
+        """The reply of a board, if it can be averaged; else a line says why not."""
+        member, parcel = answer.member, answer.parcel
+        try:
+            changes = {name: change.astype(np.float32) for name, change in parcel.arrays.items()}
+            reply = Reply(changes, member.about["images"], int(parcel.values["steps"]))
+            why = why_unfit({k: self.weights[k] for k in self._trained}, reply)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"it cannot be read ({error})"
+        if why is None:
+            return reply
+        self._say(f"round {number}: the reply of board {member.name} is dropped: {why}")
+        return None
+
+    # --- records ----------------------------------------------------------------------------------------------------
+
+    def _end_round(self, values: dict[str, Any], down: int, up: int, boards: int, late: int) -> None:
+        """Test the model, keep it if it is the best, and write everything."""
+        number, start = len(self._records.rounds), time.perf_counter()
+        test = self._evaluation(self._data.test()) if self._data is not None else {"loss": None, "accuracy": None}
+        row = {
+            "epoch": number,
+            "step": self._steps,
+            "train_seconds": self._seconds,
+            "validation_seconds": time.perf_counter() - start,
+            **values,
+            "boards": boards,
+            "late": late,
+            "coverage": self._records.coverage(),
+            "bytes_down": down,
+            "bytes_up": up,
+            "test_loss": test["loss"],
+            "test_accuracy": test["accuracy"],
+        }
+        self._records.rounds.append(row)
+        if test["accuracy"] is not None:
+            self._keep(row)
+        self._tested = row
+        self._records.save(self.weights, {"steps": self._steps, "seconds": self._seconds})
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        is_best = self._records.keep(self._model, row["test_accuracy"])
+        self._records.draw(row["epoch"], {f"fleet/{key}": value for key, value in row.items() if key != "epoch"})
+        deadline = row["round_seconds"]
+        self._say(
+            f"round {row['epoch']} of {self._settings.rounds}: accuracy {row['test_accuracy']:.1%}"
+            f"{', the best so far' if is_best else ''}; {row['boards']} boards, "
+            f"{'closed-form head' if deadline is None else f'deadline {deadline:.1f} s'}, {row['train_seconds']:.1f} s "
+            f"in all, {(row['bytes_down'] + row['bytes_up']) / 1e6:.1f} MB"
+        )
+
+    def _record_tests(self, answers: Sequence[Answer]) -> None:
+        """The latest model, as the boards have tested it, weighted by their photos."""
+        tests = [(one.parcel.values.get("test"), one.parcel.values.get("test_images")) for one in answers]
+        found = [(one, count) for one, count in tests if isinstance(one, dict) and isinstance(count, int) and count > 0]
+        if not found or not self._tested:
+            return
+        total = sum(count for _, count in found)
+        for name in ("loss", "accuracy"):
+            self._tested[f"test_{name}"] = sum(float(one[name]) * count for one, count in found) / total
+        self._keep(self._tested)
+        self._tested = {}
+
+
+def check_rounds(settings: FleetSettings, done: int) -> None:
+    """Raise `UserError` if a run that is to go on has done more rounds than there shall be."""
+    if done > settings.rounds:
+        raise UserError(f"--rounds {settings.rounds}: the run has done {done} already; give at least that")

@@ -1,0 +1,99 @@
+"""The settings of a fleet's server and of its boards as typed values (no TensorFlow here). Each field is a flag.
+
+They are beside those of the run: network, data and training have the flags of main.py (`elastic_trainer.settings`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_trainer.options import Flag, OneOf, count, duration, flag, flags_of, number, whole_number
+
+FLEET, BOARD, NETWORKING = "Rounds of a fleet", "A board of a fleet", "Connections of a fleet"
+SIMULATION = "A simulated fleet"
+CHANGES = ("float32", "float16")
+PORT = 9092
+
+# fmt: off
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """What the server of a fleet does, and where it listens.
+
+    Attributes:
+        round_seconds: deadline of a round; None: so that the slowest board can train its head, the fastest everything.
+        grace: seconds beyond the deadline, for sending and for what a board does before and after training.
+        class_names: None: those of the server's own data set.
+        certificates: folder with ca.crt, server.pem and server.key; None: without TLS, on this machine only.
+        node_keys: folder with the public keys of the boards; None: any board may join.
+    """
+
+    boards: int = flag(2, FLEET, count, "N", is_free=True, help="boards to wait for before the first round")
+    rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", help="rounds of training, after the closed-form head")
+    round_seconds: float | None = flag(None, FLEET, duration, "TIME",
+        words="automatic", is_free=True, help=(
+        "how long a board trains in a round; automatic: as long as the fastest board takes for 1.8 passes over its "
+        "photos, or the slowest for one with its head alone"))
+    grace: float = flag(20.0, FLEET, number(1, 86_400), "SECONDS", is_free=True, help=(
+        "how long the server waits for replies after the deadline of a round"))
+    changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
+        "how boards send what they changed: `float32`, or `float16`, which is half as much"))
+    class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(
+        "names of the classes, for a server without photos of its own: the boards then test the models on theirs"))
+    host: str = flag("127.0.0.1", NETWORKING, str, "ADDRESS", is_free=True, help=(
+        "address on which the server listens; `0.0.0.0` for all of its networks, which needs `--certificates`"))
+    port: int = flag(PORT, NETWORKING, whole_number(1, 65_535), "PORT", is_free=True, help="port of the server")
+    certificates: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
+        "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
+    node_keys: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
+        "take only boards whose public keys are the files `*.pub` in this folder (needs `--certificates`)"))
+
+
+@dataclass(frozen=True)
+class BoardSettings:
+    """How a board joins a fleet.
+
+    Attributes:
+        superlink: address and port of the server.
+        name: in the server's records; one of its own for each board.
+        slowdown: pretend to be so many times slower.
+        root_certificates: of a server with TLS; None: without TLS, to this machine only.
+        private_key: of a board whose public key the server has.
+    """
+
+    superlink: str = flag(f"127.0.0.1:{PORT}", NETWORKING, str, "HOST:PORT", help="address of the server")
+    root_certificates: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
+        "the `ca.crt` of the server; without it, a board joins only a server on the same machine"))
+    private_key: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
+        "key of this board, for a server with `--node_keys`"))
+    name: str | None = flag(None, BOARD, str, "NAME", words="the name of the machine", help=(
+        "name of the board in the server's records; two boards must not have the same"))
+    slowdown: float = flag(1.0, BOARD, number(1, 1000), "TIMES", help=(
+        "pretend to be so many times slower, to try a fleet on one machine"))
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """Boards that are simulated.
+
+    Attributes:
+        clients: how many.
+        slowest: how many times slower than this machine the slowest is; the fastest is as fast.
+        uneven: concentration of the Dirichlet distribution of each class; None: all boards have the same.
+        message_seconds: what a message and its answer take.
+    """
+
+    clients: int = flag(10, SIMULATION, whole_number(1, 10_000), "N", help="boards")
+    slowest: float = flag(6.0, SIMULATION, number(1, 10_000), "TIMES", help=(
+        "how many times slower than this machine the slowest board is; the fastest is as fast, the others lie between"))
+    uneven: float | None = flag(None, SIMULATION, number(0.001, 1000), "ALPHA", words="even", help=(
+        "divide each class unevenly, by a Dirichlet distribution of this concentration: 0.1 is very uneven"))
+    message_seconds: float = flag(5.0, SIMULATION, number(0, 86_400), "SECONDS", help=(
+        "what a message and its answer take beside training"))
+
+
+# fmt: on
+SIMULATION_FLAGS: dict[str, Flag] = flags_of(SimulationSettings)
+FLEET_FLAGS: dict[str, Flag] = flags_of(FleetSettings)
+BOARD_FLAGS: dict[str, Flag] = flags_of(BoardSettings)

@@ -1,0 +1,183 @@
+#!/usr/bin/env python
+"""One model from many boards: `python fleet.py serve` on one machine, `python fleet.py join` on each board.
+
+The photos stay on the boards. Each board trains what it can in the time of a round (elastic training), and the server
+averages what they changed. Flower carries the messages. docs/fleet.md shows all of it step by step.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import utils
+from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
+from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
+from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.runs.reader import is_finished
+from elastic_trainer.settings import BEST_MODEL
+
+
+def say(line: str) -> None:
+    """Print a line at once, also into a file."""
+    print(line, flush=True)
+
+
+def main() -> None:
+    """Run one of the commands."""
+    command = parse_fleet()
+    if isinstance(command, ServeCommand) and command.simulation is not None:
+        serve(command)
+        return
+    check_flower()
+    if isinstance(command, ServeCommand):
+        check_server(command.fleet)
+        serve(command)
+    else:
+        check_board(command.board)
+        join(command)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def serve(command: ServeCommand) -> None:
+    """Run a fleet, new or continued. Raises `UserError` for what the user can fix, and `Stopped` after a signal."""
+    run = command.training.run
+    if run.resume and is_finished(run.folder):
+        raise UserError(f"--resume: {run.folder} is finished; give another --run_name")
+    load_tensorflow()
+    import data
+    import models
+    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.fleet.records import Records
+    from elastic_trainer.fleet.server import FleetServer
+    from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.runs.folder import check_run_folder, run_folder
+    from elastic_trainer.runs.stop_signals import StopSignals
+
+    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
+    images, network, dataset = command.training.data, command.training.network, None
+    if command.has_photos:
+        network = network.with_classes(count_classes(images.dataset_name, images.data_dir))
+        dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+    names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
+    model = models.build(network)
+    hello = {"words": sent_words(command.training, len(names)), "class_names": names}
+    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
+        config = {**command.config, "num_classes": len(names), "images": _images(names, dataset)}
+        records = Records(folder, config, tensor_names(model))
+        with StopSignals() as stop:
+            try:
+                with _boards(command, model, dataset, folder, stop.check) as (link, clock):
+                    rate = command.training.training.learning_rate
+                    server = FleetServer(
+                        link, model, command.fleet, rate, hello, records, dataset, say, stop.check, clock
+                    )
+                    server.run()
+                    server.say_goodbye(folder / BEST_MODEL)
+            except Stopped as stopped:
+                raise Stopped(
+                    stopped.number, f"stopped; continue with: python fleet.py serve --resume {folder}"
+                ) from None
+        summary = records.finish(config, server.seconds)
+    say(
+        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}: {folder / BEST_MODEL}) after "
+        f"{summary['train_seconds']:.1f} s of rounds; the least trained tensor trained in {summary['coverage']:.0%} of "
+        f"all boards' rounds; {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB sent"
+    )
+
+
+@contextmanager
+def _boards(
+    command: ServeCommand, model: Any, dataset: Any, folder: Path, check: Callable[[], object]
+) -> Iterator[tuple[Any, Any]]:
+    """The link to the boards, real or simulated, and the clock of their rounds."""
+    from elastic_trainer.fleet.roster import Clock
+
+    fleet, simulation = command.fleet, command.simulation
+    if simulation is None:
+        with superlink(fleet, folder, check) as link:
+            say(f"serving at {fleet.host}:{fleet.port}; run folder {folder}")
+            yield link, Clock()
+        return
+    import models
+    from elastic_trainer.cli.choices import with_table
+    from elastic_trainer.fleet import simulated
+    from elastic_trainer.fleet.client import Made
+
+    network = command.training.network.with_classes(len(dataset.class_names))
+    training, table, _ = with_table(command.training.with_classes(dataset.num_classes), model, 0.0)
+    assert table is not None, "the scheme is elastic"
+    try:
+        labels, fewest = dataset.training_labels, dataset.batch_size
+        parts = simulated.split(labels, simulation.clients, simulation.uneven, fewest, network.seed)
+    except ValueError as error:
+        raise UserError(f"--clients {simulation.clients}: {error}; give fewer, or a smaller --batch_size") from error
+    made = Made(models.build(network), dataset, table, training.training)
+    slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
+    say(f"simulating {simulation.clients} boards; run folder {folder}")
+    yield simulated.simulation(made, parts, slower, simulation.message_seconds, lambda line: None)
+
+
+def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:
+    """What config.json keeps of the images."""
+    own = {"training_images": "on the boards", "test_images": "on the boards"} if dataset is None else dataset.record()
+    return {**own, "class_names": [*names]}
+
+
+# --- a board ----------------------------------------------------------------------------------------------------------
+
+
+def join(command: JoinCommand) -> None:
+    """Train for a server until it has finished. Raises `UserError` for what the user can fix."""
+    load_tensorflow()
+    from elastic_trainer.fleet.client import Board
+
+    folder = command.logdir / "boards" / command.name
+    board = Board(command.name, lambda words, names: _made(command, words, names), command.board.slowdown, say)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        say(f"board {command.name}: joins the fleet at {command.board.superlink}; log in {folder}")
+        _keep(board, take_part(command.board, folder, board.handle, say, board.get_ready), folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise Stopped(number, "this board has left the fleet")
+
+
+def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> Any:
+    """The network of the server, the photos of this board, and its timing table."""
+    import data
+    import models
+    from elastic_trainer.cli.choices import with_memory, with_table
+    from elastic_trainer.fleet.client import Made
+
+    training = board_command(command, words)
+    model = models.build(training.network)
+    training = with_memory(training, model)
+    training, table, freed_mb = with_table(training, model, 0.0)
+    assert table is not None, "the scheme is elastic"
+    network = training.network
+    dataset = data.load_settings(training.data, network.input_size, network.batch_size, network.seed)
+    dataset.follow_classes(class_names)
+    return Made(model, dataset, table, training.training, freed_mb)
+
+
+def _keep(board: Any, message: Any, folder: Path) -> None:
+    """Save the fleet's best model on this board."""
+    path = folder / BEST_MODEL
+    if board.save_model(message.arrays, path):
+        say(f"the fleet has finished; its best model is in {path}")
+    else:
+        say("the fleet has finished")
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# A fleet on this machine, in about four minutes on two cores after the installation: a server and three boards, of which
+# one pretends to be 5 and one 15 times slower, with handwritten digits that are split unevenly by class. It ends with a
+# table and a figure. New runs replace earlier ones.
+#
+#   ./scripts/run_fleet.sh            six rounds
+#   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+extra_requirement=""
+oldest_minor=11  # Flower's
+prepare_environment .venv-fleet constraints-fleet.txt requirements-fleet.txt
+if [[ ${1:-} == --tests ]]; then
+  exec "$python" -m pytest tests/fleet/test_faults.py tests/fleet/test_average.py "${@:2}"
+fi
+
+logdir=logs/fleet
+port=$("$python" -c "from elastic_trainer.fleet.processes import free_port; print(free_port())")
+rm -rf $logdir/board-*
+"$python" scripts/tools/digits_on_boards.py $logdir/photos
+boards=()
+trap 'kill "${boards[@]}" 2>/dev/null || true' EXIT
+join() {  # number, slowdown
+  "$python" fleet.py join --superlink "127.0.0.1:$port" --name "board-$1" --slowdown "$2" --logdir $logdir \
+    --dataset_name image_folder --data_dir "$logdir/photos/board-$1" --test_fraction 0.1 >"$logdir/board-$1.log" 2>&1 &
+  boards+=($!)
+}
+# The boards share one timing table, which the first one measures: three at a time would disturb each other.
+(
+  until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done
+  sleep 5
+) &
+table=$!
+join 1 1
+"$python" fleet.py serve --boards 3 --rounds 6 --round_seconds 3 --port "$port" --logdir $logdir --run_name server --overwrite &
+server=$!
+boards+=("$server" "$table")
+wait -n "$table" "$server"
+join 2 5
+join 3 15
+wait "$server"
+"$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet

@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Write the handwritten digits as photos of several boards, unevenly by class: for a fleet on one machine.
+
+All boards have the first digits in equal parts, and each has digits that no other board has. Only training images are
+written; a server with `--dataset_name digits` tests on the others.
+
+    python scripts/tools/digits_on_boards.py logs/fleet/photos --boards 3
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+from PIL import Image
+
+import utils
+from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.datasets.digits import read_digits
+from elastic_trainer.files import atomic_path
+from elastic_trainer.options import folder, whole_number
+
+SHARED = 4  # digits that all boards have; the others belong to one board each
+
+
+def owners(labels: np.ndarray, boards: int) -> np.ndarray:
+    """The board, int [images], of each image of labels int [images]."""
+    turn = np.zeros(len(labels), int)
+    for label in np.unique(labels):
+        turn[labels == label] = np.arange(np.count_nonzero(labels == label)) % boards
+    own = (labels - SHARED) * boards // (10 - SHARED)
+    return np.where(labels < SHARED, turn, own)
+
+
+def main() -> None:
+    parser = OneLineParser(prog="digits_on_boards.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("output", type=folder, metavar="DIR", help="gets a folder board-1, board-2, … for each board")
+    parser.add_argument("--boards", type=whole_number(1, 3), default=3, metavar="N", help="default: %(default)s")
+    args = parser.parse_args()
+    examples = [*read_digits().train.examples()]
+    places = owners(np.array([label for _, label in examples]), args.boards)
+    for number, ((pixels, label), board) in enumerate(zip(examples, places, strict=True)):
+        path = args.output / f"board-{board + 1}" / str(label) / f"{number:04}.png"
+        if not path.exists():
+            with atomic_path(path) as temporary:
+                Image.fromarray(np.asarray(pixels)).save(temporary)
+    for board in range(args.boards):
+        labels = [label for (_, label), place in zip(examples, places, strict=True) if place == board]
+        print(f"{args.output / f'board-{board + 1}'}: {len(labels)} images, digits {sorted({*labels})}")
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)

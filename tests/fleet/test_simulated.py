@@ -1,0 +1,40 @@
+"""Simulated boards: how photos are divided, and that their time is that of the table, not of this machine."""
+
+import numpy as np
+import pytest
+from conftest import make_small_model, make_table
+from fleets import data, make_server
+
+from elastic_trainer.fleet.client import Made
+from elastic_trainer.fleet.simulated import simulation, slowdowns, split
+from elastic_trainer.settings import Settings
+
+
+def test_speeds_lie_in_equal_ratios():
+    np.testing.assert_allclose(slowdowns(3, 9.0), [1, 3, 9])
+    assert slowdowns(1, 9.0).tolist() == [1]
+
+
+@pytest.mark.parametrize("concentration", [None, 0.1])
+def test_each_photo_is_on_one_board(concentration):
+    labels = np.repeat(np.arange(5), 40)
+    parts = split(labels, 4, concentration, 10, 0)
+    assert sorted(np.concatenate(parts)) == [*range(200)] and min(map(len, parts)) >= 10
+    counts = np.array([np.bincount(labels[part], minlength=5) for part in parts])
+    assert (counts == 10).all() if concentration is None else (counts == 0).any()
+    with pytest.raises(ValueError, match="too few"):
+        split(labels, 30, None, 10, 0)
+
+
+def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
+    model, photos = make_small_model(), data(count=48)
+    made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
+    parts = split(photos.training_labels, 2, None, 4, 0)
+    link, clock = simulation(made, parts, [1.0, 5.0], 4.0, lambda line: None)
+    said: list[str] = []
+    server = make_server(tmp_path, link, said, photos, grace=100.0, round_seconds=2.0, clock=clock)
+    server.run()
+    seconds = [row["train_seconds"] for row in server._records.rounds]
+    assert np.diff(seconds) == pytest.approx([6.0, 6.0], abs=0.6)
+    fast, slow = ([row for row in server._records.boards if row["board"] == f"board-{k}"] for k in (1, 2))
+    assert all(one["steps"] > other["steps"] for one, other in zip(fast, slow, strict=True))
