@@ -78,9 +78,8 @@ class ImageData(ShuffledData):
 
     def part(self, rows: np.ndarray, seed: int) -> ImageData:
         """The data set of the training images `rows`, int [n], with all test images, in an order of its own."""
-        train = self._train._replace(
-            images=self._train.images[rows], labels=self._train.labels[rows], digests=self._train.digests[rows]
-        )
+        images, labels, _, digests = self._train
+        train = DecodedImages(images[rows], labels[rows], [], digests[rows] if len(digests) else digests)
         return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
 
     def follow_classes(self, names: Sequence[str]) -> None:
