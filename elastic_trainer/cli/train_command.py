@@ -152,6 +152,7 @@ def _check_export(args: argparse.Namespace) -> None:
         return
     for name, why in (
         ("deadline", "give it to board_train.py"),
+        ("max_steps", "give --num_epochs"),
         ("resume", "nothing is trained here; leave it out"),
         ("mixed_precision", "the board computes in float32; leave it out"),
     ):

@@ -41,6 +41,8 @@ def replace_file(path, write):
         temporary.replace(path)
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path, record):

@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tarfile
+import unicodedata
 from functools import partial
 from pathlib import Path
 from typing import List, Optional  # Python 3.9
@@ -35,22 +37,24 @@ def find_photos(path, classes):
         try:
             archive = tarfile.open(path)
             members = [member for member in archive if member.isfile()]
-        except (OSError, tarfile.TarError) as error:
+        except Exception as error:  # each compression has its own types
             fail(f"--data_dir {path}: is not a complete tar archive ({error}); copy it again")
         files = {Path(one.name).parts[1:]: (one.size, one.mtime, partial(read_member, archive, one)) for one in members}
     else:
         fail(f"--data_dir {path}: there is no such folder or archive")
     tops = {parts[0] for parts in files if len(parts) == 3}
     tested = next((name for name in ("test", "val") if name in tops), "") if "train" in tops else ""
+    names = [unicodedata.normalize("NFC", name) for name in classes]  # a Mac writes others
     photos = []
     for parts, (size, changed, reader) in sorted(files.items()):
         is_photo = parts[-1:] and parts[-1].lower().endswith(EXTENSIONS)
         is_placed = len(parts) == 3 and parts[0] in ("train", tested) if "train" in tops else len(parts) == 2
         if not is_photo or not is_placed or any(part.startswith(".") for part in parts):
             continue
-        if parts[-2] not in classes:
-            fail(f"--data_dir {path}: '{parts[-2]}' is no class of the network; its classes: {', '.join(classes)}")
-        label, is_test = classes.index(parts[-2]), parts[0] == tested if tested else None
+        name = unicodedata.normalize("NFC", parts[-2])
+        if name not in names:
+            fail(f"--data_dir {path}: '{name}' is no class of the network; its classes: {', '.join(classes)}")
+        label, is_test = names.index(name), parts[0] == tested if tested else None
         photos.append(("/".join(parts), size, changed, label, is_test, reader))
     if not photos:
         fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
@@ -101,23 +105,31 @@ class Examples:
         digests = known.get("digests", [])
         if known.get("key") != key:
             about.unlink(missing_ok=True)
-            digests = self._write(path, photos, "features" + selection["suffix"], args.skip_broken)
+            digests = self._write(path, photos, "features" + selection["suffix"])
             replace_file(about, lambda file: file.write(json.dumps({"key": key, "digests": digests}).encode()))
         self.labels = np.array([photo[3] for photo in photos], np.int32)
         intact = [row for row in range(self.count) if digests[row] is not None]
+        if len(intact) < self.count and not args.skip_broken:
+            name = photos[digests.index(None)][0]
+            fail(f"{name}: cannot be read as an image; remove it, or leave such photos out with --skip_broken")
         is_test = [photos[row][4] for row in intact]
+        if photos[0][4] is not None and args.test_fraction:
+            fail("--test_fraction: the photos have a folder of their own for testing; leave it out")
         if photos[0][4] is None:
             fraction = args.test_fraction or record["recipe"]["test_fraction"]
             is_test = split(self.labels[intact].tolist(), [digests[row] for row in intact], fraction)
         self.train, self.test = (np.array([r for r, t in zip(intact, is_test) if t == want]) for want in (False, True))
-        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist()]).encode()).hexdigest()
+        missing = {*range(len(record["classes"]))} - {*self.labels[self.train].tolist()}
+        if missing or not len(self.test):
+            what = f"to train on of '{record['classes'][min(missing)]}'" if missing else "to test on"
+            fail(f"--data_dir {args.data_dir}: has no photos {what}; add some")
+        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), is_test]).encode()).hexdigest()
         self.file = path.open("rb")
 
-    def _write(self, path, photos, signature, skips_broken):
+    def _write(self, path, photos, signature):
         """Write the file. Returns the digest of each photo's content, None if it is broken."""
         interpreter = make_interpreter(1)
         digests: List[Optional[int]] = []
-        broken: List[str] = []
         interpreter.get_signature_runner("start")()
         runner = interpreter.get_signature_runner(signature)
         pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
@@ -130,7 +142,7 @@ class Examples:
                         pixels[place] = decode(encoded, self.size)
                         digests.append(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big"))
                     except Exception as error:  # Pillow raises many types
-                        broken.append(f"{name}: cannot be read as an image: {first_line(error)}")
+                        print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
                         digests.append(None)
                 for view in range(self.views):
                     found = runner(images=np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels)
@@ -140,8 +152,6 @@ class Examples:
                 show(f"reading photos: {len(digests)} of {len(photos)}")
 
         replace_file(path, write)
-        if broken and not skips_broken:
-            fail(f"{broken[0]} ({len(broken)} are broken); remove it, or leave such photos out with --skip_broken")
         return digests
 
     def read(self, rows, views):

@@ -69,7 +69,7 @@ class Run:
             fail(f"--resume: {self.path} cannot be read ({error}); start again with --overwrite")
         if about["key"] != self.key:
             fail(f"--resume: {self.path} is of other photos, another export or other flags; give the same")
-        self.state = about["state"]
+        self.state = {**about["state"], "steps": self.planned}  # a deadline counts from the start of this program
         self.network.call("load", **{name[4:]: value for name, value in arrays.items() if name.startswith("now/")})
         self.best = {name[5:]: value for name, value in arrays.items() if name.startswith("best/")}
 
@@ -82,7 +82,12 @@ class Run:
 
     def train(self):
         state, seed = self.state, self.recipe["seed"]
-        while state["step"] < state["steps"] and not self.signal:
+        while not self.signal:
+            done = len(state["epochs"]) * self.epoch_steps
+            if done < state["step"] and (state["step"] % self.epoch_steps == 0 or state["step"] >= state["steps"]):
+                self.end_epoch()  # also of a run that was interrupted when only this was left
+            if state["step"] >= state["steps"]:
+                break
             epoch, first = divmod(state["step"], self.epoch_steps)
             order = np.random.default_rng([seed, epoch]).permutation(len(self.examples.train))
             views = np.random.default_rng([seed, epoch, 1]).integers(self.examples.views, size=len(order))
@@ -91,8 +96,6 @@ class Run:
                 self.step(self.examples.train[rows], views[rows], [seed, state["step"]])
                 if self.signal or state["step"] >= state["steps"]:
                     break
-            if state["step"] % self.epoch_steps == 0 or state["step"] >= state["steps"]:
-                self.end_epoch()
         if self.signal:
             self.save()
 
@@ -108,10 +111,9 @@ class Run:
         state["seconds"] += time.monotonic() - start
         self.first_step_seconds = self.first_step_seconds or time.monotonic() - self.created
         done, step_s = (state["step"] - 1) % self.epoch_steps + 1, state["seconds"] / state["step"]
-        if self.args.deadline and state["step"] % 10 == 0:
-            spare = (
-                self.args.deadline - (time.monotonic() - START) - max(state["validation"], default=0) - FINISH_SECONDS
-            )
+        if self.args.deadline:
+            testing = max(state["validation"], default=len(self.examples.test) / self.batch * step_s)
+            spare = self.args.deadline - (time.monotonic() - START) - testing - FINISH_SECONDS
             state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
         loss, accuracy = (total / done for total in state["sums"])
         left = (state["steps"] - state["step"]) * step_s
@@ -144,9 +146,6 @@ class Run:
         print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
 def peak_memory_mb():
     status = Path("/proc/self/status").read_text()  # what `resource` says may be of the program that started this one
     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
@@ -168,7 +167,6 @@ def finish(run, record, output):
         "final_accuracy": accuracies[-1],
         "steps": state["step"],
         "train_seconds": state["seconds"],
-        "validation_seconds": sum(state["validation"]),
         "first_step_seconds": run.first_step_seconds,
         "seconds": time.monotonic() - START,
         "peak_memory_mb": peak_memory_mb(),
@@ -178,11 +176,8 @@ def finish(run, record, output):
     write_json(output / "result.json", result)
     for name in ("checkpoint.npz", "features.bin", "features.json"):
         (output / name).unlink(missing_ok=True)
-    print(
-        f"{output}: accuracy {result['best_accuracy']:.1%} on {len(run.examples.test)} photos, in "
-        f"{result['seconds']:.0f} s and {result['peak_memory_mb']:.0f} MB; model.tflite predicts, and main.py "
-        "--load_board takes weights.npz"
-    )
+    print(f"{output}: accuracy {result['best_accuracy']:.1%} on {len(run.examples.test)} photos, ", end="")
+    print(f"{result['seconds']:.0f} s, {result['peak_memory_mb']:.0f} MB; main.py --load_board takes weights.npz")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -255,24 +250,27 @@ def main():
         fail(f"{HERE / 'board.json'}: cannot be read: {error}; copy the folder of --export train_tflite again")
     args = parsed(record)
     if args.profile:
-        return profile(record, args.threads)
+        sys.exit(profile(record, args.threads))
     output, checkpoint = args.output, args.output / "checkpoint.npz"
-    if (output / "weights.npz").exists() and not args.overwrite:
-        fail(f"--output {output}: has the weights of a finished run; give another folder, or --overwrite")
+    if (output / "result.json").exists() and not args.overwrite:  # it is written last
+        fail(f"--output {output}: has a finished run; give another folder, or --overwrite")
+    if args.overwrite and args.resume:
+        fail("--overwrite: cannot be combined with --resume; leave one of them out")
     if checkpoint.exists() and not (args.resume or args.overwrite):
         fail(f"--output {output}: has an unfinished run; continue it with --resume, or replace it with --overwrite")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"--output {output}: cannot be made: {error.strerror}")
+    if args.overwrite:
+        for name in ("checkpoint.npz", "weights.npz", "model.tflite", "result.json"):
+            (output / name).unlink(missing_ok=True)
     photos = find_photos(args.data_dir, record["classes"])
     selection = chosen_selection(record, photos, output, args)
     examples = Examples(photos, record, selection, output, args)
     run = Run(record, selection, examples, output, args)
     if args.resume and checkpoint.exists():
         run.load()
-    else:
-        checkpoint.unlink(missing_ok=True)
     print(
         f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps, ",
         end="",
@@ -290,11 +288,12 @@ def main():
         print(f"\nboard_train.py: stopped after step {run.state['step']}; continue with --resume", file=sys.stderr)
         sys.exit(128 + run.signal)
     finish(run, record, output)
-    return None
 
 
 if __name__ == "__main__":
     try:
         main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except (MemoryError, RuntimeError) as error:  # LiteRT raises the second
         fail(f"{first_line(error)}: if memory ran out, export again with a smaller --micro_batch")

@@ -183,6 +183,28 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(
     assert results[0]["epochs"] == results[1]["epochs"]
 
 
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_a_run_that_is_killed_while_it_validates_validates_that_epoch_again(
+    epoch, three_wheels, exported, photos, trained, tmp_path
+):
+    folder, output = tmp_path / "board", tmp_path / "out"
+    shutil.copytree(exported, folder)
+    text = (folder / "board_train.py").read_text().replace("CHECKPOINT_SECONDS = 120", "CHECKPOINT_SECONDS = 0")
+    killed = f"        if len(state['epochs']) == {epoch - 1}: os.kill(os.getpid(), 9)\n"
+    at = "        state, start = self.state, time.monotonic()\n        steps ="
+    assert at in text
+    text = text.replace(at, at.replace("        steps =", killed + "        steps =")).replace(
+        "import sys", "import os, sys"
+    )
+    (folder / "board_train.py").write_text(text)
+    run(three_wheels, folder, "--data_dir", photos, "--output", output, code=-9)
+    run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
+    for name, value in weights_of(trained).items():
+        np.testing.assert_array_equal(weights_of(output)[name], value)
+    results = [json.loads((place / "result.json").read_text()) for place in (output, trained)]
+    assert results[0]["epochs"] == results[1]["epochs"]
+
+
 def test_an_archive_gives_what_the_folder_gives(three_wheels, exported, photos, trained, tmp_path):
     archive.pack("image_folder", photos, tmp_path / "photos.tar")
     run(three_wheels, exported, "--data_dir", tmp_path / "photos.tar", "--output", tmp_path / "out")
