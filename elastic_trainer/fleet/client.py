@@ -16,7 +16,7 @@ import numpy as np
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path
-from elastic_trainer.fleet.first_round import packed_sums
+from elastic_trainer.fleet.first_round import both_sums, losses_of
 from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.rounds import RoundBudget, RoundClock, RoundOver, RoundScheme
 from elastic_trainer.networks.tensors import all_mask, head_mask
@@ -25,8 +25,7 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.closed_form_head import head_features, held_back, held_losses
-from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.closed_form_head import head_features, held_back
 from elastic_trainer.training.optimizers import optimizer_of
 
 if TYPE_CHECKING:
@@ -93,9 +92,7 @@ class Board:
             "end": lambda parcel: Parcel("bye"),
         }
         if parcel.kind not in answers:
-            raise UserError(
-                f"this board does not know what '{parcel.kind}' is; use the server's version of the program"
-            )
+            raise UserError(f"this board does not know '{parcel.kind}'; use the server's version of the program")
         if parcel.kind not in ("hello", "end") and self._made_for is None:
             raise UserError("this board has started again and does not know the network yet")
         return answers[parcel.kind](parcel)
@@ -129,42 +126,22 @@ class Board:
             self._made_for = None
             raise UserError("the server's network has other tensors than this board's; use the same version of both")
         self._load(parcel.arrays)
-        data = self._trainer.data
-        return Parcel(
-            "ready",
-            {
-                "name": self._name,
-                "images": data.train_count,
-                "test_images": data.test_count,
-                "full_seconds": self._budget.full_pass_ms(all_mask(self._model)) / 1e3,
-                "head_seconds": self._budget.full_pass_ms(self._head) / 1e3,
-            },
-        )
+        data, masks = self._trainer.data, {"full": all_mask(self._model), "head": self._head}
+        counts = {"images": data.train_count, "test_images": data.test_count}
+        takes = {f"{name}_seconds": self._budget.full_pass_ms(mask) / 1e3 for name, mask in masks.items()}
+        return Parcel("ready", {"name": self._name, **counts, **takes})
 
     def _start(self, made: Made) -> None:
-        task, self._head, self._model = ImageClassification(made.model), head_mask(made.model), made.model
-        settings = replace(
-            made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
-        )
+        self._model, self._head = made.model, head_mask(made.model)
         self._budget = RoundBudget(made.table, self._head, made.data.steps_per_epoch, self._slowdown)
-        self._scheme = RoundScheme(task, made.data, settings, self._budget)
-        made_for = optimizer_of(settings, 1, np.flatnonzero(self._head).tolist())
-        optimizer = type(made_for).from_config(
-            {**made_for.get_config(), "learning_rate": 0.0}
-        )  # the server's, by round
         self._clock = RoundClock(self._slowdown)
-        self._trainer = Trainer(
-            task, made.data, self._scheme, settings, [self._clock], optimizer=optimizer, freed_mb=made.freed_mb
-        )
+        self._trainer, self._scheme = round_trainer(made, self._budget, self._clock)
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the server's weights. Momentum, which is of earlier ones, starts at 0."""
         now = self._trainer.state().arrays
-        slots = {
-            name: np.zeros_like(now[name])
-            for name in now
-            if name.startswith("optimizer/") and now[name].dtype.kind == "f"
-        }
+        ours = [name for name in now if name.startswith("optimizer/") and now[name].dtype.kind == "f"]
+        slots = {name: np.zeros_like(now[name]) for name in ours}
         known = {name: array for name, array in arrays.items() if name in now}
         self._trainer.load(State({**known, **slots}, {}))
 
@@ -177,17 +154,13 @@ class Board:
         layer, features, labels = found
         is_held = held_back(labels)
         self._held = features[is_held], labels[is_held]
-        first = FeatureSums.of(features[~is_held], labels[~is_held], layer.units)
-        of_all = FeatureSums.of(features, labels, layer.units)
-        return Parcel("sums", {}, {**packed_sums("first_", first), **packed_sums("all_", of_all)})
+        return Parcel("sums", {}, both_sums(features, labels, is_held, layer.units))
 
     def _losses(self, parcel: Parcel) -> Parcel:
         """The losses of the server's heads on the photos that none of them was fitted to."""
         if self._held is None:
             raise UserError("this board has started again and has no features")
-        features, labels = self._held
-        heads = [Head(*pair) for pair in zip(parcel.arrays["kernels"], parcel.arrays["biases"], strict=True)]
-        losses = held_losses(heads, features, labels) if len(labels) else np.zeros(0)
+        losses = losses_of(parcel.arrays, *self._held)
         self._held = None
         self._run(parcel.values["seconds"], 0.0, TRIED_STEPS)  # how fast is this board really?
         self._run(parcel.values["seconds"], 0.0, 1)
@@ -219,31 +192,42 @@ class Board:
         start, trainer, values = time.perf_counter(), self._trainer, parcel.values
         self._load(parcel.arrays)
         tested = {"test": trainer.evaluate(), "test_images": trainer.data.test_count} if values["tests"] else {}
-        names, self._seconds = trained_names(self._model), values["seconds"]
+        self._seconds = values["seconds"]
         steps = self._run(values["seconds"] - (time.perf_counter() - start), values["rate"])
-        before, after = parcel.arrays, trainer.state().arrays
-        latest = trainer.history.intervals[-1]
-        changes = {
-            name: (after[name].astype(np.float32) - before[name]).astype(values["changes"])
-            for name, trains in zip(names, latest.selection.mask, strict=True)
-            if trains
-        }
-        seconds, predicted_ms = time.perf_counter() - start, latest.selection.predicted_step_ms
-        measured_ms = self._slowdown * statistics.median(latest.step_ms) if latest.step_ms else None
-        self._say(
-            f"round {values['round']}: {steps} steps of {len(changes)} of {len(names)} tensors in {seconds:.1f} s of "
-            f"{values['seconds']:.1f} s"
-        )
-        return Parcel(
-            "trained",
-            {
-                **tested,
-                "images": trainer.data.train_count,
-                "steps": steps,
-                "seconds": seconds,
-                "predicted_step_ms": predicted_ms,
-                "step_ms": measured_ms,
-                "loss": float(np.mean([result.loss for result in trainer.history.results[-steps:]] or [np.nan])),
-            },
-            changes,
-        )
+        changes = self._changes(parcel.arrays, values["changes"])
+        seconds = time.perf_counter() - start
+        trained = f"{steps} steps of {len(changes)} of {len(self._head)} tensors"
+        self._say(f"round {values['round']}: {trained} in {seconds:.1f} s of {values['seconds']:.1f} s")
+        results = results_of_round(trainer, steps, self._slowdown)
+        return Parcel("trained", {**tested, **results, "seconds": seconds}, changes)
+
+    def _changes(self, before: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+        """What the latest round has changed of the weights `before` it: the tensors that trained, of this type."""
+        after, mask = self._trainer.state().arrays, self._trainer.history.selection.mask
+        names = [name for name, trains in zip(trained_names(self._model), mask, strict=True) if trains]
+        return {name: (after[name].astype(np.float32) - before[name]).astype(kind) for name in names}
+
+
+def round_trainer(made: Made, budget: RoundBudget, clock: RoundClock) -> tuple[Trainer, RoundScheme]:
+    """The trainer of a board, whose rate is set in each round, and its scheme."""
+    task, data = ImageClassification(made.model), made.data
+    settings = replace(
+        made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
+    )
+    scheme = RoundScheme(task, data, settings, budget)
+    usual = optimizer_of(settings, 1, np.flatnonzero(head_mask(made.model)).tolist())
+    optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
+    trainer = Trainer(task, data, scheme, settings, [clock], optimizer=optimizer, freed_mb=made.freed_mb)
+    return trainer, scheme
+
+
+def results_of_round(trainer: Trainer, steps: int, slowdown: float) -> dict[str, Any]:
+    """What a board says of its latest round of so many steps, beside its changes."""
+    latest, results = trainer.history.intervals[-1], trainer.history.results[-steps:]
+    return {
+        "images": trainer.data.train_count,
+        "steps": steps,
+        "predicted_step_ms": latest.selection.predicted_step_ms,
+        "step_ms": slowdown * statistics.median(latest.step_ms) if latest.step_ms else None,
+        "loss": float(np.mean([result.loss for result in results])) if results else None,
+    }

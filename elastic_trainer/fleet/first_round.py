@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastic_trainer.fleet.roster import Answer
-from elastic_trainer.training.closed_form_head import SHRINKAGES, chosen
+from elastic_trainer.training.closed_form_head import SHRINKAGES, chosen, held_losses
 from elastic_trainer.training.feature_sums import FeatureSums, Head
 
 if TYPE_CHECKING:
@@ -35,6 +35,18 @@ def unpacked_sums(prefix: str, arrays: Mapping[str, np.ndarray], classes: int, f
     within = np.zeros((features, features), np.float32)
     within[np.triu_indices(features)] = half
     return FeatureSums(counts, means, within + np.triu(within, 1).T)
+
+
+def both_sums(features: np.ndarray, labels: np.ndarray, is_held: np.ndarray, classes: int) -> dict[str, np.ndarray]:
+    """A board's arrays for the server: sums without the photos of bool [n] `is_held`, and of all."""
+    first = FeatureSums.of(features[~is_held], labels[~is_held], classes)
+    return {**packed_sums("first_", first), **packed_sums("all_", FeatureSums.of(features, labels, classes))}
+
+
+def losses_of(arrays: Mapping[str, np.ndarray], features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The losses of the server's heads, whose kernels and biases are `arrays`, on a board's photos held back."""
+    heads = [Head(*pair) for pair in zip(arrays["kernels"], arrays["biases"], strict=True)]
+    return held_losses(heads, features, labels) if len(labels) else np.zeros(0)
 
 
 def first_head(

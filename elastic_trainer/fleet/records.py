@@ -80,6 +80,12 @@ class Records:
         )
         write_csv(self.folder / SELECTIONS, ("epoch", "board", "name", "chosen"), chosen)
 
+    def add_round(self, values: dict[str, Any], test: dict[str, Any]) -> dict[str, Any]:
+        """Record a round, its model's loss and accuracy as far as they are known; returns the row of metrics.csv."""
+        tested = {f"test_{name}": test[name] for name in ("loss", "accuracy")}
+        self.rounds.append({"epoch": len(self.rounds), **values, "coverage": self.coverage(), **tested})
+        return self.rounds[-1]
+
     def add_board(self, number: int, answer: Answer, reply: Reply, places: list[int], round_seconds: float) -> None:
         """Record what a board did in a round; `places` are those of the tensors that it trained."""
         name, values = answer.member.name, answer.parcel.values

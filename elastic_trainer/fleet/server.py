@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
-from elastic_trainer.errors import UserError
 from elastic_trainer.fleet.average import Reply, aggregate, why_unfit
 from elastic_trainer.fleet.client import sent_names, trained_names
 from elastic_trainer.fleet.first_round import first_head
@@ -57,6 +56,9 @@ class FleetServer:
         say: is given a line on each event.
         check: is called between rounds; may raise an error to stop.
         clock: of the rounds.
+
+    Attributes:
+        seconds: of all rounds so far, testing not included.
     """
 
     def __init__(
@@ -76,9 +78,9 @@ class FleetServer:
         self._records, self._say, self._check, self._clock = records, say, check, clock
         self._evaluation = Evaluation(ImageClassification(model))
         self._sent, self._trained = sent_names(model), trained_names(model)
-        self.weights = self._of_model()
+        self.weights = read_weights(self._model, self._sent)
         self._tested: dict[str, Any] = {}  # the row of the model that the boards test next
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self.seconds = 0, 0.0
         self.roster = Roster(link, lambda: Parcel("hello", hello, self.weights), say, Clock(clock.now, self._pause))
 
     def run(self) -> None:
@@ -100,31 +102,19 @@ class FleetServer:
         """Give the boards the best model, in this file, and let them go."""
         if best.is_file():
             self._model.load_weights(best)
-            self.weights = self._of_model()
+            self.weights = read_weights(self._model, self._sent)
         self.roster.ask(Parcel("end", {}, self.weights), min(self._settings.grace, GOODBYE_SECONDS), "the end")
-
-    @property
-    def seconds(self) -> float:
-        """Time of all rounds so far, testing not included."""
-        return self._seconds
 
     def _resume(self, state: State) -> None:
         self._assign(state.arrays)
-        self._steps, self._seconds = state.record["steps"], state.record["seconds"]
+        self._steps, self.seconds = state.record["steps"], state.record["seconds"]
         latest = self._records.rounds[-1]
         self._tested = latest if latest["test_accuracy"] is None else {}
         self._say(f"going on after round {len(self._records.rounds) - 1}")
 
-    def _of_model(self) -> dict[str, np.ndarray]:
-        places = {name: int(name.partition("/")[2]) for name in self._sent}
-        return {name: self._model.variables[place].numpy() for name, place in places.items()}
-
     def _assign(self, weights: dict[str, np.ndarray]) -> None:
         self.weights = {**self.weights, **weights}
-        for name, weight in weights.items():
-            self._model.variables[int(name.partition("/")[2])].assign(weight)
-
-    # --- rounds -----------------------------------------------------------------------------------------------------
+        write_weights(self._model, weights)
 
     def _pause(self, seconds: float) -> None:
         self._check()
@@ -139,8 +129,8 @@ class FleetServer:
         else:
             layer.kernel.assign(head.kernel)
             layer.bias.assign(head.bias)
-            self.weights = self._of_model()
-        self._seconds += self._clock.now() - start
+            self.weights = read_weights(self._model, self._sent)
+        self.seconds += self._clock.now() - start
         down, up = sum(one.sent for one in answers), sum(one.size for one in answers)
         boards = len({one.member.name for one in answers}) if head else 0
         self._end_round({"round_seconds": None, "learning_rate": 0.0}, down, up, boards, 0)
@@ -152,24 +142,24 @@ class FleetServer:
 
     def round_seconds(self) -> float:
         """Deadline of a round: given, or so that the slowest board can train its head, and the fastest everything."""
-        if self._settings.round_seconds is not None:
-            return self._settings.round_seconds
-        boards = [member.about for member in self.roster.ready]
-        return max(PASSES * min(one["full_seconds"] for one in boards), *(one["head_seconds"] for one in boards))
+        given, boards = self._settings.round_seconds, [member.about for member in self.roster.ready]
+        heads, fulls = ([one[f"{kind}_seconds"] for one in boards] for kind in ("head", "full"))
+        return max(PASSES * min(fulls), *heads) if given is None else given
 
     def _round(self, number: int) -> None:
         self.roster.wait_for(1, is_free=True)
         seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
-        parcel = Parcel("train", {**values, "tests": self._data is None}, {k: self.weights[k] for k in self._trained})
+        before = {name: self.weights[name] for name in self._trained}
+        parcel = Parcel("train", {**values, "tests": self._data is None}, before)
         start, asked = self._clock.now(), {member.name for member in self.roster.ready if member.is_free}
         answers = self.roster.ask(parcel, seconds + self._settings.grace, f"round {number}")
         if self._data is None:
             self._record_tests(answers)
-        accepted = [(one, reply) for one in answers if (reply := self._accepted(number, one)) is not None]
-        self._assign(aggregate({k: self.weights[k] for k in self._trained}, [reply for _, reply in accepted], True))
+        accepted = accepted_replies(before, answers, lambda line: self._say(f"round {number}: {line}"))
+        self._assign(aggregate(before, [reply for _, reply in accepted], True))
         self._steps += sum(reply.steps for _, reply in accepted)
-        self._seconds += self._clock.now() - start
+        self.seconds += self._clock.now() - start
         for one, reply in accepted:
             places = [place for place, tensor in enumerate(self._trained) if tensor in reply.changes]
             self._records.add_board(number, one, reply, places, seconds)
@@ -177,71 +167,85 @@ class FleetServer:
         down, up = sum(one.sent for one in answers), sum(one.size for one in answers)
         self._end_round({"round_seconds": seconds, "learning_rate": rate}, down, up, len(accepted), len(late))
 
-    def _accepted(self, number: int, answer: Answer) -> Reply | None:
-        """The reply of a board, if it can be averaged; else a line says why not."""
-        member, parcel = answer.member, answer.parcel
-        try:
-            changes = {name: change.astype(np.float32) for name, change in parcel.arrays.items()}
-            reply = Reply(changes, member.about["images"], int(parcel.values["steps"]))
-            why = why_unfit({k: self.weights[k] for k in self._trained}, reply)
-        except (KeyError, TypeError, ValueError) as error:
-            why = f"it cannot be read ({error})"
-        if why is None:
-            return reply
-        self._say(f"round {number}: the reply of board {member.name} is dropped: {why}")
-        return None
-
-    # --- records ----------------------------------------------------------------------------------------------------
-
     def _end_round(self, values: dict[str, Any], down: int, up: int, boards: int, late: int) -> None:
         """Test the model, keep it if it is the best, and write everything."""
-        number, start = len(self._records.rounds), time.perf_counter()
+        start = time.perf_counter()
         test = self._evaluation(self._data.test()) if self._data is not None else {"loss": None, "accuracy": None}
-        row = {
-            "epoch": number,
-            "step": self._steps,
-            "train_seconds": self._seconds,
-            "validation_seconds": time.perf_counter() - start,
-            **values,
-            "boards": boards,
-            "late": late,
-            "coverage": self._records.coverage(),
-            "bytes_down": down,
-            "bytes_up": up,
-            "test_loss": test["loss"],
-            "test_accuracy": test["accuracy"],
-        }
-        self._records.rounds.append(row)
+        done = {"step": self._steps, "train_seconds": self.seconds, "validation_seconds": time.perf_counter() - start}
+        sizes = {"boards": boards, "late": late, "bytes_down": down, "bytes_up": up}
+        row = self._records.add_round({**done, **values, **sizes}, test)
         if test["accuracy"] is not None:
             self._keep(row)
         self._tested = row
-        self._records.save(self.weights, {"steps": self._steps, "seconds": self._seconds})
+        self._records.save(self.weights, {"steps": self._steps, "seconds": self.seconds})
 
     def _keep(self, row: dict[str, Any]) -> None:
         is_best = self._records.keep(self._model, row["test_accuracy"])
         self._records.draw(row["epoch"], {f"fleet/{key}": value for key, value in row.items() if key != "epoch"})
-        deadline = row["round_seconds"]
-        self._say(
-            f"round {row['epoch']} of {self._settings.rounds}: accuracy {row['test_accuracy']:.1%}"
-            f"{', the best so far' if is_best else ''}; {row['boards']} boards, "
-            f"{'closed-form head' if deadline is None else f'deadline {deadline:.1f} s'}, {row['train_seconds']:.1f} s "
-            f"in all, {(row['bytes_down'] + row['bytes_up']) / 1e6:.1f} MB"
-        )
+        self._say(round_line(row, self._settings.rounds, is_best))
 
     def _record_tests(self, answers: Sequence[Answer]) -> None:
         """The latest model, as the boards have tested it, weighted by their photos."""
-        tests = [(one.parcel.values.get("test"), one.parcel.values.get("test_images")) for one in answers]
-        found = [(one, count) for one, count in tests if isinstance(one, dict) and isinstance(count, int) and count > 0]
-        if not found or not self._tested:
-            return
-        total = sum(count for _, count in found)
-        for name in ("loss", "accuracy"):
-            self._tested[f"test_{name}"] = sum(float(one[name]) * count for one, count in found) / total
-        self._keep(self._tested)
-        self._tested = {}
+        found = mean_of_tests(answers)
+        if found is not None and self._tested:
+            self._tested.update(found)
+            self._keep(self._tested)
+            self._tested = {}
 
 
-def check_rounds(settings: FleetSettings, done: int) -> None:
-    """Raise `UserError` if a run that is to go on has done more rounds than there shall be."""
-    if done > settings.rounds:
-        raise UserError(f"--rounds {settings.rounds}: the run has done {done} already; give at least that")
+def read_weights(model: keras.Model, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The weights of a network with these names, as of `client.sent_names`."""
+    return {name: model.variables[int(name.partition("/")[2])].numpy() for name in names}
+
+
+def write_weights(model: keras.Model, weights: dict[str, np.ndarray]) -> None:
+    """Give a network weights by such names."""
+    for name, weight in weights.items():
+        model.variables[int(name.partition("/")[2])].assign(weight)
+
+
+def accepted_replies(
+    weights: dict[str, np.ndarray], answers: Sequence[Answer], say: Callable[[str], object]
+) -> list[tuple[Answer, Reply]]:
+    """The answers whose replies can be averaged into `weights`, and these; a line on each other one."""
+    accepted = []
+    for answer in answers:
+        try:
+            changes = {name: change.astype(np.float32) for name, change in answer.parcel.arrays.items()}
+            reply = Reply(changes, answer.member.about["images"], int(answer.parcel.values["steps"]))
+            why = why_unfit(weights, reply)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"it cannot be read ({error})"
+        if why is None:
+            accepted.append((answer, reply))
+        else:
+            say(f"the reply of board {answer.member.name} is dropped: {why}")
+    return accepted
+
+
+def mean_of_tests(answers: Sequence[Answer]) -> dict[str, float] | None:
+    """Loss and accuracy, as of metrics.csv, over the test photos of all boards; None if no board has tested."""
+    found = []
+    for answer in answers:
+        try:
+            test, count = answer.parcel.values["test"], int(answer.parcel.values["test_images"])
+            values = [float(test["loss"]), float(test["accuracy"])]
+        except (KeyError, TypeError, ValueError):
+            continue
+        if count > 0 and np.isfinite(values).all() and 0 <= values[1] <= 1:
+            found.append((values, min(count, answer.member.about.get("test_images", 0))))
+    if not any(count for _, count in found):
+        return None
+    loss, accuracy = np.average([values for values, _ in found], axis=0, weights=[count for _, count in found])
+    return {"test_loss": float(loss), "test_accuracy": float(accuracy)}
+
+
+def round_line(row: dict[str, Any], rounds: int, is_best: bool) -> str:
+    """What a person wants to know of a round, given its row of metrics.csv."""
+    deadline = row["round_seconds"]
+    return (
+        f"round {row['epoch']} of {rounds}: accuracy {row['test_accuracy']:.1%}"
+        f"{', the best so far' if is_best else ''}; {row['boards']} boards, "
+        f"{'closed-form head' if deadline is None else f'deadline {deadline:.1f} s'}, {row['train_seconds']:.1f} s "
+        f"in all, {(row['bytes_down'] + row['bytes_up']) / 1e6:.1f} MB"
+    )
