@@ -161,8 +161,8 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
 
     training = board_command(command, words)
     model = models.build(training.network)
-    training = with_memory(training, model)
-    training, table, freed_mb = with_table(training, model, 0.0)
+    training, freed_mb = with_memory(training, model)
+    training, table, freed_mb = with_table(training, model, 0.0, freed_mb)
     assert table is not None, "the scheme is elastic"
     network = training.network
     dataset = data.load_settings(training.data, network.input_size, network.batch_size, network.seed)

@@ -73,7 +73,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import data
     import models
     import train
-    from elastic_trainer.cli.choices import with_batch_size, with_budget, with_memory, with_table
+    from elastic_trainer.cli.choices import with_budget, with_memory, with_table
     from elastic_trainer.datasets.sources import count_classes
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -95,12 +95,13 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     model = models.build(command.network)
     _check_saving(model, command)
-    command = with_memory(with_batch_size(command, model), model)
+    command, freed_mb = with_memory(command, model)
+    images = command.data
     _check_unchanged(command)
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
-    command, table, freed_mb = with_table(command, model, time.perf_counter() - start)
+    command, table, freed_mb = with_table(command, model, time.perf_counter() - start, freed_mb)
     if run.board_times is not None and table is not None:
         from elastic_trainer.board.times import board_table
 

@@ -83,6 +83,11 @@ class SchemeEntry:
     changes_network: bool = False
     uses: tuple[str, ...] = ()
 
+    @property
+    def can_split(self) -> bool:
+        """Whether its steps can add gradients up over parts of a batch."""
+        return not (self.changes_network or self.is_closed_form)
+
 
 @dataclass(frozen=True)
 class ImportanceEntry:

@@ -249,9 +249,10 @@ class Settings:
         "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
         "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
         "if they take more"))
-    micro_batch: int | None = flag(None, BUDGET, count, "N", words="the batch at once", used_by=(BY_STEPS,), help=(
+    micro_batch: int | None = flag(None, BUDGET, count, "N", words="by `--recipe`", used_by=(BY_STEPS,), help=(
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time. With `--export train_tflite` the default is 8"))
+        "and takes time. `paper` takes a batch at once, `robust` in parts where memory is little; with "
+        "`--export train_tflite` the default is 8"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
     correct_budget: bool = flag(

@@ -84,8 +84,9 @@ class Task:
         """What is reported besides the loss: scalars by name."""
         return {}
 
-    def check_parts(self) -> None:
-        """Raise `UserError` unless the loss of a batch is the mean of those of equal parts."""
+    def why_not_in_parts(self) -> str | None:
+        """Why the loss of a batch is not the mean of those of equal parts, in words; None if it is."""
+        return None
 
     def reset(self) -> None:
         """Start `measures` again, at the start of an epoch and of a validation."""
@@ -169,14 +170,14 @@ class CompiledTask(Task):
         self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
         return self.model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
 
-    def check_parts(self) -> None:
+    def why_not_in_parts(self) -> str | None:
         means = ("sum_over_batch_size", "mean", "auto")
         others = [getattr(loss, "reduction", "mean") for loss in tf.nest.flatten(self.model.loss)]
         if any(other not in means for other in others):
-            raise UserError(f"--micro_batch: needs losses that are means over a batch, not {others}; leave it out")
+            return f"needs losses that are means over a batch, not {others}"
         outputs = tf.nest.flatten(self.model.outputs if hasattr(self.model, "outputs") else None)
-        if any(getattr(output, "_keras_mask", None) is not None for output in outputs):
-            raise UserError("--micro_batch: outputs with a mask have parts of different weight; leave it out")
+        is_masked = any(getattr(output, "_keras_mask", None) is not None for output in outputs)
+        return "outputs with a mask have parts of different weight" if is_masked else None
 
     def reset(self) -> None:
         self.model.reset_metrics()

@@ -314,15 +314,20 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
         return replace(table, details={"memory": {**record, "forward_mb": forward_mb * rows / BATCH}})
 
     least_mb = limits(table, head_mask(model))[1] if scheme == "full_training" else forward_mb
-    settings = replace(SETTINGS, memory=START_MB + 0.8 * least_mb)
+    settings = replace(SETTINGS, memory=START_MB + 0.9 * least_mb)
     with pytest.raises(UserError) as error:
         Trainer(model, data, scheme, settings, table=table_of(BATCH)).run()
     assert "\n" not in str(error.value)
-    [memory, rows] = re.findall(r"(?:--memory|--batch_size) (\d+)", str(error.value).split("what fits: ")[1])
-    assert int(rows) < BATCH and float(memory) > START_MB + 0.8 * least_mb
+    fits = dict(re.findall(r"--(\w+) (\d+)", str(error.value).split("what fits: ")[1]))
+    memory, rows, part = fits["memory"], fits["batch_size"], int(fits["micro_batch"])
+    assert int(rows) < BATCH and float(memory) > START_MB + 0.9 * least_mb
     Trainer(model, data, scheme, replace(settings, memory=float(memory)), table=table_of(BATCH)).run()
     smaller = made_up_data(batch_size=int(rows))
     Trainer(model, smaller, scheme, settings, table=table_of(int(rows))).run()
+    Trainer(model, data, scheme, replace(settings, micro_batch=part), table=table_of(part)).run()
+    with pytest.raises(UserError) as error:  # in parts that are too large
+        Trainer(model, data, scheme, replace(settings, micro_batch=2 * part), table=table_of(2 * part)).run()
+    assert f"--micro_batch {part}" in str(error.value)
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
@@ -363,7 +368,7 @@ def test_limits_that_are_none_or_too_small_are_refused_by_the_callback_in_one_li
     head_mb, _ = limits(network[2], head_mask(network[0]))
     with pytest.raises(UserError, match=r"are too little, training the head alone takes") as error:
         fitted(network, START_MB + head_mb - 20)
-    assert "--" not in str(error.value)
+    assert "--" not in str(error.value) and "micro_batch" not in str(error.value), "fit has no parts"
 
 
 def test_a_limit_needs_examples_of_one_shape():

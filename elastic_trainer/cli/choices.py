@@ -1,13 +1,16 @@
-"""What a run chooses for itself: the batch size, a short timing table, and what a deadline leaves open."""
+"""What a run chooses for itself: sizes that fit memory, a short timing table, and what a deadline leaves open."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import keras
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
+from elastic_trainer.datasets import images
+from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
@@ -23,11 +26,11 @@ from elastic_trainer.selection.deadline import (
 )
 from elastic_trainer.selection.schemes import make_budget, trainable_mask
 from elastic_trainer.selection.time_budget import TimeBudget, check_rho
-from elastic_trainer.settings import TABLE_RECORD
+from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import idle_training
-from elastic_trainer.timing.memory_check import check_limit, check_memory, fitting_batch, room_mb, surely_fits
+from elastic_trainer.timing.memory_check import check_limit, check_memory, fitting_size, needed_mb, room_mb, surely_fits
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 
@@ -37,51 +40,82 @@ MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
 
 
-def with_memory(command: TrainCommand, model: keras.Model) -> TrainCommand:
-    """A copy that keeps an elastic run within what memory there is, unless a limit was given or it surely fits.
+def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand, float]:
+    """A copy with what the run chooses so that it fits: its batch, parts of it, and which images stay in memory.
+
+    A batch whose size was not given is smaller where there are few images. Where memory is little, the robust recipe
+    takes it in parts; other runs, and where no parts fit, take a smaller one. The memory is to suffice for what the
+    scheme may train; of an elastic one that has a timing table, for half of it. Within a limit, the robust recipe keeps
+    images in memory as far as they fit beside that. An elastic run stays within what memory there is, unless a limit
+    was given or it surely fits.
+
+    Returns:
+        The command, and MB of memory that tracing steps took and that training takes again.
 
     Raises:
         UserError: even the least that the scheme may train does not fit.
     """
-    network, limit_mb, micro_batch = command.network, command.training.memory, command.training.micro_batch
+    before_mb = resident_memory_mb()
+    command = _with_sizes(command, model)
+    freed_mb = max((resident_memory_mb() or 0.0) - (before_mb or 0.0), 0.0)
+    network, scheme = command.network, SCHEMES[command.train_type]
+    limit_mb, micro_batch = command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
-    if SCHEMES[command.train_type].is_elastic:
+    if scheme.is_elastic:
         mask = head_mask(model)
-        available_mb = room_mb()
+        available_mb = room_mb(None, freed_mb)
         if limit_mb is None and not surely_fits(model, network.batch_size, available_mb):
-            limit_mb = (resident_memory_mb() or 0.0) + available_mb
+            limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
-    has_table = (table_folder(command.part, command.run.logdir) / TABLE_RECORD).is_file()
-    is_fixed = not SCHEMES[command.train_type].is_elastic and not SCHEMES[command.train_type].is_closed_form
-    trains_less = "--train_type elastic_training_upper_part" if has_table and is_fixed else None
-    check_memory(model, network, mask, limit_mb, trains_less=trains_less, micro_batch=micro_batch)
+    is_fixed = not scheme.is_elastic and not scheme.is_closed_form
+    trains_less = "--train_type elastic_training_upper_part" if is_fixed and _has_table(command.part, command) else None
+    check_memory(model, network, mask, limit_mb, "training", trains_less, micro_batch, scheme.can_split, freed_mb)
+    return command, freed_mb
+
+
+def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
+    """See `with_memory`."""
+    count_images = DATASETS[command.data.dataset_name].count_images if command.chooses_batch else None
+    if count_images is not None:
+        batch_size, count = command.network.batch_size, count_images(command.data.data_dir, command.data.test_fraction)
+        while batch_size > 1 and batch_size * MIN_STEPS > count:
+            batch_size //= 2
+        command = command.with_batch(batch_size)
+    network, settings, limit_mb, rows = command.network, command.training, command.training.memory, None
+    room = room_mb(limit_mb)  # before steps are traced
+
+    @cache
+    def needed(batch_size: int, micro_batch: int | None) -> float:
+        mask = trainable_mask(command.train_type, model, settings.trained_layers)
+        part = replace(network, batch_size=part_rows(batch_size, micro_batch))
+        if SCHEMES[command.train_type].is_elastic and _has_table(part, command):
+            mask[: len(mask) // 2] = False
+        return needed_mb(model, network, batch_size, mask, micro_batch)
+
+    if command.chooses_parts:
+        rows = fitting_size(model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
+        if rows is not None and rows < network.batch_size:
+            print(f"memory: steps take {network.batch_size} images in parts of {rows} (--micro_batch sets other parts)")
+        command = command.with_parts(rows)
+    if count_images is not None and rows is None:
+        size = fitting_size(model, lambda size: needed(size, settings.micro_batch), network.batch_size, limit_mb)
+        command = command.with_batch(size or 1)
+    if command.run.recipe == "robust" and limit_mb is not None and command.data.image_memory is None:
+        beside_mb = room - needed(command.network.batch_size, command.training.micro_batch)
+        image_memory = min(max(beside_mb, 0.0), images.room_mb(None))
+        command = replace(command, data=replace(command.data, image_memory=image_memory))
     return command
 
 
-def with_batch_size(command: TrainCommand, model: keras.Model) -> TrainCommand:
-    """A copy with a smaller batch, unless its size was given, where there are few images or little memory.
-
-    The memory is to suffice for what the scheme may train; of an elastic one that has a timing table, for half of it.
-    """
-    count_images = DATASETS[command.data.dataset_name].count_images
-    if not command.chooses_batch or count_images is None:
-        return command
-    batch_size, count = command.network.batch_size, count_images(command.data.data_dir, command.data.test_fraction)
-    while batch_size > 1 and batch_size * MIN_STEPS > count:
-        batch_size //= 2
-    command = command.with_batch(batch_size)
-    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
-    has_table = (table_folder(command.part, command.run.logdir) / TABLE_RECORD).is_file()
-    if SCHEMES[command.train_type].is_elastic and has_table:
-        mask[: len(mask) // 2] = False
-    settings = command.training
-    return command.with_batch(fitting_batch(model, command.network, mask, settings.memory, settings.micro_batch))
+def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
+    """Whether there is a timing table of steps on a batch, or a part of one, like that of `part`."""
+    return (table_folder(part, command.run.logdir) / TABLE_RECORD).is_file()
 
 
 def with_table(
-    command: TrainCommand, model: keras.Model, elapsed: float
+    command: TrainCommand, model: keras.Model, elapsed: float, freed_mb: float = 0.0
 ) -> tuple[TrainCommand, TimingTable | None, float]:
     """The timing table of an elastic run; a short one is measured if there is none.
 
@@ -91,25 +125,27 @@ def with_table(
         command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
         model: its network.
         elapsed: seconds of the deadline that have passed.
+        freed_mb: as of `with_memory`.
 
     Returns:
-        The command, the table, and MB of memory that measuring took and that training takes again.
+        The command, the table, and MB of memory that were taken so far and that training takes again.
     """
     if not SCHEMES[command.train_type].is_elastic:
-        return command, None, 0.0
+        return command, None, freed_mb
     network, run, settings = command.part, command.run, command.training
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
-    wanted, before_mb, freed_mb = table_settings(network), resident_memory_mb(), 0.0
-    if not (folder / TABLE_RECORD).is_file():
+    wanted, before_mb = table_settings(network), resident_memory_mb()
+    if not _has_table(network, command):
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
-            return _without_steps(command, "there is no timing table, and no time to measure one"), None, 0.0
+            return _without_steps(command, "there is no timing table, and no time to measure one"), None, freed_mb
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
-        check_memory(model, network, all_mask(model), settings.memory, "measuring the timing table of")
+        what = "measuring the timing table of"
+        check_memory(model, network, all_mask(model), settings.memory, what, can_split=True, freed_mb=freed_mb)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
         profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
-        freed_mb = freed_memory_mb(before_mb, resident_memory_mb())
+        freed_mb += freed_memory_mb(before_mb, resident_memory_mb())
     # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)

@@ -38,6 +38,7 @@ class TrainCommand:
         chooses_epochs, chooses_interval: the number of epochs, and with it the interval of selections, is to be
             derived from the deadline.
         chooses_batch: the batch may be smaller than the default.
+        chooses_parts: the batch may be taken in parts, by a recipe that fits memory.
         rate_follows_batch: the learning rate is that of a recipe for this batch size.
     """
 
@@ -50,6 +51,7 @@ class TrainCommand:
     chooses_epochs: bool = False
     chooses_interval: bool = False
     chooses_batch: bool = False
+    chooses_parts: bool = False
     rate_follows_batch: bool = False
 
     @property
@@ -61,7 +63,8 @@ class TrainCommand:
     def config(self) -> dict[str, Any]:
         """The options as config.json keeps them."""
         training, network = self.training, self.network
-        chosen = {name: getattr(training, name) for name in ("num_epochs", "interval", "max_steps", "learning_rate")}
+        names = ("num_epochs", "interval", "max_steps", "learning_rate", "micro_batch")
+        chosen = {name: getattr(training, name) for name in names}
         chosen |= {"num_classes": network.num_classes, "batch_size": network.batch_size, "train_type": self.train_type}
         return {**self.options, **chosen}
 
@@ -88,6 +91,11 @@ class TrainCommand:
         network = replace(self.network, batch_size=batch_size)
         return replace(self, network=network, training=training, chooses_batch=False)
 
+    def with_parts(self, rows: int | None) -> TrainCommand:
+        """A copy that takes a batch in parts of so many images, or at once: None, or all of them."""
+        micro_batch = None if rows == self.network.batch_size else rows
+        return replace(self, training=replace(self.training, micro_batch=micro_batch), chooses_parts=False)
+
     def with_closed_form(self) -> TrainCommand:
         """A copy that solves for the head and takes no other step."""
         run = replace(self.run, train_type="closed_form_head")
@@ -102,6 +110,7 @@ class TrainCommand:
     def with_choices_of(self, config: dict[str, Any]) -> TrainCommand:
         """A copy with what a run with this config.json chose, as far as this command chooses it, too."""
         command = self.with_batch(config["batch_size"]) if self.chooses_batch else self
+        command = command.with_parts(config.get("micro_batch")) if self.chooses_parts else command
         if self.chooses_epochs and SCHEMES[config["train_type"]].is_closed_form:
             return command.with_closed_form()
         return command.with_epochs(config["num_epochs"], config["interval"]) if self.chooses_epochs else command

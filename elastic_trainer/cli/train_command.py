@@ -69,6 +69,9 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
     chooses_batch = args.batch_size is None and DATASETS[args.dataset_name].count_images is not None
     rate_follows_batch = args.learning_rate is None and "learning_rate" in recipe_settings(args)
     fill_in_defaults(args)
+    is_for_board = args.board_times is not None or (args.export is not None and EXPORTERS[args.export].is_untrained)
+    fits_memory = args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board
+    chooses_parts = fits_memory and args.micro_batch is None
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
     args.resume = bool(args.resume)
@@ -83,6 +86,7 @@ def parse_training(given: Sequence[str]) -> TrainCommand:
         chooses_epochs,
         chooses_interval,
         chooses_batch,
+        chooses_parts,
         rate_follows_batch,
     ).with_one_step()
 

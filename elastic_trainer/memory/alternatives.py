@@ -41,9 +41,17 @@ def smaller_batch(needed_mb: Callable[[int], float], batch_size: int, now_mb: fl
     return next((half for half in likely if half == 1 or needed_mb(half) <= room_mb), 1)
 
 
-def of_batch(batch_size: int, smaller: int | None) -> Alternative | None:
-    """That of `smaller_batch`."""
-    return None if smaller is None else Alternative(batch_size / smaller, f"--batch_size {smaller}")
+def of_batch(batch_size: int, smaller: int | None, flag: str = "--batch_size") -> Alternative | None:
+    """That of `smaller_batch`, or of smaller parts of a batch."""
+    return None if smaller is None else Alternative(batch_size / smaller, f"{flag} {smaller}")
+
+
+def of_parts(
+    needed_mb: Callable[[int], float], rows: int, now_mb: float, room_mb: float, is_possible: bool
+) -> Alternative | None:
+    """Parts of a batch that are smaller than `rows`, if they are possible; arguments as of `smaller_batch`."""
+    smaller = smaller_batch(needed_mb, rows, now_mb, room_mb) if is_possible else None
+    return of_batch(rows, smaller, "--micro_batch")
 
 
 def larger_limit(needed_mb: float, limit_mb: float | None, machine_mb: float, beside: str = "") -> Alternative | None:

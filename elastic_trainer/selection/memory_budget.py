@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import reachable_memory_mb
-from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
+from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, of_parts, smaller_batch
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 
 MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single tensors may be off
@@ -18,7 +20,9 @@ MEMORY_SHARE = 0.98  # of a limit, for selections: that much the costs of single
 MEASURED_WEIGHTS = 5
 
 
-def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray, batch_size: int) -> float:
+def memory_room_mb(
+    limit_mb: float, start_mb: float, table: TimingTable, head: np.ndarray, batch_size: int, parts: int
+) -> float:
     """MB that training may take in a process that takes `limit_mb` in all, resident.
 
     Args:
@@ -27,29 +31,40 @@ def memory_room_mb(limit_mb: float, start_mb: float, table: TimingTable, head: n
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`, what always trains.
         batch_size: of the table.
+        parts: of a step's batch, each of `batch_size`; 0 if there can be no smaller ones.
 
     Raises:
         UserError: training the head alone takes more.
     """
     head_mb = table.predict_mb(head)
     if start_mb + head_mb > limit_mb:
-        fixed_mb, by_rows_mb = _parts_mb(table, head)
-        smaller = smaller_batch(
-            lambda rows: start_mb + fixed_mb + by_rows_mb * rows / batch_size, batch_size, start_mb + head_mb, limit_mb
+        (fixed_mb, by_rows_mb), now_mb = _parts_mb(table, head), start_mb + head_mb
+        sums_mb = 0.0 if parts > 1 else float(table.sums_mb[head[table.positions]].sum())  # else they are in the table
+
+        def needed_mb(rows: int, beside_mb: float = 0.0) -> float:
+            return start_mb + fixed_mb + beside_mb + by_rows_mb * rows / batch_size
+
+        in_parts = partial(needed_mb, beside_mb=sums_mb)
+        fits = named(
+            (
+                of_batch(batch_size, smaller_batch(needed_mb, batch_size, now_mb, limit_mb)),
+                of_parts(in_parts, batch_size, now_mb, limit_mb, parts > 0),
+                larger_limit(now_mb, limit_mb, reachable_memory_mb()),
+            ),
+            "choose a smaller --input_size or network",
         )
-        larger = larger_limit(start_mb + head_mb, limit_mb, reachable_memory_mb())
-        fits = named((of_batch(batch_size, smaller), larger), "choose a smaller --input_size or network")
         raise UserError(
             f"memory: {limit_mb:,.0f} MB are too little, training the head alone takes about "
-            f"{start_mb + head_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; "
+            f"{now_mb:,.0f} MB, of them {start_mb:,.0f} MB for TensorFlow, the network and the images; "
             f"{fits}"
         )
     return MEMORY_SHARE * limit_mb - start_mb
 
 
-def feature_batches(data: ShuffledData) -> float:
-    """How many batches all features of `data` are, those of the test examples included."""
-    return (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch
+def feature_batches(data: ShuffledData, settings: Settings) -> float:
+    """How many batches all features of `data` are in float32, as which those of the test examples are kept."""
+    views = (data.view_count or 1) / (2 if settings.feature_cache == "float16" else 1)
+    return (data.train_count * views + data.test_count) / data.full_batch
 
 
 def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[int, float]:

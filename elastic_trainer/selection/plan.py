@@ -91,7 +91,7 @@ def run_plan_lines(
         step_ms = plan.step_ms + plan.making_ms
         training = schedule.total_steps * step_ms / 1e3
         in_all = training + _beside_seconds(table, data, settings, schedule, training)
-        kept = feature_batches(data) * plan.uses_features
+        kept = feature_batches(data, settings) * plan.uses_features
         features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
         memory = "unknown" if table.memory is None else f"{start_mb + table.predict_mb(plan.mask, kept):,.0f} MB"
         yield (
@@ -117,7 +117,7 @@ def _fitting_plan(
     is_too_little = room_mb < math.inf and table.predict_mb(head) > room_mb
     if is_too_little or (rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms):
         return None
-    return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data))
+    return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data, settings))
 
 
 def _beside_seconds(

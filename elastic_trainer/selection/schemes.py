@@ -244,7 +244,8 @@ class ElasticScheme(Scheme):
             return
         self._is_limited = True
         if limit_mb is not None:
-            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._rows)
+            parts = state.parts * state.can_split
+            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._rows, parts)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
         rows, self.measuring_mb = fitting_rows(table, self._rows, self._room_mb)
@@ -279,7 +280,7 @@ class ElasticScheme(Scheme):
             return plan_of(table, self._head, None, step_budget_ms(table, table_rho, 1.0), 1.0)
         limits = {}
         if self._room_mb < math.inf:
-            limits = {"room_mb": self._room_mb, "kept_batches": feature_batches(self._data)}
+            limits = {"room_mb": self._room_mb, "kept_batches": feature_batches(self._data, self._settings)}
         plan = self._select_tensors(table, measured.importance, self._head, table_rho, resolution, misses, **limits)
         if measured.current is None:
             return plan

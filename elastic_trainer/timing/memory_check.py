@@ -6,6 +6,8 @@ The paper does not cover memory.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from functools import partial
 from math import inf, prod
 
@@ -15,7 +17,7 @@ import numpy as np
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
-from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, smaller_batch
+from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, of_parts, smaller_batch
 from elastic_trainer.memory.step_memory import has_own_memory, training_mb, variables_mb
 from elastic_trainer.networks.layer_graph import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
@@ -28,15 +30,17 @@ from elastic_trainer.training.step import TrainStep
 OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
 
 
-def room_mb(limit_mb: float | None = None) -> float:
+def room_mb(limit_mb: float | None = None, freed_mb: float = 0.0) -> float:
     """MB that training may still take: of a limit for the whole process, and of what the machine has.
+
+    `freed_mb` of what the process takes now was freed, and training takes it again.
 
     Infinity if the system does not report its memory, or if a GPU with memory of its own trains.
     """
     available_mb = available_memory_mb()
     if available_mb is None or has_own_memory():
         return inf
-    return min(available_mb, inf if limit_mb is None else limit_mb - (resident_memory_mb() or 0.0))
+    return freed_mb + min(available_mb, inf if limit_mb is None else limit_mb - (resident_memory_mb() or 0.0))
 
 
 def check_limit(limit_mb: float | None) -> None:
@@ -59,31 +63,27 @@ def needed_mb(
     """MB that training bool [N] `mask` over `model.trainable_variables` on so many images a step takes."""
     optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
     rows = part_rows(batch_size, micro_batch)
-    step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
-    return training_mb(step)[0]
+    needed = training_mb(TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows))[0]
+    gc.collect()  # the graph, whose memory the next one takes
+    return needed
 
 
-def fitting_batch(
-    model: keras.Model,
-    network: NetworkSettings,
-    mask: np.ndarray,
-    limit_mb: float | None = None,
-    micro_batch: int | None = None,
-) -> int:
-    """The batch size of `network`, halved until training fits.
+def fitting_size(
+    model: keras.Model, needed: Callable[[int], float], batch_size: int, limit_mb: float | None = None
+) -> int | None:
+    """The largest of a batch, its half, quarter, … with which training fits; None if there is none.
 
     Args:
-        model, network: what is trained.
-        mask: bool [N] over `model.trainable_variables`, what trains.
+        model: what is trained.
+        needed: MB that steps on batches, or on parts of a batch, of this size take.
+        batch_size: of the whole batch.
         limit_mb: memory that the process may take in all.
-        micro_batch: images of a part of a batch, at most; None: the batch is one part.
     """
-    room, batch_size = room_mb(limit_mb), network.batch_size
+    room = room_mb(limit_mb)
     if surely_fits(model, batch_size, room):
         return batch_size
-    needed = partial(needed_mb, model, network, mask=mask, micro_batch=micro_batch)
     now_mb = needed(batch_size)
-    return batch_size if now_mb <= room else smaller_batch(needed, batch_size, now_mb, room) or 1
+    return batch_size if now_mb <= room else smaller_batch(needed, batch_size, now_mb, room)
 
 
 def check_memory(
@@ -94,26 +94,37 @@ def check_memory(
     what: str = "training",
     trains_less: str | None = None,
     micro_batch: int | None = None,
+    can_split: bool = False,
+    freed_mb: float = 0.0,
 ) -> None:
     """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is; it names what fits.
 
     Args:
-        model, network, mask, limit_mb, micro_batch: as for `fitting_batch`.
+        model, network: what is trained.
+        mask: bool [N] over `model.trainable_variables`, what trains.
+        limit_mb: memory that the process may take in all.
         what: in words.
         trains_less: flags that train what fits, if the head does; None: there are none.
+        micro_batch: images of a part of a batch, at most; None: the batch is one part.
+        can_split: whether a batch can be taken in (smaller) parts.
+        freed_mb: as of `room_mb`.
     """
-    room, count = room_mb(limit_mb), network.batch_size
+    room, count = room_mb(limit_mb, freed_mb), network.batch_size
     if surely_fits(model, count, room):
         return
     needed_of = partial(needed_mb, model, network, mask=mask, micro_batch=micro_batch)
     needed = needed_of(count)
     if needed <= room:
         return
-    resident_mb, others = resident_memory_mb() or 0.0, list[Alternative | None]()
+    resident_mb, others = (resident_memory_mb() or 0.0) - freed_mb, list[Alternative | None]()
     if trains_less is not None and needed_of(count, mask=head_mask(model)) <= room:
         others.append(Alternative(inf, trains_less))
     others.append(of_batch(count, smaller_batch(needed_of, count, needed, room)))
-    others.append(larger_limit(resident_mb + needed, limit_mb, resident_mb + room_mb(), " and what the images take"))
+    in_parts = partial(needed_mb, model, network, count, mask)
+    others.append(of_parts(in_parts, part_rows(count, micro_batch), needed, room, can_split))
+    others.append(
+        larger_limit(resident_mb + needed, limit_mb, resident_mb + room_mb(None, freed_mb), " and what the images take")
+    )
     advice = named(others, "no batch fits; choose a smaller --input_size or network")
     limit = "" if limit_mb is None else f" (limit {limit_mb:,.0f} MB)"
     size = f"{network.input_size}×{network.input_size}"

@@ -119,6 +119,11 @@ class TimingTable:
         """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
         return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
 
+    @property
+    def sums_mb(self) -> np.ndarray:
+        """MB [N] that the sum of a tensor's gradients over parts of a batch takes."""
+        return np.array([4e-6 * prod(shape) for shape in self.shapes])
+
     @cached_property
     def memory(self) -> MemoryCosts | None:
         """What the tensors cost in memory, at the batch size of the table; None in tables of earlier versions."""
@@ -154,8 +159,7 @@ class TimingTable:
         scaled = {name: count * getattr(self, name) for name in (*names, "full_step_ms", "gradient_pass_ms")}
         details = {**self.details}
         if self.memory is not None:
-            sums_mb = np.array([4e-6 * prod(shape) for shape in self.shapes])
-            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + sums_mb).to_record()
+            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + self.sums_mb).to_record()
         if "plain_step_ms" in details:
             details["plain_step_ms"] *= count
         fit = replace(self.fit, constant_ms=count * self.fit.constant_ms)

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, resident_memory_mb
-from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, smaller_batch
+from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, of_parts, smaller_batch
 from elastic_trainer.memory.step_memory import StepMemory, has_own_memory, training_mb, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
@@ -76,6 +76,7 @@ class TrainState:
         task, optimizer: as given, or with the network that last replaced it.
         features, memory_mb: as given.
         parts: of a step, whose gradients are added up before the weights are updated.
+        can_split: whether a batch can be taken in (smaller) parts.
         start_mb: resident memory of the process before it trains; None if the system does not report it.
         predicted_mb: what the process is expected to take at most with the adopted step, by
             `memory.step_memory`; None without `start_mb`.
@@ -94,8 +95,10 @@ class TrainState:
     ) -> None:
         self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
         self.parts = (rows or 1) // batch_size if batch_size and rows else 1
-        if self.parts > 1:
-            task.check_parts()
+        why_not = task.why_not_in_parts()
+        if self.parts > 1 and why_not is not None:
+            raise UserError(f"--micro_batch: {why_not}; leave it out")
+        self.can_split = batch_size is not None and why_not is None
         self.features, self.memory_mb = features or Features(), memory_mb
         self.predicted_mb: float | None = None
         self.start_mb = resident_memory_mb()
@@ -159,20 +162,28 @@ class TrainState:
         needed_mb, forward = training_mb(step)
         return (self.start_mb or 0.0) + needed_mb, forward
 
-    def _traced(self, batch_size: int | None, mask: np.ndarray | None) -> TrainStep:
-        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=self.parts)
+    def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
+        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=parts or self.parts)
 
     def too_little_memory(self) -> UserError:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
         predicted_mb, excess_mb = self.predicted_mb or 0.0, self.excess_mb
-        count = self._rows if self._batch_size is None else self._batch_size
+        count = (self._rows if self._batch_size is None else self._batch_size) or 1
 
-        def needed_mb(rows: int) -> float:
-            return self._needed_mb(self._traced(rows, self._mask))[0]
+        def needed_mb(rows: int, parts: int | None = None) -> float:
+            return self._needed_mb(self._traced(rows, self._mask, parts))[0]
 
-        smaller = smaller_batch(needed_mb, count or 1, predicted_mb, predicted_mb - excess_mb)
+        def needed_in_parts_mb(size: int) -> float:
+            rows = part_rows(count * self.parts, size)
+            return needed_mb(rows, count * self.parts // rows)
+
+        room_mb = predicted_mb - excess_mb
         fits = named(
-            (of_batch(count or 1, smaller), larger_limit(predicted_mb, self.memory_mb, reachable_memory_mb())),
+            (
+                of_batch(count, smaller_batch(needed_mb, count, predicted_mb, room_mb)),
+                of_parts(needed_in_parts_mb, count, predicted_mb, room_mb, self.can_split),
+                larger_limit(predicted_mb, self.memory_mb, reachable_memory_mb()),
+            ),
             "choose a smaller --input_size, or an elastic --train_type with --memory",
         )
         limit = "available memory" if self.memory_mb == inf else "--memory"

@@ -1,5 +1,6 @@
 """A command that leaves something open: batch size, timing table, epochs."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -8,13 +9,17 @@ import numpy as np
 import pytest
 from small_images import write_noise
 
-from elastic_trainer.cli.choices import with_batch_size
+from elastic_trainer.cli import choices
+from elastic_trainer.cli.choices import _with_sizes
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_json
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
 from elastic_trainer.timing import memory_check
+from elastic_trainer.timing.table import table_folder
 from main import train_run
 
 NETWORK = """
@@ -69,8 +74,6 @@ def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(word
 @pytest.mark.parametrize("deadline", ["40", "46"])
 def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadline, tmp_path, capsys, monkeypatch):
     if deadline == "46":  # there is a table, but no time to train by it
-        from elastic_trainer.cli import choices
-
         train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--run_name", "before"]))
         monkeypatch.setattr(choices, "start_seconds", lambda *_: 1e3)
         monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
@@ -106,25 +109,84 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
     photos = write_noise(tmp_path / "photos")  # 12 training images
     given = ["--dataset_name", "image_folder", "--data_dir", str(photos)]
     command = parse_training(given)
-    smaller = with_batch_size(command, small_model)
+    smaller = _with_sizes(command, small_model)
     assert (command.network.batch_size, smaller.network.batch_size) == (32, 1)
     assert smaller.training.learning_rate == pytest.approx(command.training.learning_rate / 32, rel=1e-3)
     assert smaller.config["batch_size"] == 1 and smaller.config["learning_rate"] == smaller.training.learning_rate
     for more, rate in ((["--batch_size", "4"], None), (["--learning_rate", "0.5"], 0.5)):
-        command = with_batch_size(parse_training([*given, *more]), small_model)
+        command = _with_sizes(parse_training([*given, *more]), small_model)
         assert command.network.batch_size == (4 if rate is None else 1)
         assert rate is None or command.training.learning_rate == rate
     adam = parse_training([*given, "--optimizer", "adam"])
-    assert with_batch_size(adam, small_model).training.learning_rate == adam.training.learning_rate
+    assert _with_sizes(adam, small_model).training.learning_rate == adam.training.learning_rate
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
-    assert with_batch_size(parse_training(given), small_model).network.batch_size == 32
+    assert _with_sizes(parse_training(given), small_model).network.batch_size == 32
     for path in photos.glob("t*"):
         path.rename(photos / "all") if path.name == "train" else shutil.rmtree(path)
     halves = ["--dataset_name", "image_folder", "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
-    assert with_batch_size(parse_training(halves), small_model).network.batch_size == 16, "of 412"
+    assert _with_sizes(parse_training(halves), small_model).network.batch_size == 16, "of 412"
     monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 30.0)
-    assert with_batch_size(parse_training(halves), small_model).network.batch_size < 16
+    assert _with_sizes(parse_training(halves), small_model).network.batch_size < 16
+
+
+@pytest.mark.parametrize(
+    ("more", "room_mb", "table_of", "sizes"),
+    [  # sizes of the batch and its parts, and the MB that images may take
+        ([], 360.0, None, (32, None, 0.0)),
+        ([], 700.0, None, (32, None, 250.0)),  # a quarter of what is available is the most
+        ([], 359.9, None, (32, 16, 149.9)),
+        ([], 209.9, None, (32, 8, 79.9)),
+        ([], 200.0, 32, (32, None, 20.0)),
+        ([], 209.9, 8, (32, 8, 144.9)),
+        ([], 59.9, None, (1, None, 9.9)),  # no part fits
+        (["--batch_size", "16"], 59.9, None, (16, None, 0.0)),
+        (["--micro_batch", "8"], 100.0, None, (4, 8, 20.0)),
+        (["--recipe", "paper"], 209.9, None, (16, None, None)),
+        (["--image_memory", "7"], 359.9, None, (32, 16, 7.0)),
+        (["--train_type", "closed_form_head"], 209.9, None, (32, None, 29.9)),
+    ],
+)
+def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, small_model, monkeypatch, tmp_path):
+    photos = write_noise(tmp_path / "photos")
+    for index in range(400):
+        (photos / "train" / "ant" / f"more{index}").touch()
+    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 1000.0)
+    monkeypatch.setattr(choices.images, "available_memory_mb", lambda: 1000.0)
+    monkeypatch.setattr(memory_check, "resident_memory_mb", lambda: 800.0)
+    monkeypatch.setattr(memory_check, "surely_fits", lambda *_: False)
+    asked = []
+
+    def needed_mb(model, network, batch_size, mask, micro_batch=None):
+        asked.append((batch_size, micro_batch))
+        rows = part_rows(batch_size, micro_batch)
+        return (10 * rows + (40 if rows == batch_size else 50)) / (1 if mask[0] else 2)
+
+    monkeypatch.setattr(choices, "needed_mb", needed_mb)
+    given = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(tmp_path / "logs")]
+    command = parse_training([*given, "--memory", f"{800 + room_mb}M", *more]).with_classes(3)
+    if table_of is not None:
+        part = dataclasses.replace(command.network, batch_size=table_of)
+        write_json(table_folder(part, tmp_path / "logs") / "profile.json", {})
+    chosen = _with_sizes(command, small_model)
+    assert (chosen.network.batch_size, chosen.training.micro_batch) == sizes[:2]
+    assert chosen.data.image_memory == pytest.approx(sizes[2])
+    assert chosen.config["micro_batch"] == sizes[1] and len({*asked}) == len(asked) <= 9
+    resumed = parse_training([*given, *more]).with_classes(3).with_choices_of(chosen.config)
+    assert not resumed.chooses_parts and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
+
+
+def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
+    photos = ["--dataset_name", "image_folder", "--data_dir", str(write_noise(tmp_path / "photos"))]
+    times = tmp_path / "times.json"
+    times.write_text("{}")
+    for more, chooses in (
+        ([], True),
+        (["--export", "tflite"], True),
+        (["--export", "train_tflite"], False),
+        (["--plan", "--board_times", str(times)], False),
+    ):
+        assert parse_training([*photos, *more]).chooses_parts == chooses, more
 
 
 def test_a_rate_follows_the_batch(tmp_path):

@@ -9,7 +9,7 @@ from elastic_trainer.networks.names import MODEL_NAMES
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing import memory_check
-from elastic_trainer.timing.memory_check import check_memory, fitting_batch, needed_mb, surely_fits
+from elastic_trainer.timing.memory_check import check_memory, fitting_size, needed_mb, surely_fits
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,15 @@ def network(**changed):
     )
 
 
+def fitting(small, mask, in_parts=False):
+    """Of a batch of 64: the largest half, quarter, … of it, or part of it, that fits."""
+
+    def needed(size):
+        return needed_mb(small, network(), *((64, mask, size) if in_parts else (size, mask)))
+
+    return fitting_size(small, needed, 64)
+
+
 def has_free(monkeypatch, megabytes):
     monkeypatch.setattr(memory_check, "available_memory_mb", lambda: megabytes)
 
@@ -32,13 +41,14 @@ def test_too_little_memory_is_refused_with_the_batch_that_fits(small, monkeypatc
     full_mb, head_mb, half_mb = (
         needed_mb(small, network(), size, mask) for size, mask in ((64, everything), (64, head), (32, everything))
     )
-    assert head_mb < half_mb < full_mb
+    quarters_mb = needed_mb(small, network(), 64, everything, 16)
+    assert head_mb < half_mb < quarters_mb < full_mb, "sums of gradients take memory, too"
     has_free(monkeypatch, full_mb + 1)
     check_memory(small, network(), everything)
-    assert fitting_batch(small, network(), everything) == 64
+    assert fitting(small, everything) == fitting(small, everything, in_parts=True) == 64
     has_free(monkeypatch, full_mb - 1)
     check_memory(small, network(), head)
-    assert fitting_batch(small, network(), everything) == 32
+    assert fitting(small, everything) == fitting(small, everything, in_parts=True) == 32
     message = rf"--batch_size 64: training mobilenetv2 on 64 images of 64×64 takes about {full_mb:.0f} MB more"
     with pytest.raises(
         UserError, match=f"{message}, and {full_mb - 1:.0f} MB are available; what fits: --batch_size 32$"
@@ -46,7 +56,14 @@ def test_too_little_memory_is_refused_with_the_batch_that_fits(small, monkeypatc
         check_memory(small, network(), everything)
     with pytest.raises(UserError, match=r"what fits: --batch_size 32, or --train_type less$"):
         check_memory(small, network(), everything, trains_less="--train_type less")
+    has_free(monkeypatch, quarters_mb + 1)
+    with pytest.raises(UserError, match=r"what fits: --batch_size 32, or --micro_batch 16$"):
+        check_memory(small, network(), everything, can_split=True)
+    has_free(monkeypatch, quarters_mb - 1)
+    with pytest.raises(UserError, match=r"what fits: --micro_batch 8, or --batch_size 16$"):
+        check_memory(small, network(), everything, micro_batch=16, can_split=True)
     has_free(monkeypatch, 20.0)
+    assert fitting(small, everything) is None
     with pytest.raises(UserError, match="no batch fits; choose a smaller --input_size"):
         check_memory(small, network(), everything)
 
