@@ -157,7 +157,12 @@ class Trainer:
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
-        memory = {"feature_mb": self.training.features.megabytes, "memory_budget_mb": self.settings.memory}
+        training = self.training
+        memory = {
+            "feature_mb": training.features.megabytes,
+            "memory_budget_mb": self.settings.memory,
+            "start_memory_mb": training.start_mb,
+        }
         return {**run_results(self.history, self._planned.total_steps, self.task.score), **memory}
 
     def _begin(self) -> None:

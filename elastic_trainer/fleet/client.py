@@ -62,12 +62,16 @@ def trained_names(model: keras.Model) -> list[str]:
 class Board:
     """One board. `handle` answers the messages of a server.
 
+    A subclass may select by another `scheme`.
+
     Args:
         name: in the server's messages and records.
         make: from the server's words of a command line, and its class names, what this board trains.
         slowdown: pretend to be so many times slower.
         say: prints a line.
     """
+
+    scheme = RoundScheme
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class Board:
         self._model, self._head = made.model, head_mask(made.model)
         self._budget = RoundBudget(made.table, self._head, made.data.steps_per_epoch, self._slowdown)
         self._clock = RoundClock(self._slowdown)
-        self._trainer, self._scheme = round_trainer(made, self._budget, self._clock)
+        self._trainer, self._scheme = round_trainer(made, self.scheme, self._budget, self._clock)
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the server's weights. Momentum, which is of earlier ones, starts at 0."""
@@ -171,12 +175,12 @@ class Board:
         self._load(parcel.arrays)
         return Parcel("tested", {"test": self._trainer.evaluate(), "test_images": self._trainer.data.test_count})
 
-    def _run(self, seconds: float, rate: float, most: int = EPOCHS) -> int:
+    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
         """Train for so many seconds, in at most so many steps, what fits into that time; returns how many there were.
 
-        At rate 0 no weight changes, but the step is compiled and measured.
+        Of the time, `spent` seconds have passed. At rate 0 no weight changes, but the step is compiled and measured.
         """
-        trainer = self._trainer
+        trainer, seconds = self._trainer, seconds - spent
         first, end = trainer.history.step, time.perf_counter() + (1 - RESERVE) * seconds
         trainer.training.optimizer.learning_rate = rate
         self._clock.end = end if most == EPOCHS else math.inf
@@ -193,7 +197,7 @@ class Board:
         self._load(parcel.arrays)
         tested = {"test": trainer.evaluate(), "test_images": trainer.data.test_count} if values["tests"] else {}
         self._seconds = values["seconds"]
-        steps = self._run(values["seconds"] - (time.perf_counter() - start), values["rate"])
+        steps = self._run(values["seconds"], values["rate"], spent=time.perf_counter() - start)
         changes = self._changes(parcel.arrays, values["changes"])
         seconds = time.perf_counter() - start
         trained = f"{steps} steps of {len(changes)} of {len(self._head)} tensors"
@@ -208,13 +212,15 @@ class Board:
         return {name: (after[name].astype(np.float32) - before[name]).astype(kind) for name in names}
 
 
-def round_trainer(made: Made, budget: RoundBudget, clock: RoundClock) -> tuple[Trainer, RoundScheme]:
-    """The trainer of a board, whose rate is set in each round, and its scheme."""
+def round_trainer(
+    made: Made, kind: type[RoundScheme], budget: RoundBudget, clock: RoundClock
+) -> tuple[Trainer, RoundScheme]:
+    """The trainer of a board, whose rate is set in each round, and its scheme, which is of this `kind`."""
     task, data = ImageClassification(made.model), made.data
     settings = replace(
         made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
     )
-    scheme = RoundScheme(task, data, settings, budget)
+    scheme = kind(task, data, settings, budget)
     usual = optimizer_of(settings, 1, np.flatnonzero(head_mask(made.model)).tolist())
     optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
     trainer = Trainer(task, data, scheme, settings, [clock], optimizer=optimizer, freed_mb=made.freed_mb)

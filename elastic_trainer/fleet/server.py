@@ -58,8 +58,11 @@ class FleetServer:
         clock: of the rounds.
 
     Attributes:
+        normalised: whether changes are averaged by local step, see `aggregate`.
         seconds: of all rounds so far, testing not included.
     """
+
+    normalised = True
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class FleetServer:
         if self._data is None:
             self._record_tests(answers)
         accepted = accepted_replies(before, answers, lambda line: self._say(f"round {number}: {line}"))
-        self._assign(aggregate(before, [reply for _, reply in accepted], True))
+        self._assign(aggregate(before, [reply for _, reply in accepted], self.normalised))
         self._steps += sum(reply.steps for _, reply in accepted)
         self.seconds += self._clock.now() - start
         for one, reply in accepted:

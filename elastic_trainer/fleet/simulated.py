@@ -61,7 +61,8 @@ class SimulatedBoard(Board):
 
     took = 0.0
 
-    def _run(self, seconds: float, rate: float, most: int = EPOCHS) -> int:
+    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
+        """See `Board._run`; what this machine has spent is none of the board's time."""
         trainer, first = self._trainer, self._trainer.history.step
         trainer.training.optimizer.learning_rate = rate
         self._budget.seconds = seconds
@@ -81,6 +82,7 @@ def simulation(
     slower: Sequence[float],
     message_seconds: float,
     say: Callable[[str], object],
+    kind: type[SimulatedBoard] = SimulatedBoard,
 ) -> tuple[LocalLink, Clock]:
     """The link to simulated boards, and the clock of their time.
 
@@ -90,10 +92,11 @@ def simulation(
         slower: how many times slower each board is.
         message_seconds: what a message and its answer take.
         say: is given a line on each round of a board.
+        kind: of the boards.
     """
     time = [0.0]
     boards = {
-        place + 1: SimulatedBoard(f"board-{place + 1}", _maker(made, rows, place), factor, say)
+        place + 1: kind(f"board-{place + 1}", _maker(made, rows, place), factor, say)
         for place, (rows, factor) in enumerate(zip(parts, slower, strict=True))
     }
 

@@ -80,6 +80,7 @@ class Summary(BaseModel):
     time_over_full_missing: str | None = None
     train_flops: Quantity | None = None
     memory_budget_mb: Quantity | None = None
+    start_memory_mb: Quantity | None = None
     predicted_memory_mb: Quantity | None = None
     peak_memory_mb: Quantity | None = None
     gpu_peak_memory_mb: Quantity | None = None

@@ -9,7 +9,6 @@ run_study.py.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -43,7 +42,6 @@ SCHEMES = {  # by the first word of a setting
     "BN+Bias": "bn_plus_bias_training",
     "PruneTrain": "prunetrain",
 }
-NEAR = 0.95  # of central training's accuracy, to which a fleet's time counts
 SHOWN = (  # setting and share of the time, in the table of all data sets
     ("head in closed form", 0.0),
     ("upper 0.5, batch 32", 1 / 8),
@@ -183,57 +181,6 @@ def similarity_table(path: Path) -> str:
     return _lines(["setting", "similarity of successive importances"], rows)
 
 
-def fleet_table(path: Path) -> str:
-    """A row a setting of fleet_pilot.py: accuracy, time to `NEAR` of central training's accuracy, coverage."""
-    heads = ["photos", "setting", "changes", "seeds", "accuracy", "own classes of slow boards", "simulated time"]
-    heads += [f"to {NEAR:.0%} of central".replace("%", " %"), "coverage", "tensors of the slowest board"]
-    groups, rows = _fleets(path), []
-    for (split, start, setting, changes), runs in groups.items():
-        central = groups.get((split, "closed form", "central", "plain"), [])
-        aim = NEAR * float(np.mean([float(run["final_accuracy"]) for run in central])) if central else math.inf
-        times = [next((seconds for seconds, one, _ in _curve(run) if one >= aim), math.inf) for run in runs]
-        reached = [seconds for seconds in times if seconds < math.inf]
-        missed = f" ({len(reached)} of {len(runs)})" if len(reached) < len(runs) else ""
-        accuracies, slow, seconds, coverage, by_slowest = (
-            np.array([float(run[name]) for run in runs])
-            for name in ("final_accuracy", "slow_classes_accuracy", "seconds", "coverage", "slowest_trained")
-        )
-        own = f"{spread(100 * slow)} %" if split == "uneven" else ""
-        to_aim = f"{np.mean(reached):.1f} s{missed}" if reached else "not reached"
-        name = setting if start == "closed form" else f"{setting}, {start}"
-        cells = [f"{spread(100 * accuracies)} %", own, f"{seconds.mean():.1f} s", to_aim]
-        rows.append(
-            [split, name, changes, str(len(runs)), *cells, *(f"{x.mean():.2f}" for x in (coverage, by_slowest))]
-        )
-    return _lines(heads, rows)
-
-
-def rounds_table(path: Path) -> str:
-    """A row a setting of fleet_pilot.py: mean accuracy in % after each round; 0 is before the first."""
-    groups, rows = _fleets(path), []
-    for (split, start, setting, changes), runs in groups.items():
-        means = np.mean([[one for _, one, _ in _curve(run)] for run in runs], axis=0)
-        seconds = np.mean([float(run["seconds"]) / float(run["rounds"]) for run in runs])
-        name = setting if start == "closed form" else f"{setting}, {start}"
-        rows.append([split, name, changes, f"{seconds:.1f} s", *(f"{100 * mean:.0f}" for mean in means)])
-    return _lines(["photos", "setting", "changes", "a round", *map(str, range(len(rows[0]) - 4))], rows)
-
-
-def _fleets(path: Path) -> dict[tuple[str, ...], list[dict[str, str]]]:
-    """Rows of fleet_pilot.py that differ in their seed alone, by split, start, setting and kind of changes."""
-    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in read_rows(path):
-        changes = "by step" if row["normalised"] == "yes" else "plain"
-        found.setdefault((row["split"], row["start"], row["setting"], changes), []).append(row)
-    order = [*dict.fromkeys(setting for _, _, setting, _ in found)]
-    return dict(sorted(found.items(), key=lambda one: (one[0][0] != "uneven", one[0][1], order.index(one[0][2]))))
-
-
-def _curve(run: dict[str, str]) -> list[list[float]]:
-    """Simulated seconds, accuracy, and that on the slow boards' own classes, after each round."""
-    return [[float(value) for value in point.split(":")] for point in run["curve"].split()]
-
-
 def _by_setting(path: Path, accuracies: dict[str, str]) -> str:
     """A row a setting: mean and spread of the columns `accuracies`, whose values are heads, and of training time."""
     rows = [
@@ -277,8 +224,6 @@ TABLES = {
     "forgetting": forgetting_table,
     "rows": rows_table,
     "similarity": similarity_table,
-    "fleet": fleet_table,
-    "rounds": rounds_table,
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from study_data import FIRST, SECOND
 
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.settings import PAPER, RATE_BATCH, RECIPES
+from elastic_trainer.settings import PAPER, RATE_BATCH, RECIPES, rate_at
 from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's (section 6)
@@ -48,6 +48,7 @@ VARIANTS = {  # of `study_variants`
 BATCH_RATES = {8: (0.005, 0.01, 0.02), 16: (0.01, 0.02, 0.04), 32: (0.01, 0.02, 0.04), 64: (0.02, 0.04, 0.08)}
 SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 2)  # of full training's time at `REFERENCE_BATCH`
 REFERENCE_BATCH, LARGE_BATCH, LARGE_RATE = 4, RATE_BATCH, RECIPES["robust"]["learning_rate"]
+MEMORY_LIMITS = (1_500, 1_400, 1_300)  # MB of the process, which has 1,240 before it trains: TensorFlow and images
 PATH_BATCHES = 129  # the first is judged by none
 INTERVALS = (0.5, 1, 2, 3, 4, 6)
 MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
@@ -71,8 +72,8 @@ class StudyRun:
         budget: share of full training's time for `EPOCHS` epochs.
         selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
         after: the name of the run of the same data set that it continues from, with a new head.
-        batch_size: of the network's steps. A budget is a share of full training's time at `REFERENCE_BATCH` in the part
-            `equal_time`, at this batch size in the others.
+        batch_size: of the network's steps. In the parts `equal_time` and `memory`, a budget is a share of full
+            training's time at `REFERENCE_BATCH`, in the others at this batch size.
         network: mobilenetv2, or a function of `study_networks`.
         more: further flags of main.py; with `num_epochs` the run has no budget.
     """
@@ -327,6 +328,25 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, [*found, reference])
 
 
+def memory(data: str, seeds: int) -> list[StudyRun]:
+    """What is reached in memory of which size, in a quarter of full training's time at batches of 4."""
+    settings, more = _settings("memory", data, "test"), {**ROBUST, "validation_share": 0.1}
+    full = replace(settings["full"], more=more)
+    found = [
+        replace(full, label=f"full, batch {size}", batch_size=size, rate=rate_at(LARGE_RATE, size))
+        for size in (32, 16, 8, 4)
+    ]
+    large = replace(full, batch_size=LARGE_BATCH, rate=LARGE_RATE)
+    found.append(replace(large, label="head", train_type="traditional_tl_training"))
+    upper = replace(large, train_type=SELECTED_BY["upper part"], rho=0.5)
+    elastic = replace(large, train_type="elastic_training", rho=0.5, more={**more, "importance_batches": 4})
+    for limit in MEMORY_LIMITS:
+        for name, run in (("upper", upper), ("elastic", elastic)):
+            limited = {**run.more, "memory": f"{limit}M"}
+            found.append(replace(run, label=f"{name} 0.5, {limit:,} MB", more=limited))
+    return _each_seed(seeds, found, budget=1 / 4)
+
+
 def first_half(data: str, seeds: int) -> list[StudyRun]:
     """Full training on the first half of the classes, before `second_half`."""
     full = _settings("forgetting", data, FIRST)["full"]
@@ -376,6 +396,7 @@ PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "recipe": recipe,
     "batches": batches,
     "equal_time": equal_time,
+    "memory": memory,
     "first_half": first_half,
     "second_half": second_half,
     "rows": rows,

@@ -38,3 +38,5 @@ def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
     assert np.diff(seconds) == pytest.approx([6.0, 6.0], abs=0.6)
     fast, slow = ([row for row in server._records.boards if row["board"] == f"board-{k}"] for k in (1, 2))
     assert all(one["steps"] > other["steps"] for one, other in zip(fast, slow, strict=True))
+    # All of the round is for steps: what this machine takes to load weights does not count.
+    assert all(row["steps"] == int(2000 / row["predicted_step_ms"]) for row in server._records.boards)
