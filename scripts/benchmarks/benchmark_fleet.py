@@ -248,7 +248,6 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         "seed": seed,
         "round_seconds": seconds,
         "accuracy": [row["test_accuracy"] for row in records.rounds],
-        "seconds": [row["train_seconds"] for row in records.rounds],
         "slow_classes_accuracy": accuracy_on(model, photos, np.concatenate(own[2:])) if own else None,
         "coverage": records.coverage(),
         "bytes_a_round": float(np.mean([row["bytes_down"] + row["bytes_up"] for row in records.rounds[1:]])),
@@ -300,7 +299,7 @@ def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
             "accuracy_deviation": float(np.std(last, ddof=1)) if len(last) > 1 else None,
             "slow_classes_percent": 100 * float(np.mean(slow)) if slow else None,
             "round_seconds": float(np.mean([run["round_seconds"] for run in own.values()])),
-            "seconds": float(np.mean([run["seconds"][-1] for run in own.values()])),
+            "seconds": float(np.mean([_seconds(run, len(run["accuracy"]) - 1) for run in own.values()])),
             "coverage": float(np.mean([run["coverage"] for run in own.values()])),
             "megabytes_a_round": 1e-6 * float(np.mean([run["bytes_a_round"] for run in own.values()])),
         }
@@ -320,7 +319,12 @@ def _reached(run: dict[str, Any], central: dict[str, Any] | None, share: float) 
     if central is None:
         return None
     places = np.flatnonzero(np.array(run["accuracy"]) >= share * central["accuracy"][-1])
-    return (int(places[0]), run["seconds"][places[0]]) if len(places) else None
+    return (int(places[0]), _seconds(run, int(places[0]))) if len(places) else None
+
+
+def _seconds(run: dict[str, Any], number: int) -> float:
+    """When round `number` ends. The server's clock is no measure: it looks for replies every quarter of a second."""
+    return number * float(run["round_seconds"])
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

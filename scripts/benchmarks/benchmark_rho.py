@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 EPOCHS = 3  # from one selection to the next, so that features are used again
 MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
+BUSY = (0.0, 0.75)  # from which to which share of a run's steps --busy processes compete
 MEDIANS = ("measured", "whole_run", "by_slowdown")  # of the runs of one rho; of the rest, the record has each run's
 
 
@@ -100,11 +101,17 @@ def few_digits(network: NetworkSettings, steps: int) -> ImageData:
 
 
 def run(
-    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, full: Callable[[], object]
+    model: keras.Model,
+    data: ImageData,
+    settings: Settings,
+    table: TimingTable,
+    full: Callable[[], object],
+    busy_processes: int,
 ) -> dict[str, Any]:
     """One elastic run in a temporary folder: `step_ratios`, and rho by other measures.
 
     A step includes its share of what making the features of its selection took. `full` runs a step of full training.
+    So many processes compete during `BUSY`.
 
     "measured_by_selection" is the ratio of the medians of each selection, disturbed steps included.
     "predicted_by_selection" is below the requested rho if no further tensor has a positive importance. "by_slowdown" is
@@ -113,7 +120,9 @@ def run(
     """
     from short_runs import elastic_run
 
-    summary, log, _, selections = elastic_run(model, data, settings, table, full, features_possible=True)
+    summary, log, _, selections = elastic_run(
+        model, data, settings, table, full, busy_processes, BUSY, features_possible=True
+    )
     each_elastic, each_full, making = (
         np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
         for ms in (log.step_ms, log.full_ms, log.making_ms)
@@ -192,7 +201,7 @@ def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
 
 
 def measure(
-    network: NetworkSettings, rounds: int, steps: int, settings: Settings
+    network: NetworkSettings, rounds: int, steps: int, settings: Settings, busy_processes: int = 0
 ) -> tuple[TimingTable, dict[float, list[dict[str, Any]]]]:
     """The timing table, and for each feasible rho its runs, one a round; `steps` are those between two selections."""
     from short_runs import full_training
@@ -212,7 +221,7 @@ def measure(
 
     def run_one(rho: float) -> dict[str, Any]:
         model.set_weights(weights)
-        return run(model, data, replace(settings, rho=rho), table, full)
+        return run(model, data, replace(settings, rho=rho), table, full, busy_processes)
 
     return table, run_rounds(rounds, feasible_rhos(model, table), run_one)
 
@@ -237,13 +246,14 @@ def measured_record(args: argparse.Namespace) -> dict[str, Any]:
         interval=EPOCHS,
         importance_batches=args.importance_batches,
     )
-    table, runs = measure(args.network, args.rounds, args.steps, settings)
+    table, runs = measure(args.network, args.rounds, args.steps, settings, args.busy)
     records = [rho_record(rho, of_rho) for rho, of_rho in runs.items()]
     return {
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
         "steps_between_selections": args.steps,
         "importance_batches": args.importance_batches,
+        "busy_processes": args.busy,
         "rho": records,
         "kept": is_kept(records),
         "whole_run_kept": is_kept(records, "whole_run"),
@@ -256,6 +266,7 @@ SETTINGS = {
     "steps": Setting(30, 12, "steps between two selections"),
     "intervals": Setting(4, 2, "selections a run"),
     "importance_batches": Setting(1, 1, "averaged for a selection"),
+    "busy": Setting(0, 0, "processes that compete for the cores in the first three quarters of each run"),
 }
 
 

@@ -33,15 +33,15 @@ BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 class ShortRunLog(RunLog):
-    """A run's log that also times a step of full training before each step, and disturbs the second half of the run.
+    """A run's log that also times a step of full training before each step, and disturbs a part of the run.
 
-    Whatever disturbs the machine disturbs both steps. The disturbance begins with the first selection in the second
-    half.
+    Whatever disturbs the machine disturbs both steps.
 
     Args:
         folder, config, tensor_names: see `RunLog`.
         full: runs a step of full training of another network; None times none.
-        busy_processes: that disturb the second half.
+        busy_processes: that disturb the run.
+        busy: from which to which share of its steps.
 
     Attributes:
         full_ms, step_ms, making_ms: times of the step of full training, of the run's own step (None if it was not
@@ -56,9 +56,10 @@ class ShortRunLog(RunLog):
         tensor_names: list[str],
         full: Callable[[], object] | None,
         busy_processes: int,
+        busy: tuple[float, float],
     ) -> None:
         super().__init__(folder, config, tensor_names)
-        self._full, self._busy_processes = full, busy_processes
+        self._full, self._busy_processes, self._busy = full, busy_processes, busy
         self._children: list[subprocess.Popen[bytes]] = []
         self.full_ms: list[float] = []
         self.step_ms: list[float | None] = []
@@ -67,6 +68,7 @@ class ShortRunLog(RunLog):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """See `RunLog`."""
+        self._disturb(self.trainer.history.step)
         self._start = time.perf_counter(), stolen_seconds()
         if self._full is not None:
             self.full_ms.append(float(measure_ms([self._full], 1)[0, 0]))
@@ -83,15 +85,26 @@ class ShortRunLog(RunLog):
 
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """See `RunLog`."""
-        if not self._children and step >= self.trainer.schedule.total_steps / 2:
-            self._children = [subprocess.Popen(BUSY) for _ in range(self._busy_processes)]
+        self._disturb(step)
         super().on_selection_begin(step, logs)
 
     def __exit__(self, *exception: object) -> None:
+        self._end_busy()
+        super().__exit__(*exception)
+
+    def _disturb(self, step: int) -> None:
+        """Start or end the processes, before this step."""
+        first, end = (share * self.trainer.schedule.total_steps for share in self._busy)
+        if not first <= step < end:
+            self._end_busy()
+        elif not self._children:
+            self._children = [subprocess.Popen(BUSY) for _ in range(self._busy_processes)]
+
+    def _end_busy(self) -> None:
         for child in self._children:
             child.kill()
             child.wait()
-        super().__exit__(*exception)
+        self._children = []
 
 
 def full_training(network: NetworkSettings, data: ImageData) -> Callable[[], object]:
@@ -107,17 +120,21 @@ def elastic_run(
     table: TimingTable,
     full: Callable[[], object] | None = None,
     busy_processes: int = 0,
+    busy: tuple[float, float] = (0.5, 1.0),
     features_possible: bool = False,
 ) -> tuple[dict[str, Any], ShortRunLog, Rows, Rows]:
     """A run in a temporary folder: its summary, its log, the rows of metrics.csv, and a row of each selection.
 
     Args:
         model, data, settings, table: of the run.
-        full, busy_processes: see `ShortRunLog`.
+        full, busy_processes, busy: see `ShortRunLog`.
         features_possible: as of `make_budget`.
     """
     names = tensor_names(model)
-    with tempfile.TemporaryDirectory() as folder, ShortRunLog(Path(folder), {}, names, full, busy_processes) as log:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ShortRunLog(Path(folder), {}, names, full, busy_processes, busy) as log,
+    ):
         budget = make_budget(model, data, settings, table, features_possible)
         summary = train.elastic_training(model, data, settings, log, budget)
         return summary, log, read_rows(Path(folder) / METRICS), read_rows(Path(folder) / SELECTIONS)[:: len(names)]
