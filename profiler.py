@@ -23,8 +23,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 import utils
 from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
 from elastic_trainer.errors import figure_text
@@ -39,6 +37,7 @@ from elastic_trainer.timing.trace import read_trace
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
 
 
 def profile(
@@ -67,7 +66,7 @@ def draw_table(table: TimingTable, stem: Path) -> None:
 
     figure = Figure(figsize=(10, 7), layout="constrained")
     upper, middle, lower = figure.subplots(3, 1, sharex=True)
-    order = np.arange(len(table.names))
+    order = range(len(table.names))
     for axes, times, label, colour in (
         (upper, table.t_dw_ms, "$t_{dw}$: own gradient and update", "tab:blue"),
         (middle, table.t_dy_ms, "$t_{dy}$: passing the error on", "tab:orange"),
@@ -115,6 +114,8 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
 
 def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
     """What elastic training would select on the board, by the importance of the newest run if there is one."""
+    import numpy as np
+
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.selection.plan import plan_lines
 

@@ -15,9 +15,15 @@ from typing import NoReturn
 
 from elastic_trainer.errors import Stopped, UserError
 
+# One of the commands has just started: until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
+if Path(sys.argv[0]).absolute().parent == Path(__file__).parent and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
     """Run a command line's `main`. Exit with status 2 after an error that `_report` prints."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any bytes
     try:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,26 @@ def test_files_and_output_take_names_that_are_not_utf8(tmp_path):
         environment = {**os.environ, "PYTHONIOENCODING": encoding}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)
         assert done.returncode == 0 and rb"caf\udce9" in done.stdout, done.stderr
+
+
+def test_a_command_that_has_just_started_ends_at_ctrl_c_without_a_traceback():
+    press = "os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"
+    code = "import os, signal, sys, time; sys.argv[0] = {name!r}; import utils; {rest}"
+    cases = {
+        (str(ROOT / "main.py"), press): -signal.SIGINT,
+        (str(ROOT / "main.py"), f"utils.run_cli(lambda: ({press.replace(';', ',')}))"): 128 + signal.SIGINT,
+    }
+    for (name, rest), status in cases.items():
+        words = [sys.executable, "-c", code.format(name=name, rest=rest)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False, preexec_fn=_takes_ctrl_c)
+        assert (done.returncode, done.stderr) == (status, b"")
+    words = [sys.executable, "-c", code.format(name="somewhere/else.py", rest=press)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False, preexec_fn=_takes_ctrl_c)
+    assert b"KeyboardInterrupt" in done.stderr, "a program that imports it keeps its own handler"
+
+
+def _takes_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without
 
 
 def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
