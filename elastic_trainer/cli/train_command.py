@@ -150,6 +150,8 @@ def _check_export(args: argparse.Namespace) -> None:
         raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
     if args.board_times and not args.plan and args.export != "train_tflite":
         raise UserError("--board_times: works only with --plan or --export train_tflite; leave it out")
+    if args.board_times and not SCHEMES[args.train_type].is_elastic:
+        raise UserError(f"--board_times: does not work with --train_type {args.train_type}, which has no time budget")
     if args.board_times and args.memory is not None:
         raise UserError("--memory: cannot be combined with --board_times; what a board's memory takes is not known")
     if args.export is None or not EXPORTERS[args.export].is_untrained:

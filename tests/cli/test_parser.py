@@ -91,6 +91,11 @@ from elastic_trainer.runs.reader import CONFIG
         (["--logdir", f"{__file__}/logs"], rf"--logdir: {re.escape(__file__)} is a file; give a folder"),
         (["--run_name", "é" * 120], "--run_name é{20}…: has 240 bytes; give at most 230"),
         (["--power_csv", "no/such.csv"], r"--power_csv no/such\.csv: cannot be read: No such file"),
+        (["--board_times", "times.json"], "--board_times: works only with --plan or --export train_tflite"),
+        (
+            ["--board_times", "times.json", "--export", "train_tflite", "--train_type", "full_training"],
+            "--board_times: does not work with --train_type full_training, which has no time budget",
+        ),
         (["--power_csv", "/"], "--power_csv /: cannot be read: Is a directory"),
     ],
 )
