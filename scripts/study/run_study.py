@@ -47,6 +47,10 @@ from elastic_trainer.runs.reader import is_finished, read_run, read_summary
 
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
 OWN_NETWORKS = f"{ROOT}/scripts/study/study_networks.py"
+MAKES_WEIGHTS = {
+    "resnet": "pretrain_glyphs.py --network resnet --output",
+    "efficientnet_lite": "convert_efficientnet_lite.py FILE.pth",
+}
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -75,13 +79,13 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
         return {**flags, "dataset_name": "digits", "weights": "none", "input_size": 32, "optimizer": "adam"}
     if args.data_root is None or args.weights_file is None:
         raise UserError(f"--data_root, --weights_file: are needed for the part {args.part}")
-    weights = args.logdir / f"{run.network}_glyphs.keras"
+    weights = args.logdir / f"{run.network}.keras"
     if run.network == "mobilenetv2":
         flags |= {"model_name": run.network, "alpha": 0.35}
         weights = args.weights_file
     elif not weights.exists():
-        command = f"scripts/tools/pretrain_glyphs.py --network {run.network} --output {weights}"
-        raise UserError(f"{weights}: is missing; make it with {command}")
+        script = MAKES_WEIGHTS[run.network]
+        raise UserError(f"{weights}: is missing; make it with scripts/tools/{script} {weights}")
     return {
         **flags,
         "input_size": INPUT_SIZES[run.data],

@@ -10,7 +10,7 @@ same name with the seed, the settings, the versions and the accuracy on newly dr
 two cores.
 
     python scripts/tools/pretrain_glyphs.py
-    python scripts/tools/pretrain_glyphs.py --network resnet --output logs/study/resnet_glyphs.keras
+    python scripts/tools/pretrain_glyphs.py --network resnet --output logs/study/resnet.keras
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ def test_second_network_without_weights_names_the_command_that_makes_them(tmp_pa
     words = ["recipe", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
     runs = [run for run in PARTS["recipe"]("sign_digits", 1) if run.network == "resnet"]
     assert runs
-    command = r"scripts/tools/pretrain_glyphs.py --network resnet --output .*resnet_glyphs.keras"
-    with pytest.raises(UserError, match=rf"resnet_glyphs.keras: is missing; make it with {command}"):
+    command = r"scripts/tools/pretrain_glyphs.py --network resnet --output .*resnet.keras"
+    with pytest.raises(UserError, match=rf"resnet.keras: is missing; make it with {command}"):
         run_study.make_runs(study_parser().parse_args(words), runs, 0)
 
 
