@@ -81,11 +81,13 @@ class OnePassBoard(SimulatedBoard):
 class WindowScheme(RoundScheme):
     """Selects within a window that moves from round to round, by blended importance."""
 
+    _start = 0  # of the next window
+
     of_boards: dict[int, np.ndarray] = {}  # noqa: RUF012 (shared: the latest importance of each board of the run)
 
     def __init__(self, task: Task, data: Any, settings: Settings, budget: TimeBudget) -> None:
         ElasticScheme.__init__(self, task, data, settings, budget, ImportanceEvaluator)
-        self._start, self._key = 0, len(self.of_boards)
+        self._key = len(self.of_boards)
         self.of_boards[self._key] = np.zeros(len(self._head))
 
     def _plan(self, measured: _Measured, progress: Progress) -> Plan:
@@ -102,6 +104,14 @@ class WindowBoard(SimulatedBoard):
     """A board of FedEL."""
 
     scheme = WindowScheme
+    _scheme: WindowScheme
+
+    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
+        start = self._scheme._start
+        steps = super()._run(seconds, rate, most)
+        if rate == 0:  # a try before the first round moves no window
+            self._scheme._start = start
+        return steps
 
 
 class FedAvgServer(FleetServer):
@@ -341,17 +351,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = models.build(training.network)
     _, table, _ = with_table(training, model, 0.0)  # a short one, if there is none
     assert table is not None, "the scheme is elastic"
-    runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    settings = {name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "weights")}
+    settings["weights"] = settings["weights"].name
+    rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    runs = [row for row in rows if row["settings"] == settings and row["seed"] < args.seeds]
     present = {(run["rule"], run["seed"]) for run in runs}
     wanted = [(name, seed) for seed, name in product(range(args.seeds), RULES) if (name, seed) not in present]
     print(f"{len(present)} runs are in {kept}, {len(wanted)} are left", file=sys.stderr)
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         for run in pool.imap_unordered(partial(carry_out, args), wanted):
-            runs.append(run)
-            write_json(kept, runs)
+            runs.append({**run, "settings": settings})
+            rows.append(runs[-1])
+            write_json(kept, rows)
     of_table = {"full_step_ms": table.full_step_ms, "head_ms": table.predict_ms(head_mask(model))}
-    settings = {"data_set": args.data_set, "slower": SLOWER, "fleet_rounds": args.fleet_rounds, "seeds": args.seeds}
-    return {**settings, **of_table, "rules": summed_up(runs), "runs": runs}
+    found = [{name: value for name, value in run.items() if name != "settings"} for run in runs]
+    return {**settings, "slower": SLOWER, "seeds": args.seeds, **of_table, "rules": summed_up(found), "runs": found}
 
 
 SETTINGS = {
