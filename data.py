@@ -38,6 +38,7 @@ def load(
     image_memory: float | None = None,
     augment: str = "none",
     cached_views: int | None = None,
+    kept_mb: float | None = None,
 ) -> ImageData:
     """The data set that `--dataset_name` names, with its images read. Shows a progress bar.
 
@@ -52,6 +53,7 @@ def load(
         skip_broken: for image_folder, leave out images that cannot be decoded, and print how many.
         test_fraction: for image_folder without test/ or val/, the share of the images to test on.
         cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
+        kept_mb: how many MB they may take where `image_memory`, which also limits their features, is not given.
         augment, cached_views: of training images, see `augmentation.Augmentation`.
 
     Raises:
@@ -64,7 +66,9 @@ def load(
             f"--num_classes {num_classes}: {name} has {len(source.class_names)} classes; give at least that or leave "
             "it out"
         )
-    train, test = read([source.train, source.test], input_size, name, cache_dir, image_memory)
+    train, test = read(
+        [source.train, source.test], input_size, name, cache_dir, kept_mb if image_memory is None else image_memory
+    )
     broken = [*train.broken, *test.broken]
     if broken:
         count = f"{len(broken)} of {source.train.count + source.test.count} images"
@@ -81,11 +85,18 @@ def load(
 
 
 def load_settings(
-    data: DataSettings, input_size: int, batch_size: int, seed: int = 0, num_classes: int | None = None
+    data: DataSettings,
+    input_size: int,
+    batch_size: int,
+    seed: int = 0,
+    num_classes: int | None = None,
+    kept_mb: float | None = None,
 ) -> ImageData:
     """The data set of these settings; arguments and errors as `load`."""
     given = {**vars(data)}
-    return load(given.pop("dataset_name"), input_size, batch_size, seed, num_classes=num_classes, **given)
+    return load(
+        given.pop("dataset_name"), input_size, batch_size, seed, num_classes=num_classes, kept_mb=kept_mb, **given
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -165,7 +165,8 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     training, table, freed_mb = with_table(training, model, 0.0, freed_mb)
     assert table is not None, "the scheme is elastic"
     network = training.network
-    dataset = data.load_settings(training.data, network.input_size, network.batch_size, network.seed)
+    sizes = network.input_size, network.batch_size, network.seed
+    dataset = data.load_settings(training.data, *sizes, kept_mb=training.images_mb)
     dataset.follow_classes(class_names)
     return Made(model, dataset, table, training.training, freed_mb)
 

@@ -96,7 +96,6 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     model = models.build(command.network)
     _check_saving(model, command)
     command, freed_mb = with_memory(command, model)
-    images = command.data
     _check_unchanged(command)
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
@@ -107,7 +106,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
         table = board_table(table, run.board_times, network.batch_size)
     reached["table"] = seconds_since_start() if table is not None else None
-    dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+    sizes = network.input_size, network.batch_size, network.seed, network.num_classes
+    dataset = data.load_settings(command.data, *sizes, command.images_mb)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     reached["images"] = seconds_since_start()

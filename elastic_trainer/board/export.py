@@ -90,7 +90,7 @@ def export_training(
     """
     scripts = [*SCRIPTS.glob("board_*.py")]
     if (folder / RECORD).exists():
-        raise UserError(f"--export train_tflite: {folder} has an export already; move it, or give another --run_name")
+        raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
     if not scripts:
         raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
     part = min(settings.micro_batch or MAX_PART, batch_size)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import keras
+import numpy as np
 
 from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets import images
@@ -15,7 +17,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
-from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
@@ -45,15 +47,15 @@ def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand
 
     A batch whose size was not given is smaller where there are few images. Where memory is little, the robust recipe
     takes it in parts; other runs, and where no parts fit, take a smaller one. The memory is to suffice for what the
-    scheme may train; of an elastic one that has a timing table, for half of it. Within a limit, the robust recipe keeps
-    images in memory as far as they fit beside that. An elastic run stays within what memory there is, unless a limit
-    was given or it surely fits.
+    scheme trains; of an elastic one for half of it, or for measuring the timing table if there is none. Within a limit,
+    the robust recipe keeps images in memory as far as they fit beside that. An elastic run stays within what memory
+    there is, unless a limit was given or it surely fits.
 
     Returns:
         The command, and MB of memory that tracing steps took and that training takes again.
 
     Raises:
-        UserError: even the least that the scheme may train does not fit.
+        UserError: even the least that the scheme may train does not fit, or measuring the table.
     """
     before_mb = resident_memory_mb()
     command = _with_sizes(command, model)
@@ -61,9 +63,7 @@ def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand
     network, scheme = command.network, SCHEMES[command.train_type]
     limit_mb, micro_batch = command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
-    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
     if scheme.is_elastic:
-        mask = head_mask(model)
         available_mb = room_mb(None, freed_mb)
         if limit_mb is None and not surely_fits(model, network.batch_size, available_mb):
             limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
@@ -71,7 +71,13 @@ def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand
             command = replace(command, training=replace(command.training, memory=limit_mb))
     is_fixed = not scheme.is_elastic and not scheme.is_closed_form
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and _has_table(command.part, command) else None
-    check_memory(model, network, mask, limit_mb, "training", trains_less, micro_batch, scheme.can_split, freed_mb)
+    is_measured = scheme.is_elastic and not _has_table(command.part, command)
+    what, needed = (
+        "measuring the timing table of" if is_measured else "training",
+        _needed(command, model, is_least=True),
+    )
+    head = head_mask(model)
+    check_memory(model, network, head, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb, needed)
     return command, freed_mb
 
 
@@ -84,16 +90,7 @@ def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
             batch_size //= 2
         command = command.with_batch(batch_size)
     network, settings, limit_mb, rows = command.network, command.training, command.training.memory, None
-    room = room_mb(limit_mb)  # before steps are traced
-
-    @cache
-    def needed(batch_size: int, micro_batch: int | None) -> float:
-        mask = trainable_mask(command.train_type, model, settings.trained_layers)
-        part = replace(network, batch_size=part_rows(batch_size, micro_batch))
-        if SCHEMES[command.train_type].is_elastic and _has_table(part, command):
-            mask[: len(mask) // 2] = False
-        return needed_mb(model, network, batch_size, mask, micro_batch)
-
+    room, needed = room_mb(limit_mb), _needed(command, model)  # before steps are traced
     if command.chooses_parts:
         rows = fitting_size(model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
         if rows is not None and rows < network.batch_size:
@@ -104,9 +101,30 @@ def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
         command = command.with_batch(size or 1)
     if command.run.recipe == "robust" and limit_mb is not None and command.data.image_memory is None:
         beside_mb = room - needed(command.network.batch_size, command.training.micro_batch)
-        image_memory = min(max(beside_mb, 0.0), images.room_mb(None))
-        command = replace(command, data=replace(command.data, image_memory=image_memory))
+        command = replace(command, images_mb=min(max(beside_mb, 0.0), images.room_mb(None)))
     return command
+
+
+def _needed(command: TrainCommand, model: keras.Model, is_least: bool = False) -> Callable[[int, int | None], float]:
+    """MB that training takes by the sizes of a batch and of its parts, and measuring its timing table if there is none.
+
+    An elastic scheme trains half of the tensors, or `is_least` the head.
+    """
+    network, is_elastic = command.network, SCHEMES[command.train_type].is_elastic
+    mask = trainable_mask(command.train_type, model, command.training.trained_layers)
+
+    @cache
+    def needed(batch_size: int, micro_batch: int | None) -> float:
+        part, trained = replace(network, batch_size=part_rows(batch_size, micro_batch)), mask
+        has_table = not is_elastic or _has_table(part, command)
+        if is_elastic:
+            trained = head_mask(model)
+            if has_table and not is_least:
+                trained = trained | (np.arange(len(mask)) >= len(mask) // 2)
+        training_mb = needed_mb(model, network, batch_size, trained, micro_batch)
+        return training_mb if has_table else max(training_mb, needed_mb(model, part, part.batch_size, mask))
+
+    return needed
 
 
 def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
@@ -139,8 +157,6 @@ def with_table(
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None, freed_mb
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
-        what = "measuring the timing table of"
-        check_memory(model, network, all_mask(model), settings.memory, what, can_split=True, freed_mb=freed_mb)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)

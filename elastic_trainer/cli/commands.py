@@ -40,6 +40,7 @@ class TrainCommand:
         chooses_batch: the batch may be smaller than the default.
         chooses_parts: the batch may be taken in parts, by a recipe that fits memory.
         rate_follows_batch: the learning rate is that of a recipe for this batch size.
+        images_mb: MB of images that may stay in memory, where --image_memory does not say; None: see `images.read`.
     """
 
     network: NetworkSettings
@@ -53,6 +54,7 @@ class TrainCommand:
     chooses_batch: bool = False
     chooses_parts: bool = False
     rate_follows_batch: bool = False
+    images_mb: float | None = None
 
     @property
     def train_type(self) -> str:

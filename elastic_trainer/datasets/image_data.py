@@ -10,7 +10,7 @@ import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
-from elastic_trainer.datasets.images import DecodedImages, room_mb
+from elastic_trainer.datasets.images import DecodedImages, room_mb, taken
 from elastic_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ImageData(ShuffledData):
 
     def training_inputs(self, order: Order) -> tf.Tensor:
         """Training images float32 [n, size, size, 3] in 0…255."""
-        return self._augmentation.show(self._train.images[order.rows], *order)
+        return self._augmentation.show(taken(self._train.images, order.rows), *order)
 
     def training_targets(self, rows: np.ndarray) -> tuple[tf.Tensor, None]:
         """Labels int32 [n] of the training images `rows`; images have no weights."""
@@ -126,7 +126,7 @@ class ImageData(ShuffledData):
 
         places = self._test_rows[rows]
         labels = tf.constant(self._test.labels[places])
-        return Batch(lambda: tf.cast(tf.constant(self._test.images[places]), tf.float32), labels)
+        return Batch(lambda: tf.cast(tf.constant(taken(self._test.images, places)), tf.float32), labels)
 
     @property
     def room_mb(self) -> float:

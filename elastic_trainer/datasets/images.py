@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,15 @@ def room_mb(limit_mb: float | None, taken_mb: float = 0.0) -> float:
         return max(limit_mb - taken_mb, 0.0)
     available_mb = available_memory_mb()
     return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
+
+
+def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The `images` of these rows; those that are read from a file take no memory of the process afterwards."""
+    found: np.ndarray = images[rows]
+    file = getattr(images, "_mmap", None)
+    if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+        file.madvise(mmap.MADV_DONTNEED)  # else each page that was read counts; the system keeps it outside
+    return found
 
 
 def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:

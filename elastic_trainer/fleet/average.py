@@ -12,6 +12,7 @@ from elastic_trainer.errors import UserError
 # A change is too large if its norm is above LARGEST times that of its weights, or times that of so many values of
 # SMALL_WEIGHT, where that is more: biases start at 0. A round of normal training changes weights by a few per cent.
 LARGEST, SMALL_WEIGHT = 10.0, 0.1
+MOST = 10_000_000  # images and steps of a round; more are a mistake
 MOST_FACTOR = 4.0  # by which normalising may multiply a change: the change of a single step is mostly noise
 
 
@@ -29,7 +30,7 @@ def why_unfit(weights: dict[str, np.ndarray], reply: Reply) -> str | None:
     A tensor is unknown or of another shape, a value is not finite, a change is too large (see `LARGEST`), or there are
     no images or steps.
     """
-    if reply.images < 1 or reply.steps < 1:
+    if not (0 < reply.images <= MOST and 0 < reply.steps <= MOST):
         return f"it is from {reply.images} images and {reply.steps} steps"
     for name, change in reply.changes.items():
         if name not in weights:

@@ -191,7 +191,7 @@ class Roster:
             }
             if not (about["images"] > 0 and 0 < about["head_seconds"] <= about["full_seconds"] < 1e9):
                 raise ValueError("numbers that cannot be")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             member.failures = MOST_FAILURES
             self._say(f"board {member.name}: its first answer is wrong ({error}); it is left out")
             return

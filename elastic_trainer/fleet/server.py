@@ -217,7 +217,7 @@ def accepted_replies(
             changes = {name: change.astype(np.float32) for name, change in answer.parcel.arrays.items()}
             reply = Reply(changes, answer.member.about["images"], int(answer.parcel.values["steps"]))
             why = why_unfit(weights, reply)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             why = f"it cannot be read ({error})"
         if why is None:
             accepted.append((answer, reply))
@@ -233,7 +233,7 @@ def mean_of_tests(answers: Sequence[Answer]) -> dict[str, float] | None:
         try:
             test, count = answer.parcel.values["test"], int(answer.parcel.values["test_images"])
             values = [float(test["loss"]), float(test["accuracy"])]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         if count > 0 and np.isfinite(values).all() and 0 <= values[1] <= 1:
             found.append((values, min(count, answer.member.about.get("test_images", 0))))

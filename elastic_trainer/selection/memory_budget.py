@@ -47,7 +47,7 @@ def memory_room_mb(
         in_parts = partial(needed_mb, beside_mb=sums_mb)
         fits = named(
             (
-                of_batch(batch_size, smaller_batch(needed_mb, batch_size, now_mb, limit_mb)),
+                of_batch(max(parts, 1) * batch_size, smaller_batch(needed_mb, batch_size, now_mb, limit_mb)),
                 of_parts(in_parts, batch_size, now_mb, limit_mb, parts > 0),
                 larger_limit(now_mb, limit_mb, reachable_memory_mb()),
             ),

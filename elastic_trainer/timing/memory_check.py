@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from functools import partial
 from math import inf, prod
 
 import keras
@@ -96,6 +95,7 @@ def check_memory(
     micro_batch: int | None = None,
     can_split: bool = False,
     freed_mb: float = 0.0,
+    needed: Callable[[int, int | None], float] | None = None,
 ) -> None:
     """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is; it names what fits.
 
@@ -108,27 +108,28 @@ def check_memory(
         micro_batch: images of a part of a batch, at most; None: the batch is one part.
         can_split: whether a batch can be taken in (smaller) parts.
         freed_mb: as of `room_mb`.
+        needed: MB that a batch of a size, in parts of at most a second one, takes; None: as training `mask` does.
     """
     room, count = room_mb(limit_mb, freed_mb), network.batch_size
     if surely_fits(model, count, room):
         return
-    needed_of = partial(needed_mb, model, network, mask=mask, micro_batch=micro_batch)
-    needed = needed_of(count)
-    if needed <= room:
+    needed = needed or (lambda batch_size, size: needed_mb(model, network, batch_size, mask, size))
+    now_mb = needed(count, micro_batch)
+    if now_mb <= room:
         return
     resident_mb, others = (resident_memory_mb() or 0.0) - freed_mb, list[Alternative | None]()
-    if trains_less is not None and needed_of(count, mask=head_mask(model)) <= room:
+    if trains_less is not None and needed_mb(model, network, count, head_mask(model), micro_batch) <= room:
         others.append(Alternative(inf, trains_less))
-    others.append(of_batch(count, smaller_batch(needed_of, count, needed, room)))
-    in_parts = partial(needed_mb, model, network, count, mask)
-    others.append(of_parts(in_parts, part_rows(count, micro_batch), needed, room, can_split))
+    others.append(of_batch(count, smaller_batch(lambda size: needed(size, micro_batch), count, now_mb, room)))
+    rows = part_rows(count, micro_batch)
+    others.append(of_parts(lambda size: needed(count, size), rows, now_mb, room, can_split))
     others.append(
-        larger_limit(resident_mb + needed, limit_mb, resident_mb + room_mb(None, freed_mb), " and what the images take")
+        larger_limit(resident_mb + now_mb, limit_mb, resident_mb + room_mb(None, freed_mb), " and what the images take")
     )
     advice = named(others, "no batch fits; choose a smaller --input_size or network")
     limit = "" if limit_mb is None else f" (limit {limit_mb:,.0f} MB)"
     size = f"{network.input_size}×{network.input_size}"
     raise UserError(
-        f"--batch_size {count}: {what} {network.model_name} on {count} images of {size} takes about {needed:,.0f} "
+        f"--batch_size {count}: {what} {network.model_name} on {count} images of {size} takes about {now_mb:,.0f} "
         f"MB more, and {max(room, 0):,.0f} MB are available{limit}; {advice}"
     )

@@ -180,7 +180,7 @@ class TrainState:
         room_mb = predicted_mb - excess_mb
         fits = named(
             (
-                of_batch(count, smaller_batch(needed_mb, count, predicted_mb, room_mb)),
+                of_batch(self.parts * count, smaller_batch(needed_mb, count, predicted_mb, room_mb)),
                 of_parts(needed_in_parts_mb, count, predicted_mb, room_mb, self.can_split),
                 larger_limit(predicted_mb, self.memory_mb, reachable_memory_mb()),
             ),

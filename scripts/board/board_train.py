@@ -262,13 +262,13 @@ def main():
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"--output {output}: cannot be made: {error.strerror}")
-    if args.overwrite:
-        for name in ("checkpoint.npz", "weights.npz", "model.tflite", "result.json"):
-            (output / name).unlink(missing_ok=True)
     photos = find_photos(args.data_dir, record["classes"])
     selection = chosen_selection(record, photos, output, args)
     examples = Examples(photos, record, selection, output, args)
     run = Run(record, selection, examples, output, args)
+    if args.overwrite:  # the photos are in order
+        for name in ("checkpoint.npz", "weights.npz", "model.tflite", "result.json"):
+            (output / name).unlink(missing_ok=True)
     if args.resume and checkpoint.exists():
         run.load()
     print(

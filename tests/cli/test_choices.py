@@ -135,15 +135,16 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
     [  # sizes of the batch and its parts, and the MB that images may take
         ([], 360.0, None, (32, None, 0.0)),
         ([], 700.0, None, (32, None, 250.0)),  # a quarter of what is available is the most
-        ([], 359.9, None, (32, 16, 149.9)),
-        ([], 209.9, None, (32, 8, 79.9)),
-        ([], 200.0, 32, (32, None, 20.0)),
-        ([], 209.9, 8, (32, 8, 144.9)),
-        ([], 59.9, None, (1, None, 9.9)),  # no part fits
-        (["--batch_size", "16"], 59.9, None, (16, None, 0.0)),
+        ([], 359.9, None, (32, 16, 159.9)),
+        ([], 199.9, None, (32, 8, 79.9)),
+        ([], 200.0, 32, (32, None, 20.0)),  # there is a table: half of the tensors are enough
+        ([], 199.9, 8, (32, 8, 134.9)),
+        ([], 59.9, None, (32, 1, 9.9)),
+        ([], 49.9, None, (1, None, 0.0)),  # no part fits
+        (["--batch_size", "16"], 49.9, None, (16, None, 0.0)),
         (["--micro_batch", "8"], 100.0, None, (4, 8, 20.0)),
         (["--recipe", "paper"], 209.9, None, (16, None, None)),
-        (["--image_memory", "7"], 359.9, None, (32, 16, 7.0)),
+        (["--image_memory", "7"], 359.9, None, (32, 16, None)),
         (["--train_type", "closed_form_head"], 209.9, None, (32, None, 29.9)),
     ],
 )
@@ -158,7 +159,7 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     asked = []
 
     def needed_mb(model, network, batch_size, mask, micro_batch=None):
-        asked.append((batch_size, micro_batch))
+        asked.append((network.batch_size, batch_size, micro_batch, mask[0]))
         rows = part_rows(batch_size, micro_batch)
         return (10 * rows + (40 if rows == batch_size else 50)) / (1 if mask[0] else 2)
 
@@ -170,8 +171,9 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
         write_json(table_folder(part, tmp_path / "logs") / "profile.json", {})
     chosen = _with_sizes(command, small_model)
     assert (chosen.network.batch_size, chosen.training.micro_batch) == sizes[:2]
-    assert chosen.data.image_memory == pytest.approx(sizes[2])
-    assert chosen.config["micro_batch"] == sizes[1] and len({*asked}) == len(asked) <= 9
+    assert chosen.images_mb == (sizes[2] if sizes[2] is None else pytest.approx(sizes[2]))
+    assert chosen.data.image_memory == command.data.image_memory, "features are not limited by it"
+    assert chosen.config["micro_batch"] == sizes[1] and len(asked) <= 18
     resumed = parse_training([*given, *more]).with_classes(3).with_choices_of(chosen.config)
     assert not resumed.chooses_parts and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
 

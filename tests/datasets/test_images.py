@@ -18,6 +18,7 @@ from elastic_trainer.datasets import images
 from elastic_trainer.datasets.decoding import digest
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import resident_memory_mb
 
 
 def example_files(folder, count):
@@ -54,6 +55,18 @@ def test_images_are_read_in_order_with_their_labels(split, tmp_path, in_memory):
     assert [*train.labels, *test.labels] == [k % 3 for k in range(15)] and train.labels.dtype == np.int32
     assert not train.broken and not test.broken
     assert (tmp_path / "cache").exists() != in_memory
+
+
+def test_images_from_a_file_take_no_memory_of_the_process(tmp_path):
+    path, shape = tmp_path / "x.pixels", (400, 256, 256, 3)  # 79 MB
+    pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
+    path.write_bytes(pixels.tobytes())
+    in_file = np.memmap(path, np.uint8, "r", shape=shape)[50:]
+    before_mb = resident_memory_mb()
+    for start in range(0, 350, 10):
+        rows = np.arange(start, start + 10)
+        np.testing.assert_array_equal(images.taken(in_file, rows), pixels[50:][rows])
+    assert resident_memory_mb() - before_mb < 30
 
 
 def test_the_memory_limit_is_a_quarter_of_the_available_memory(split, tmp_path, monkeypatch):

@@ -50,6 +50,7 @@ def test_the_change_of_a_single_step_is_not_multiplied_without_bound():
         Reply({"bias": np.full(4, np.nan)}, 1, 1),
         Reply({"kernel": 1e6 * WEIGHTS["kernel"]}, 1, 1),
         Reply({}, 0, 1),
+        Reply({}, 1, 10**400),
     ],
 )
 def test_a_reply_that_does_not_fit_is_refused_by_its_place(bad):

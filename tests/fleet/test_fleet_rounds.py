@@ -11,7 +11,8 @@ from fleets import NAMES, data, local, make_board, make_server, photos
 from elastic_trainer.fleet.client import sent_names, trained_names
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.parcel import Parcel
-from elastic_trainer.fleet.server import rate_of_round
+from elastic_trainer.fleet.roster import Answer, Member
+from elastic_trainer.fleet.server import accepted_replies, mean_of_tests, rate_of_round
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
@@ -165,3 +166,11 @@ def test_a_board_that_knows_other_classes_or_tensors_is_left_out(tmp_path):
 def _other_network(parcel):
     arrays = {name: array[..., :1] for name, array in parcel.arrays.items()}
     return make_board(1).handle(Parcel(parcel.kind, parcel.values, arrays))
+
+
+def test_numbers_that_cannot_be_are_one_line_and_no_error():
+    member = Member(1, "odd", {"images": 5, "test_images": 5})
+    odd = {"steps": float("inf"), "test": {"loss": 1.0, "accuracy": 0.5}, "test_images": float("inf")}
+    answers, said = [Answer(member, 0, 0, Parcel("trained", odd), 0.0)], []
+    assert accepted_replies({}, answers, said.append) == [] and "board odd is dropped" in said[0]
+    assert mean_of_tests(answers) is None
