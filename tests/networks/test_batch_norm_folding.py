@@ -9,6 +9,7 @@ import tensorflow as tf
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 import models
+from elastic_trainer.networks import batch_norm_folding
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.task import ImageClassification
@@ -32,6 +33,18 @@ def conv_then(norm=None, **options):
     return lambda x: (norm or layers.BatchNormalization())(
         layers.Conv2D(**{"filters": 4, "kernel_size": 3, **options})(x)
     )
+
+
+def padded(amount, kind=layers.DepthwiseConv2D, readers=1, **options):
+    """Zero padding, and a convolution with stride 2 and batch norm. `readers` read the padding."""
+
+    def body(x):
+        x = layers.ZeroPadding2D(amount)(x)
+        own = {} if kind is layers.DepthwiseConv2D else {"filters": 3}
+        found = layers.BatchNormalization()(kind(kernel_size=3, **{"strides": 2, **own, **options})(x))
+        return found if readers == 1 else layers.Concatenate()([layers.Flatten()(found), layers.Flatten()(x)])
+
+    return body
 
 
 def shared_pair(x):
@@ -100,6 +113,14 @@ BODIES = {
     "without gamma": (conv_then(layers.BatchNormalization(scale=False)), 1),
     "without beta": (conv_then(layers.BatchNormalization(center=False)), 1),
     "depthwise": (lambda x: layers.BatchNormalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)), 1),
+    "pointwise": (conv_then(kernel_size=1), 1),
+    "pointwise with stride": (conv_then(kernel_size=1, strides=2), 1),
+    "pointwise with groups": (conv_then(filters=6, kernel_size=1, groups=3), 1),
+    "padded as same": (padded(((0, 1), (0, 1))), 1),
+    "padded as same, not depthwise": (padded(((0, 1), (0, 1)), layers.Conv2D), 1),
+    "padded otherwise": (padded(1), 1),
+    "padded twice": (padded(((0, 1), (0, 1)), padding="same"), 1),
+    "padding read by two": (padded(((0, 1), (0, 1)), readers=2), 1),
     "dense": (dense, 1),
     "shared pair": (shared_pair, 1),
     "norm read by two": (norm_read_by_two, 1),
@@ -145,6 +166,30 @@ def test_folded_network_has_the_logits_and_gradients_of_the_plain_one(name):
     model = network(body)
     assert len(find_pairs(model)) == count
     assert_same(model, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, merged",
+    [("padded as same", 1), ("padded as same, not depthwise", 1)]
+    + [(name, 0) for name in ("padded otherwise", "padded twice", "padding read by two", "plain")],
+)
+def test_zero_padding_is_merged_where_the_convolution_would_pad_alike(name, merged):
+    assert sum(pair.padding is not None for pair in find_pairs(network(BODIES[name][0]))) == merged
+
+
+@pytest.mark.parametrize(
+    "name, products", [("pointwise", 1), ("pointwise with stride", 0), ("pointwise with groups", 0)]
+)
+def test_small_pointwise_convolutions_are_products_of_matrices(name, products, monkeypatch):
+    def count():
+        return operation_types(network(BODIES[name][0]), ()).count("MatMul") - of_head
+
+    of_head = operation_types(network(BODIES["plain"][0]), ()).count("MatMul")
+    assert count() == products
+    size = 4 * SIZE * SIZE * 3 * 4  # multiply-adds of a batch
+    for limit, is_small in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(batch_norm_folding, "LARGEST_PRODUCT", limit)
+        assert count() == products * is_small
 
 
 @pytest.mark.parametrize("name, count", [("mobilenetv2", 52), ("resnet50", 53)])
