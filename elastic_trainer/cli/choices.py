@@ -17,7 +17,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
@@ -40,6 +40,9 @@ MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
 MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
+# What measuring a table takes over a full step, several of whose graphs are there at once, and beside it, as seen with
+# MobileNetV2 and ResNet50 (docs/memory.md).
+MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
 
 
 def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand, float]:
@@ -157,6 +160,14 @@ def with_table(
         if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
             return _without_steps(command, "there is no timing table, and no time to measure one"), None, freed_mb
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
+        room, count = room_mb(settings.memory, freed_mb), network.batch_size
+        if not surely_fits(model, count, room):
+            expected_mb = MEASURING_FACTOR * needed_mb(model, network, count, all_mask(model)) + MEASURING_MB
+            if expected_mb > room:
+                print(
+                    f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {room:,.0f} MB are "
+                    "available; once there is a table, runs keep to the limit"
+                )
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
