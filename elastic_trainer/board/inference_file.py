@@ -46,7 +46,7 @@ def inference_file(
     sources = _sources(model, trained)
 
     def infer(image: tf.Tensor) -> dict[str, tf.Tensor]:
-        with folded_batch_norm(model, ()):
+        with folded_batch_norm(model, (), with_products=False):
             return {"logits": model(image, training=False)}
 
     with _random_values(trained):

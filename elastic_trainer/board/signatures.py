@@ -91,11 +91,11 @@ class StepFunctions:
         variables: BoardVariables,
     ) -> None:
         self._variables, task = variables, WeightedImages(model)
-        self._step = step = TrainStep(task, optimizer, part, mask)
+        self._step = step = TrainStep(task, optimizer, part, mask, with_products=False)
         trained = {id(variable) for variable in step.variables}
 
         def forward(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
-            with folded_batch_norm(model, trained):
+            with folded_batch_norm(model, trained, with_products=False):
                 return task.outputs(inputs, training=False)
 
         self._inference = BatchFunction(forward, task.signature(part), step.variables)

@@ -1,15 +1,18 @@
-"""Frozen batch norm, multiplied into the layer before it while a step is compiled.
+"""Layers as a step computes them: frozen batch norm multiplied into the layer before it, and small convolutions faster.
 
     batch_norm(layer(x)) = x * (W·s) + (beta + (b - mean)·s),   s = gamma / sqrt(variance + epsilon)
 
 W and b are the layer's kernel and bias. The result and all gradients are the same up to rounding, and a step no longer
-passes over the layer's output to normalise it, forward or backward. Saved models and exports stay as they are.
+passes over the layer's output to normalise it, forward or backward. In such a pair, a small pointwise convolution is
+computed as a product of matrices, and a zero-padding layer before it as its own padding. Saved models and exports stay
+as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any, NamedTuple
 
 import keras
@@ -19,13 +22,21 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.layer_graph import functional_graph, graph_nodes, is_graph
 
 _LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
+# Multiply-adds of the forward pass up to which a pointwise convolution with its gradients is at least as fast as a
+# product of matrices: beyond, it was up to 1.2 times slower (docs/log/step_time.md).
+LARGEST_PRODUCT = 250e6
 
 
 class Pair(NamedTuple):
-    """A convolution, depthwise convolution or dense layer, and the frozen batch norm that alone reads its output."""
+    """A convolution, depthwise convolution or dense layer, and the frozen batch norm that alone reads its output.
+
+    Attributes:
+        padding: the zero-padding layer that only `layer` reads, if it pads as TensorFlow's "same" does; else None.
+    """
 
     layer: Any
     norm: FrozenBatchNormalization
+    padding: keras.layers.ZeroPadding2D | None = None
 
     @property
     def kernel_variables(self) -> list[keras.Variable]:
@@ -128,7 +139,9 @@ def find_pairs(model: keras.Model) -> list[Pair]:
         [layer, *others] = sources
         alone = not others and readers_of[layer] == {norm} and not {id(layer), id(norm)} & opaque
         if alone and type(layer) in _LAYERS and _fits(layer, norm):
-            pairs.append(Pair(layer, norm))
+            [before, *more] = sources_of[layer]
+            is_own = not more and readers_of[before] == {layer} and id(before) not in opaque
+            pairs.append(Pair(layer, norm, before if is_own and _pads_as_same(before, layer) else None))
     return pairs
 
 
@@ -166,6 +179,7 @@ def folded_batch_norm(
     model: keras.Model,
     trained: Collection[int] | None = None,
     frozen: Mapping[tuple[Any, str], Frozen] | None = None,
+    with_products: bool = True,
 ) -> Iterator[list[Pair]]:
     """While a function that calls `model` is traced, fold each pair of it where that saves time; yields those pairs.
 
@@ -174,6 +188,7 @@ def folded_batch_norm(
         trained: `id`s of the variables that the traced function trains. What depends on none of them is computed now,
             once, and becomes a constant of the function. If left out, nothing does: any variable may change.
         frozen: `frozen_values` for `trained`, which take the place of those constants, and can be computed again.
+        with_products: compute small pointwise convolutions as products of matrices.
     """
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
@@ -185,8 +200,10 @@ def folded_batch_norm(
                 else _value(compute, variables, trained)
                 for kind, compute, variables in pair.parts
             )
-        calls[pair.layer] = _folded_call(pair.layer, kernel, bias)
+        calls[pair.layer] = _folded_call(pair, kernel, bias, with_products)
         calls[pair.norm] = _identity
+        if pair.padding is not None:
+            calls[pair.padding] = _identity
     try:
         for layer, call in calls.items():
             object.__setattr__(layer, "call", call)  # past Keras, which would track it as a part of the layer
@@ -203,20 +220,54 @@ def _value(compute: Any, variables: list[keras.Variable], trained: Collection[in
         return compute()
 
 
-def _folded_call(layer: Any, kernel: tf.Tensor, bias: tf.Tensor) -> Any:
+def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool) -> Any:
+    layer, padding = pair.layer, "same" if pair.padding is not None else getattr(pair.layer, "padding", None)
+
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         weights = tf.cast(kernel, inputs.dtype)
         if isinstance(layer, keras.layers.Dense):
             product = keras.ops.matmul(inputs, weights)
-        elif isinstance(layer, keras.layers.DepthwiseConv2D):
-            product = keras.ops.depthwise_conv(
-                inputs, weights, layer.strides, layer.padding, layer.data_format, layer.dilation_rate
-            )
+        elif with_products and _is_product(layer, inputs):
+            product = _pointwise(inputs, weights)
         else:
-            product = layer.convolution_op(inputs, weights)
+            is_depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+            convolution = keras.ops.depthwise_conv if is_depthwise else keras.ops.conv
+            product = convolution(inputs, weights, layer.strides, padding, layer.data_format, layer.dilation_rate)
         return tf.nn.bias_add(product, tf.cast(bias, product.dtype))  # TensorFlow fuses it with convolution and ReLU
 
     return call
+
+
+def _pads_as_same(padding: Any, layer: Any) -> bool:
+    """Whether zeros are added where `layer` would add them with padding "same"."""
+    if type(padding) is not keras.layers.ZeroPadding2D or isinstance(layer, keras.layers.Dense):
+        return False
+    size = padding._inbound_nodes[0].input_tensors[0].shape[1:3]
+    if layer.padding != "valid" or None in size or max(layer.dilation_rate) > 1:
+        return False
+    wanted = [
+        max((-(-length // stride) - 1) * stride + kernel - length, 0)
+        for length, stride, kernel in zip(size, layer.strides, layer.kernel_size, strict=True)
+    ]
+    return [tuple(pair) for pair in padding.padding] == [(total // 2, total - total // 2) for total in wanted]
+
+
+def _is_product(layer: Any, inputs: tf.Tensor) -> bool:
+    """Whether `_pointwise` computes it, see `LARGEST_PRODUCT`."""
+    is_pointwise = isinstance(layer, keras.layers.Conv2D) and layer.kernel_size == layer.strides == (1, 1)
+    if not is_pointwise or layer.groups > 1 or None in inputs.shape:
+        return False
+    return prod(inputs.shape) * layer.filters <= LARGEST_PRODUCT
+
+
+def _pointwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """A convolution with a kernel [1, 1, channels, outputs] as a product of matrices, faster where it is small.
+
+    Its result has a row for each example, as features need (`training.prefix`), and no batch size is written into it.
+    """
+    _, height, width, channels = inputs.shape
+    rows = tf.matmul(tf.reshape(inputs, [-1, channels]), tf.reshape(kernel, kernel.shape[2:]))
+    return tf.reshape(rows, [-1, height, width, kernel.shape[-1]])
 
 
 def _identity(inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:

@@ -66,6 +66,7 @@ class TrainStep(BatchFunction):
         fold: whether frozen batch norm is folded where that saves time (`networks.batch_norm_folding`).
         parts: of a batch, each of `batch_size` examples. With several, a call adds its share of the mean gradient to
             `accumulators`, and `update` trains on their sum: the gradient of the whole batch, if its loss is a mean.
+        with_products: as of `folded_batch_norm`.
 
     Attributes:
         mask: as given, or all True.
@@ -85,6 +86,7 @@ class TrainStep(BatchFunction):
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         fold: bool = True,
         parts: int = 1,
+        with_products: bool = True,
     ) -> None:
         model = task.model
         self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
@@ -100,7 +102,7 @@ class TrainStep(BatchFunction):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
                 folding: AbstractContextManager[list[Pair]]
-                folding = folded_batch_norm(model, trained, self._frozen) if fold else nullcontext([])
+                folding = folded_batch_norm(model, trained, self._frozen, with_products) if fold else nullcontext([])
                 with folding as self.folded_pairs:
                     loss, outputs = task.run(inputs, targets, weights, training=True)
                 added = penalty(model)
