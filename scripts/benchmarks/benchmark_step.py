@@ -2,12 +2,13 @@
 """What does a training step cost? The same selections with folded batch norm and from cached features, and Keras' step.
 
 The script measures a timing table, selects tensors for several rho by the importance on one batch of digits, and adds
-the upper parts of the network. It compiles the step of full training and of each selection in up to four variants:
+the upper parts of the network. It compiles the step of full training and of each selection in up to five variants:
 
-    unfolded    frozen batch norm runs as a layer
-    folded      it is folded into the layer before it, as main.py does
-    prefix      the layers below all trained tensors run as inference, then the rest from their result
-    cached      the rest alone, from features that are cached in memory
+    unfolded      frozen batch norm runs as a layer
+    convolutions  it is folded into the layer before it; small pointwise convolutions are no products of matrices
+    folded        they are, too, as main.py does
+    prefix        the layers below all trained tensors run as inference, then the rest from their result
+    cached        the rest alone, from features that are cached in memory
 
 Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
 PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
@@ -47,15 +48,16 @@ if TYPE_CHECKING:
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
     from elastic_trainer.timing.table import TimingTable
+    from elastic_trainer.training.step import TrainStep
 
-VARIANTS = ("unfolded", "folded", "prefix", "cached")
+VARIANTS = ("unfolded", "convolutions", "folded", "prefix", "cached")
 STATUS = Path("/proc/self/status")
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
 UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
 HALF = "rho 0.5"
 MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
 QUICK_MEMORY = MEMORY[:1]
-COLOURS = dict(zip(VARIANTS, ("#999999", "#0072b2", "#e69f00", "#009e73"), strict=True))
+COLOURS = dict(zip(VARIANTS, ("#999999", "#cc79a7", "#0072b2", "#e69f00", "#009e73"), strict=True))
 STYLES = ("-", "--", "-.", ":")  # of the lines of others' full steps
 Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
@@ -105,6 +107,10 @@ def variants_of(
     make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
     step = make()
     runs: dict[str, Callable[[], Any]] = {"folded": partial(step, images, labels)}
+    if step.folded_pairs and "convolutions" in wanted:
+        plain = make(with_products=False)
+        if _convolutions(plain) > _convolutions(step):
+            runs = {"convolutions": partial(plain, images, labels), **runs}
     if step.folded_pairs and "unfolded" in wanted:
         runs = {"unfolded": partial(make(fold=False), images, labels), **runs}
     split = split_step(step) if {"prefix", "cached"} & {*wanted} else None
@@ -116,6 +122,10 @@ def variants_of(
             features.prepare(batch)
             runs["cached"] = lambda: split(features.read(batch.order), labels)
     return runs
+
+
+def _convolutions(step: TrainStep) -> int:
+    return sum(op.type == "Conv2D" for op in step.graph.get_operations())
 
 
 def made_up_images(network: NetworkSettings) -> ImageData:
@@ -259,7 +269,7 @@ def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
         bars = [(place, times[variant]) for place, times in enumerate(step_ms.values()) if variant in times]
         if bars:
             places, heights = np.array(bars).T
-            axes.bar(places + 0.2 * (index - 1.5), heights, 0.2, label=variant, color=colour)
+            axes.bar(places + 0.16 * (index - 2), heights, 0.16, label=variant, color=colour)
     torch_ms = {f"PyTorch {variant}": ms for variant, ms in (record["torch"] or {"step_ms": {}})["step_ms"].items()}
     for (name, ms), style in zip({"Keras": step_ms["full"]["keras"], **torch_ms}.items(), STYLES, strict=False):
         if ms is not None:
