@@ -164,6 +164,42 @@ def shares_table(path: Path) -> str:
     return _lines(["scheme", "share of the time", *(name.replace("_", " ") for name in points)], rows)
 
 
+def memory_table(path: Path) -> str:
+    """A row a setting: accuracy, and the memory that training took beyond what the process had before it."""
+    rows = [
+        [_in_words(setting), f"{spread(100 * accuracies)} %", *(f"{mb.mean():.0f} MB" for mb in (grown_mb, peak_mb))]
+        for setting, (accuracies, grown_mb, peak_mb) in _memory_of(path).items()
+    ]
+    return _lines(["scheme", "test accuracy", "memory of training", "peak of the process"], rows)
+
+
+def _memory_of(path: Path) -> dict[str, np.ndarray]:
+    """For each setting [3, runs]: accuracy, MB that training took, and the peak of the process in MB."""
+    columns = _columns(path, ["final_accuracy", "peak_memory_mb", "start_memory_mb"])
+    return {
+        setting: np.stack([accuracies, peak_mb - start_mb, peak_mb])
+        for setting, (accuracies, peak_mb, start_mb) in columns.items()
+    }
+
+
+def draw_memory(path: Path, title: str) -> None:
+    """Accuracy over the memory that training took: a small dot a run, a marker the mean, a line each scheme."""
+    figure = plotting.new_figure(7, 4, title)
+    axes = figure.add_subplot(xlabel="memory of training (MB)", ylabel="test accuracy (%)")
+    of_scheme: dict[str, list[np.ndarray]] = {}
+    for setting, (accuracies, grown_mb, _) in _memory_of(path).items():
+        of_scheme.setdefault(scheme_of(setting), []).append(np.array([grown_mb, 100 * accuracies]))
+    for scheme, points in of_scheme.items():
+        look = plotting.LOOKS[SCHEMES[scheme]]
+        means = np.array(sorted(point.mean(axis=1).tolist() for point in points)).T
+        axes.plot(*means, look.marker, ls=look.dashes, color=look.colour, ms=6, label=WORDS[scheme])
+        for point in points:
+            axes.plot(*point, ".", color=look.colour, ms=4, alpha=0.5)
+    axes.set_xlim(left=0)
+    figure.legend(loc="outside right center", fontsize="small")
+    save_figure(figure, path.with_suffix(""))
+
+
 def forgetting_table(path: Path) -> str:
     """Accuracy on the first half of the classes before and after training on the second, and on the second."""
     accuracies = {"first_before": "first half, before", "first_after": "first half, after", "second": "second half"}
@@ -224,6 +260,7 @@ TABLES = {
     "forgetting": forgetting_table,
     "rows": rows_table,
     "similarity": similarity_table,
+    "memory": memory_table,
 }
 
 
@@ -271,6 +308,8 @@ def main() -> None:
     for part in ("budget", "equal_time"):
         for path in sorted(RESULTS.glob(f"{part}_*.csv")):
             draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.removeprefix(f"{part}_")])
+    for path in sorted(RESULTS.glob("memory_*.csv")):
+        draw_memory(path, TITLES[path.stem.removeprefix("memory_")])
 
 
 if __name__ == "__main__":

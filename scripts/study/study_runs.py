@@ -329,7 +329,7 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
 
 
 def memory(data: str, seeds: int) -> list[StudyRun]:
-    """What is reached in memory of which size, in a quarter of full training's time at batches of 4."""
+    """What is reached in memory of which size, in an eighth of full training's time at batches of 4."""
     settings, more = _settings("memory", data, "test"), {**ROBUST, "validation_share": 0.1}
     full = replace(settings["full"], more=more)
     found = [
@@ -344,7 +344,7 @@ def memory(data: str, seeds: int) -> list[StudyRun]:
         for name, run in (("upper", upper), ("elastic", elastic)):
             limited = {**run.more, "memory": f"{limit}M"}
             found.append(replace(run, label=f"{name} 0.5, {limit:,} MB", more=limited))
-    return _each_seed(seeds, found, budget=1 / 4)
+    return _each_seed(seeds, found, budget=1 / 8)
 
 
 def second_network(data: str, seeds: int) -> list[StudyRun]:
