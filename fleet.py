@@ -161,7 +161,10 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
 
     training = board_command(command, words)
     model = models.build(training.network)
-    training, freed_mb = with_memory(training, model)
+    try:
+        training, freed_mb = with_memory(training, model)
+    except UserError as error:
+        raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
     training, table, freed_mb = with_table(training, model, 0.0, freed_mb)
     assert table is not None, "the scheme is elastic"
     network = training.network
