@@ -365,7 +365,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             write_json(kept, rows)
     of_table = {"full_step_ms": table.full_step_ms, "head_ms": table.predict_ms(head_mask(model))}
     found = [{name: value for name, value in run.items() if name != "settings"} for run in runs]
-    return {**settings, "slower": SLOWER, "seeds": args.seeds, **of_table, "rules": summed_up(found), "runs": found}
+    rules = summed_up(found)
+    accuracies = {"accuracy_percent": {name: one["accuracy_percent"] for name, one in rules.items()}}
+    about = {**settings, "slower": SLOWER, "seeds": args.seeds, **of_table}
+    return {**about, **accuracies, "rules": rules, "runs": found}
 
 
 SETTINGS = {

@@ -35,6 +35,7 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "board": ("step_over_tensorflow",),
     "examples": ("rounds",),
     "fit": ("kept",),
+    "fleet": ("accuracy_percent",),
     "memory": ("median_error_percent", "p95_error_percent"),
     "input": ("images_per_second", "waiting_percent"),
     "mixed_precision": ("speedup",),
