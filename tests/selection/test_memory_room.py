@@ -21,7 +21,7 @@ from elastic_trainer.settings import Settings
         (129.9, 1, "--memory 160M, or --batch_size 8, or --micro_batch 4"),
         (124.0, 1, "--memory 160M, or --batch_size 8, or --micro_batch 4"),
         (123.9, 1, "--memory 160M, or --batch_size 4, or --micro_batch 4"),
-        (124.0, 2, "--memory 160M, or --batch_size 8, or --micro_batch 8"),  # its table has the sums
+        (124.0, 2, "--memory 160M, or --micro_batch 8, or --batch_size 8"),  # its table has the sums
         (124.0, 0, "--memory 160M, or --batch_size 8"),
         (97.0, 1, "--memory 160M, or --batch_size 1"),
         (95.9, 1, "--memory 160M"),
