@@ -72,14 +72,10 @@ def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand
             limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
-    is_fixed = not scheme.is_elastic and not scheme.is_closed_form
-    trains_less = "--train_type elastic_training_upper_part" if is_fixed and _has_table(command.part, command) else None
-    is_measured = scheme.is_elastic and not _has_table(command.part, command)
-    what, needed = (
-        "measuring the timing table of" if is_measured else "training",
-        _needed(command, model, is_least=True),
-    )
-    head = head_mask(model)
+    has_table, is_fixed = _has_table(command.part, command), not scheme.is_elastic and not scheme.is_closed_form
+    trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
+    what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
+    head, needed = head_mask(model), _needed(command, model, is_least=True)
     check_memory(model, network, head, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb, needed)
     return command, freed_mb
 

@@ -22,8 +22,8 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.layer_graph import functional_graph, graph_nodes, is_graph
 
 _LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
-# Multiply-adds of the forward pass up to which a pointwise convolution with its gradients is at least as fast as a
-# product of matrices: beyond, it was up to 1.2 times slower (docs/log/step_time.md).
+# Multiply-adds of the forward pass up to which a product of matrices with its gradients is at least as fast as the
+# pointwise convolution: beyond, it was up to 1.2 times slower (docs/log/step_time.md).
 LARGEST_PRODUCT = 250e6
 
 

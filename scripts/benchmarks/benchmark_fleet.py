@@ -293,9 +293,9 @@ def accuracy_on(model: keras.Model, photos: ImageData, classes: np.ndarray) -> f
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `runs` say of each rule: means over seeds, times to shares of central training's accuracy, speedups.
+    """What `runs` say of each rule: means over seeds, and times to shares of central training's accuracy.
 
-    A share that a rule does not reach with each seed has no mean time: null. Speedups are relative to "waits".
+    A share that a rule does not reach with each seed has no mean time: null.
     """
     by_rule = {name: {run["seed"]: run for run in runs if run["rule"] == name} for name in RULES}
     found: dict[str, Any] = {}
