@@ -283,13 +283,10 @@ def _parts(
 
 def accuracy_on(model: keras.Model, photos: ImageData, classes: np.ndarray) -> float:
     """The accuracy on the test photos of these classes, int array."""
-    correct = count = 0
-    for batch in photos.test():
-        labels = np.asarray(batch.targets)
-        found = model.predict_on_batch(batch.inputs).argmax(axis=1)
-        correct += int((found == labels)[np.isin(labels, classes)].sum())
-        count += int(np.isin(labels, classes).sum())
-    return correct / count
+    from elastic_trainer.evaluation.predictions import predict
+
+    found = predict(model, photos)
+    return float((found.predicted == found.labels)[np.isin(found.labels, classes)].mean())
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
