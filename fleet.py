@@ -109,9 +109,12 @@ def _boards(
     from elastic_trainer.cli.choices import with_table
     from elastic_trainer.fleet import simulated
     from elastic_trainer.fleet.client import Made
+    from elastic_trainer.timing.memory_check import TracedSteps
 
     network = command.training.network.with_classes(len(dataset.class_names))
-    training, table, _ = with_table(command.training.with_classes(dataset.num_classes), model, 0.0)
+    training, table, _ = with_table(
+        command.training.with_classes(dataset.num_classes), TracedSteps(model, network), 0.0
+    )
     assert table is not None, "the scheme is elastic"
     try:
         labels, fewest = dataset.training_labels, dataset.batch_size
@@ -158,14 +161,16 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     import models
     from elastic_trainer.cli.choices import with_memory, with_table
     from elastic_trainer.fleet.client import Made
+    from elastic_trainer.timing.memory_check import TracedSteps
 
     training = board_command(command, words)
     model = models.build(training.network)
+    steps = TracedSteps(model, training.network)
     try:
-        training, freed_mb = with_memory(training, model)
+        training, freed_mb = with_memory(training, steps)
     except UserError as error:
         raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
-    training, table, freed_mb = with_table(training, model, 0.0, freed_mb)
+    training, table, freed_mb = with_table(training, steps, 0.0, freed_mb)
     assert table is not None, "the scheme is elastic"
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed

@@ -82,6 +82,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.runs.stop_signals import StopSignals
     from elastic_trainer.selection.deadline import DEADLINE_RHO
     from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
+    from elastic_trainer.timing.memory_check import TracedSteps
 
     start = time.perf_counter() if start is None else start
     run, images = command.run, command.data
@@ -95,12 +96,13 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     model = models.build(command.network)
     _check_saving(model, command)
-    command, freed_mb = with_memory(command, model)
+    steps = TracedSteps(model, command.network)
+    command, freed_mb = with_memory(command, steps)
     _check_unchanged(command)
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
-    command, table, freed_mb = with_table(command, model, time.perf_counter() - start, freed_mb)
+    command, table, freed_mb = with_table(command, steps, time.perf_counter() - start, freed_mb)
     if run.board_times is not None and table is not None:
         from elastic_trainer.board.times import board_table
 

@@ -20,6 +20,7 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,9 +161,10 @@ def main() -> None:
 def _measured_table(model: keras.Model, network: NetworkSettings, command: ProfileCommand, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
     from elastic_trainer.networks.tensors import all_mask
-    from elastic_trainer.timing.memory_check import check_memory
+    from elastic_trainer.timing.memory_check import TracedSteps, check_memory
 
-    check_memory(model, network, all_mask(model))
+    steps = TracedSteps(model, network)
+    check_memory(steps, partial(steps.needed_mb, all_mask(model)), network.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         seconds = MEASURING_SECONDS if command.seconds is None else command.seconds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import keras
 import numpy as np
@@ -32,7 +31,14 @@ from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import idle_training
-from elastic_trainer.timing.memory_check import check_limit, check_memory, fitting_size, needed_mb, room_mb, surely_fits
+from elastic_trainer.timing.memory_check import (
+    TracedSteps,
+    check_limit,
+    check_memory,
+    fitting_size,
+    room_mb,
+    surely_fits,
+)
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 
@@ -45,7 +51,7 @@ EXPORT_SECONDS = 20  # of a deadline, kept for the export
 MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
 
 
-def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand, float]:
+def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand, float]:
     """A copy with what the run chooses so that it fits: its batch, parts of it, and which images stay in memory.
 
     A batch whose size was not given is smaller where there are few images. Where memory is little, the robust recipe
@@ -60,27 +66,27 @@ def with_memory(command: TrainCommand, model: keras.Model) -> tuple[TrainCommand
     Raises:
         UserError: even the least that the scheme may train does not fit, or measuring the table.
     """
-    before_mb = resident_memory_mb()
-    command = _with_sizes(command, model)
+    before_mb, model = resident_memory_mb(), steps.model
+    command = _with_sizes(command, steps)
     freed_mb = max((resident_memory_mb() or 0.0) - (before_mb or 0.0), 0.0)
     network, scheme = command.network, SCHEMES[command.train_type]
     limit_mb, micro_batch = command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
     if scheme.is_elastic:
-        available_mb = room_mb(None, freed_mb)
-        if limit_mb is None and not surely_fits(model, network.batch_size, available_mb):
+        available_mb, may_limit = room_mb(None, freed_mb), command.run.board_times is None  # whose table lacks memory
+        if limit_mb is None and may_limit and not surely_fits(model, network.batch_size, available_mb):
             limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
     has_table, is_fixed = _has_table(command.part, command), not scheme.is_elastic and not scheme.is_closed_form
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
     what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
-    head, needed = head_mask(model), _needed(command, model, is_least=True)
-    check_memory(model, network, head, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb, needed)
+    needed, count = _needed(command, steps, is_least=True), network.batch_size
+    check_memory(steps, needed, count, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb)
     return command, freed_mb
 
 
-def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
+def _with_sizes(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
     """See `with_memory`."""
     count_images = DATASETS[command.data.dataset_name].count_images if command.chooses_batch else None
     if count_images is not None:
@@ -89,14 +95,14 @@ def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
             batch_size //= 2
         command = command.with_batch(batch_size)
     network, settings, limit_mb, rows = command.network, command.training, command.training.memory, None
-    room, needed = room_mb(limit_mb), _needed(command, model)  # before steps are traced
+    room, needed = room_mb(limit_mb), _needed(command, steps)  # before steps are traced
     if command.chooses_parts:
-        rows = fitting_size(model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
+        rows = fitting_size(steps.model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
         if rows is not None and rows < network.batch_size:
             print(f"memory: steps take {network.batch_size} images in parts of {rows} (--micro_batch sets other parts)")
         command = command.with_parts(rows)
     if count_images is not None and rows is None:
-        size = fitting_size(model, lambda size: needed(size, settings.micro_batch), network.batch_size, limit_mb)
+        size = fitting_size(steps.model, lambda size: needed(size, settings.micro_batch), network.batch_size, limit_mb)
         command = command.with_batch(size or 1)
     if command.run.recipe == "robust" and limit_mb is not None and command.data.image_memory is None:
         beside_mb = room - needed(command.network.batch_size, command.training.micro_batch)
@@ -104,15 +110,14 @@ def _with_sizes(command: TrainCommand, model: keras.Model) -> TrainCommand:
     return command
 
 
-def _needed(command: TrainCommand, model: keras.Model, is_least: bool = False) -> Callable[[int, int | None], float]:
+def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -> Callable[[int, int | None], float]:
     """MB that training takes by the sizes of a batch and of its parts, and measuring its timing table if there is none.
 
     An elastic scheme trains half of the tensors, or `is_least` the head.
     """
-    network, is_elastic = command.network, SCHEMES[command.train_type].is_elastic
+    network, is_elastic, model = command.network, SCHEMES[command.train_type].is_elastic, steps.model
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
 
-    @cache
     def needed(batch_size: int, micro_batch: int | None) -> float:
         part, trained = replace(network, batch_size=part_rows(batch_size, micro_batch)), mask
         has_table = not is_elastic or _has_table(part, command)
@@ -120,8 +125,8 @@ def _needed(command: TrainCommand, model: keras.Model, is_least: bool = False) -
             trained = head_mask(model)
             if has_table and not is_least:
                 trained = trained | (np.arange(len(mask)) >= len(mask) // 2)
-        training_mb = needed_mb(model, network, batch_size, trained, micro_batch)
-        return training_mb if has_table else max(training_mb, needed_mb(model, part, part.batch_size, mask))
+        training_mb = steps.needed_mb(trained, batch_size, micro_batch)
+        return training_mb if has_table else max(training_mb, steps.needed_mb(mask, part.batch_size))
 
     return needed
 
@@ -132,7 +137,7 @@ def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
 
 
 def with_table(
-    command: TrainCommand, model: keras.Model, elapsed: float, freed_mb: float = 0.0
+    command: TrainCommand, steps: TracedSteps, elapsed: float, freed_mb: float = 0.0
 ) -> tuple[TrainCommand, TimingTable | None, float]:
     """The timing table of an elastic run; a short one is measured if there is none.
 
@@ -140,7 +145,7 @@ def with_table(
 
     Args:
         command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
-        model: its network.
+        steps: of its network.
         elapsed: seconds of the deadline that have passed.
         freed_mb: as of `with_memory`.
 
@@ -149,7 +154,7 @@ def with_table(
     """
     if not SCHEMES[command.train_type].is_elastic:
         return command, None, freed_mb
-    network, run, settings = command.part, command.run, command.training
+    network, run, settings, model = command.part, command.run, command.training, steps.model
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
     wanted, before_mb = table_settings(network), resident_memory_mb()
     if not _has_table(network, command):
@@ -158,7 +163,7 @@ def with_table(
         print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
         room, count = room_mb(settings.memory, freed_mb), network.batch_size
         if not surely_fits(model, count, room):
-            expected_mb = MEASURING_FACTOR * needed_mb(model, network, count, all_mask(model)) + MEASURING_MB
+            expected_mb = MEASURING_FACTOR * steps.needed_mb(all_mask(model), count) + MEASURING_MB
             if expected_mb > room:
                 print(
                     f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {room:,.0f} MB are "

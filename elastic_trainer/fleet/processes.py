@@ -171,9 +171,12 @@ def _public_keys(settings: FleetSettings) -> list[Path]:
 
 def _flwr(words: Sequence[str], environment: Mapping[str, str], what: str) -> None:
     """Run Flower's command line. Raises `UserError` that starts with `what` if it fails."""
-    done = subprocess.run(
-        ["flwr", *words], env=environment, check=False, capture_output=True, text=True, timeout=START_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            ["flwr", *words], env=environment, check=False, capture_output=True, text=True, timeout=START_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{what}: no answer within {START_SECONDS:.0f} s") from None
     if done.returncode:
         reason = " ".join(part for part in f"{done.stdout} {done.stderr}".split() if part.isascii())
         raise UserError(f"{what}: {reason[-300:]}")

@@ -15,7 +15,7 @@ POLL_SECONDS = 0.25  # between two looks for replies
 NODES_SECONDS = 2.0  # between two looks for boards
 HELLO_SECONDS = 1800.0  # in which a board gets ready: it reads its photos and measures a timing table
 LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
-MOST_FAILURES = 3  # one after the other, after which a board is left out until it starts again
+MOST_FAILURES = 3  # without another reply between them, after which a board is left out until it starts again
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Member:
         name: its own; until it has said it, its number.
         about: the values of its "ready" reply; empty until it came.
         message: the one that it has not answered, or None; `asked_for` says what that was.
-        failures: replies that said why there was no other, since the last other one.
+        failures: replies that said why there was no other, since the last that was one.
     """
 
     node: int
@@ -87,6 +87,7 @@ class Roster:
         self._link, self._hello, self._say, self._clock = link, hello, say, clock
         self.members: dict[int, Member] = {}
         self._looked = float("-inf")
+        self._replaced: set[int] = set()  # nodes whose board seemed to have started again
 
     @property
     def ready(self) -> list[Member]:
@@ -173,9 +174,10 @@ class Roster:
                 self._say(f"{what}: board {member.name}: {why}")
             elif delivery.parcel.kind == "ready":
                 self._welcome(member, delivery)
-            elif number not in sent:
+            else:
                 member.failures = 0
-                self._say(f"board {member.name}: its answer to {what} came too late and is dropped")
+                if number not in sent:
+                    self._say(f"board {member.name}: its answer to {what} came too late and is dropped")
             if number in sent:
                 answers[number] = Answer(
                     member, sent[number][1], delivery.size, delivery.parcel, self._clock.now() - start
@@ -197,9 +199,14 @@ class Roster:
             return
         for node, other in [*self.members.items()]:
             if other.name == about["name"] and other is not member:
+                if member.node in self._replaced:
+                    member.failures = MOST_FAILURES
+                    self._say(f"two boards have the name {other.name}: one is left out; give it another --name")
+                    return
                 del self.members[node]
+                self._replaced.add(node)
                 self._say(f"board {other.name} has started again")
-        is_new, member.name, member.about, member.failures = not member.about, about["name"], about, 0
+        is_new, member.name, member.about = not member.about, about["name"], about
         if is_new:
             self._say(
                 f"board {member.name}: {about['images']} photos, a pass over them takes {about['full_seconds']:.1f} s, "

@@ -140,6 +140,8 @@ class FleetServer:
 
     def _asked(self, kind: str, arrays: dict[str, np.ndarray]) -> list[Answer]:
         """Answers to what takes a pass over the photos and no training."""
+        if not self.roster.ready:
+            return []
         seconds = 4 * max(member.about["head_seconds"] for member in self.roster.ready) + 3 * self._settings.grace
         return self.roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, "round 0")
 

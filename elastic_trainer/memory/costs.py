@@ -66,14 +66,15 @@ class MemoryCosts(NamedTuple):
 
     def predict(self, selected: np.ndarray) -> float:
         """MB that training `selected`, bool [N] in backward order, takes beyond what was there before."""
-        places = np.flatnonzero(selected)
-        depth = int(places[-1]) + 1 if len(places) else 0
-        trained = {*places.tolist()}
-        total = self.beside_mb + float(self.own_mb[selected].sum() + self.chain_mb[:depth].sum())
+        total, reached, trained = self.whatever_mb(selected), _reached(selected), {*np.flatnonzero(selected).tolist()}
         for kept in self.kept:
-            if NO_CHAIN < kept.chain < depth or not trained.isdisjoint(kept.owners):
+            if (kept.chain > NO_CHAIN and reached[kept.chain]) or not trained.isdisjoint(kept.owners):
                 total += kept.megabytes
         return max(total, self.forward_mb)
+
+    def whatever_mb(self, selected: np.ndarray) -> float:
+        """The part of `predict` that does not depend on the batch."""
+        return self.beside_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types."""
@@ -85,6 +86,11 @@ class MemoryCosts(NamedTuple):
         kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in record["kept"]]
         arrays = {name: np.array(record[name]) for name in ("own_mb", "chain_mb")}
         return cls(**{**record, **arrays, "kept": kept})
+
+
+def _reached(selected: np.ndarray) -> np.ndarray:
+    """Bool [N] in backward order: those that the error chain reaches, down to the deepest of bool [N] `selected`."""
+    return np.logical_or.accumulate(selected[::-1])[::-1]
 
 
 def memory_costs(full: TrainStep, attribution: Attribution) -> MemoryCosts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -38,8 +37,8 @@ def memory_room_mb(
     """
     head_mb = table.predict_mb(head)
     if start_mb + head_mb > limit_mb:
-        (fixed_mb, by_rows_mb), now_mb = _parts_mb(table, head), start_mb + head_mb
-        sums_mb = 0.0 if parts > 1 else float(table.sums_mb[head[table.positions]].sum())  # else they are in the table
+        (fixed_mb, by_rows_mb), now_mb = table.parts_mb(head), start_mb + head_mb
+        sums_mb = 0.0 if parts > 1 else table.tensors_mb(head)  # else they are in the table
 
         def needed_mb(rows: int, beside_mb: float = 0.0) -> float:
             return start_mb + fixed_mb + beside_mb + by_rows_mb * rows / batch_size
@@ -77,9 +76,9 @@ def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[i
         batch_size: of the table.
         room_mb: memory that they may take.
     """
-    whatever_mb, by_rows_mb = _parts_mb(table, np.ones(len(table.positions), bool))
-    weights_mb = sum(prod(shape) for shape in table.shapes) * 4e-6
-    fixed_mb = whatever_mb + MEASURED_WEIGHTS * weights_mb
+    everything = np.ones(len(table.names), bool)
+    whatever_mb, by_rows_mb = table.parts_mb(everything)
+    fixed_mb = whatever_mb + MEASURED_WEIGHTS * table.tensors_mb(everything)
     divisors = [rows for rows in range(batch_size, 0, -1) if batch_size % rows == 0]
     needed_mb = {rows: fixed_mb + by_rows_mb * rows / batch_size for rows in divisors}
     rows = next((rows for rows in divisors if needed_mb[rows] <= room_mb), 1)
@@ -94,12 +93,3 @@ def too_little_to_measure(needed_mb: float, limit_mb: float | None) -> UserError
         f"memory: measuring importance takes about {needed_mb:,.0f} MB even with one image at a time, and the limit is "
         f"{limit_mb:,.0f} MB; {fits}"
     )
-
-
-def _parts_mb(table: TimingTable, mask: np.ndarray) -> tuple[float, float]:
-    """What training `mask` takes whatever the batch, and what the examples of a batch take, in MB."""
-    costs = table.memory
-    assert costs is not None, "the table does not contain what tensors cost in memory"
-    own_mb, chain_mb = costs.own_mb[mask[table.positions]], costs.chain_mb[: table.depth(mask)]
-    whatever_mb = costs.beside_mb + float(own_mb.sum() + chain_mb.sum())
-    return whatever_mb, max(table.predict_mb(mask) - whatever_mb, 0.0)

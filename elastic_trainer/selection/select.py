@@ -14,6 +14,7 @@ import numpy as np
 
 import selection_solver_DP
 from elastic_trainer.selection.two_budgets import solve_both
+from elastic_trainer.timing.problem import Problem
 from elastic_trainer.timing.table import TimingTable
 
 # Of the budget: the current upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
@@ -108,19 +109,16 @@ def select_tensors(
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
     budget_ms = step_budget_ms(table, rho, misses)
-    t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
-    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
-    mask = with_solution(table, head, solution.mask)
+    problem = Problem.beside(head, table, importance, budget_ms, misses)
+    t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, _ = problem
+    mask = problem.mask(selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution).mask)
     kept = kept_batches * table.predict(mask, misses).uses_features
     if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
         # Solved without features: what they take depends on the cut, and time is the smaller loss.
         return select_tensors(table, importance, head, rho, time_resolution, 1.0, room_mb)
     if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
-        always = head[table.positions]
-        pairs = _pairs(table, always)
-        chosen = solve_both(t_dy_ms, t_dw_ms, gains, left_ms, table.memory, room_mb, always, pairs)
-        mask = with_solution(table, head, chosen)
+        mask = problem.mask(solve_both(t_dy_ms, t_dw_ms, gains, left_ms, table.memory, room_mb, always, pairs))
     return plan_of(table, mask, importance, budget_ms, misses)
 
 
@@ -140,11 +138,9 @@ def select_upper_part(
 
     Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
-    budget_ms, upper = step_budget_ms(table, rho, misses), head.copy()
+    budget_ms = step_budget_ms(table, rho, misses)
     best = plan_of(table, head, None, budget_ms, misses)
-    for position in table.positions:
-        upper[position] = True
-        mask = table.with_kernels(upper) | head
+    for mask in table.upper_parts(head):
         for each in dict.fromkeys((misses, 1.0)):  # features may not fit where the selection alone does
             plan = plan_of(table, mask, None, budget_ms, each)
             fits_memory = room_mb == inf or table.predict_mb(mask, kept_batches * plan.uses_features) <= room_mb
@@ -175,48 +171,11 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
     return plan
 
 
-def problem_beside(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, budget_ms: float, misses: float = 1.0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """What `selection_solver_DP.solve` is given: t_dy, t_dw, importance [N] in backward order, and the time left.
-
-    The problem is that beside bool [N] `head`, which always trains: it gains nothing, it and the way to it cost no
-    more. A gamma and its kernel are one tensor, at the place of the deeper one; the other gains and costs nothing.
-    """
-    always = head[table.positions]
-    t_dy_ms = table.wall_t_dy_ms(misses)
-    t_dy_ms[: table.depth(head)] = 0.0
-    t_dw_ms = np.where(always, 0.0, table.wall_t_dw_ms)
-    gains = np.where(always, 0.0, importance[table.positions])
-    for gamma, kernel in _pairs(table, always):
-        deep, shallow = max(gamma, kernel), min(gamma, kernel)
-        t_dw_ms[deep] += t_dw_ms[shallow]
-        gains[deep] += gains[shallow]
-        t_dw_ms[shallow] = gains[shallow] = 0.0
-    return t_dy_ms, t_dw_ms, gains, budget_ms - table.predict_ms(head, misses)
-
-
-def _pairs(table: TimingTable, always: np.ndarray) -> list[tuple[int, int]]:
-    """Places in backward order of gammas and of their kernels, without those of bool [N] `always`."""
-    gammas = np.flatnonzero((table.kernels >= 0) & ~always & ~always[table.kernels])
-    return [(int(gamma), int(table.kernels[gamma])) for gamma in gammas]
-
-
-def with_solution(table: TimingTable, head: np.ndarray, solution: np.ndarray) -> np.ndarray:
-    """Bool [N] `head` and what the solver selected, int [N] in backward order."""
-    selected = solution == 1
-    for gamma, kernel in _pairs(table, head[table.positions]):
-        selected[[gamma, kernel]] = selected[max(gamma, kernel)]
-    mask = head.copy()
-    mask[table.positions[selected]] = True
-    return mask
-
-
 def step_budget_ms(table: TimingTable, rho: float, misses: float) -> float:
     """What a step may take in table time; all tensors fit into rho 1, whatever the fit's error."""
     if rho < 1:
         return rho * table.full_step_ms
-    all_ms = table.predict_ms(np.ones(len(table.positions), bool), misses)
+    all_ms = table.predict_ms(np.ones(len(table.names), bool), misses)
     return max(table.full_step_ms, 1.03 * all_ms)  # more than the solver loses by rounding
 
 

@@ -29,6 +29,30 @@ from elastic_trainer.training.step import TrainStep
 OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
 
 
+class TracedSteps:
+    """MB that steps of a network take, predicted from their graphs; each is traced once.
+
+    Args:
+        model: the network.
+        network: its optimizer and clipping.
+    """
+
+    def __init__(self, model: keras.Model, network: NetworkSettings) -> None:
+        self.model, self.network, self._known = model, network, dict[tuple[bytes, int, int], float]()
+
+    def needed_mb(self, mask: np.ndarray, batch_size: int, micro_batch: int | None = None) -> float:
+        """Of steps that train `mask`, bool [N] over `model.trainable_variables`, in parts of at most `micro_batch`."""
+        rows, model = part_rows(batch_size, micro_batch), self.model
+        key = mask.tobytes(), batch_size, rows
+        if key not in self._known:
+            optimizer = idle_optimizer(model, self.network.optimizer, self.network.clips_gradients)
+            step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
+            self._known[key] = training_mb(step)[0]
+            del step
+            gc.collect()  # the graph, whose memory the next one takes
+        return self._known[key]
+
+
 def room_mb(limit_mb: float | None = None, freed_mb: float = 0.0) -> float:
     """MB that training may still take: of a limit for the whole process, and of what the machine has.
 
@@ -56,17 +80,6 @@ def surely_fits(model: keras.Model, batch_size: int, room: float) -> bool:
     return OUTPUTS_FACTOR * outputs_mb + WEIGHTS_FACTOR * variables_mb(model.variables) + BESIDE_MB <= room
 
 
-def needed_mb(
-    model: keras.Model, network: NetworkSettings, batch_size: int, mask: np.ndarray, micro_batch: int | None = None
-) -> float:
-    """MB that training bool [N] `mask` over `model.trainable_variables` on so many images a step takes."""
-    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    rows = part_rows(batch_size, micro_batch)
-    needed = training_mb(TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows))[0]
-    gc.collect()  # the graph, whose memory the next one takes
-    return needed
-
-
 def fitting_size(
     model: keras.Model, needed: Callable[[int], float], batch_size: int, limit_mb: float | None = None
 ) -> int | None:
@@ -86,39 +99,37 @@ def fitting_size(
 
 
 def check_memory(
-    model: keras.Model,
-    network: NetworkSettings,
-    mask: np.ndarray,
+    steps: TracedSteps,
+    needed: Callable[[int, int | None], float],
+    count: int,
     limit_mb: float | None = None,
     what: str = "training",
     trains_less: str | None = None,
     micro_batch: int | None = None,
     can_split: bool = False,
     freed_mb: float = 0.0,
-    needed: Callable[[int, int | None], float] | None = None,
 ) -> None:
-    """Raise `UserError` if `what`, which trains `mask`, takes more memory than there is; it names what fits.
+    """Raise `UserError` if `what` takes more memory than there is; it names what fits.
 
     Args:
-        model, network: what is trained.
-        mask: bool [N] over `model.trainable_variables`, what trains.
+        steps: of the network.
+        needed: MB that a batch of a size, in parts of at most a second one, takes.
+        count: images of a batch.
         limit_mb: memory that the process may take in all.
         what: in words.
         trains_less: flags that train what fits, if the head does; None: there are none.
         micro_batch: images of a part of a batch, at most; None: the batch is one part.
         can_split: whether a batch can be taken in (smaller) parts.
         freed_mb: as of `room_mb`.
-        needed: MB that a batch of a size, in parts of at most a second one, takes; None: as training `mask` does.
     """
-    room, count = room_mb(limit_mb, freed_mb), network.batch_size
+    model, network, room = steps.model, steps.network, room_mb(limit_mb, freed_mb)
     if surely_fits(model, count, room):
         return
-    needed = needed or (lambda batch_size, size: needed_mb(model, network, batch_size, mask, size))
     now_mb = needed(count, micro_batch)
     if now_mb <= room:
         return
     resident_mb, others = (resident_memory_mb() or 0.0) - freed_mb, list[Alternative | None]()
-    if trains_less is not None and needed_mb(model, network, count, head_mask(model), micro_batch) <= room:
+    if trains_less is not None and steps.needed_mb(head_mask(model), count, micro_batch) <= room:
         others.append(Alternative(inf, trains_less))
     others.append(of_batch(count, smaller_batch(lambda size: needed(size, micro_batch), count, now_mb, room)))
     rows = part_rows(count, micro_batch)

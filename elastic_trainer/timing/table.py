@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
@@ -120,9 +120,13 @@ class TimingTable:
         return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
 
     @property
-    def sums_mb(self) -> np.ndarray:
-        """MB [N] that the sum of a tensor's gradients over parts of a batch takes."""
+    def _tensors_mb(self) -> np.ndarray:
+        """MB [N] of the tensors in float32."""
         return np.array([4e-6 * prod(shape) for shape in self.shapes])
+
+    def tensors_mb(self, mask: np.ndarray) -> float:
+        """MB of `mask`'s tensors in float32; the sums of their gradients over parts of a batch take as much."""
+        return float(self._tensors_mb[mask[self.positions]].sum())
 
     @cached_property
     def memory(self) -> MemoryCosts | None:
@@ -147,6 +151,12 @@ class TimingTable:
             features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.two_parts_mb
         return self.memory.predict(mask[self.positions]) + features_mb
 
+    def parts_mb(self, mask: np.ndarray) -> tuple[float, float]:
+        """Of `predict_mb`: what training `mask` takes whatever the batch, and what the examples of a batch take."""
+        assert self.memory is not None, "the table does not contain what tensors cost in memory"
+        whatever_mb = self.memory.whatever_mb(mask[self.positions])
+        return whatever_mb, max(self.predict_mb(mask) - whatever_mb, 0.0)
+
     def in_parts(self, count: int) -> TimingTable:
         """The table of steps on `count` times as many examples, in parts like those that this one is of.
 
@@ -159,7 +169,7 @@ class TimingTable:
         scaled = {name: count * getattr(self, name) for name in (*names, "full_step_ms", "gradient_pass_ms")}
         details = {**self.details}
         if self.memory is not None:
-            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + self.sums_mb).to_record()
+            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + self._tensors_mb).to_record()
         if "plain_step_ms" in details:
             details["plain_step_ms"] *= count
         fit = replace(self.fit, constant_ms=count * self.fit.constant_ms)
@@ -176,6 +186,13 @@ class TimingTable:
         kept = mask.copy()
         kept[self.positions] = with_kernels(mask[self.positions], self.kernels)
         return kept
+
+    def upper_parts(self, head: np.ndarray) -> Iterator[np.ndarray]:
+        """Bool [N] as `head`, one after the other: it and the upper part down to each tensor, the deepest last."""
+        upper = head.copy()
+        for position in self.positions:
+            upper[position] = True
+            yield self.with_kernels(upper) | head
 
     def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
         """What the forward pass costs a step, by the depth of its selection; `misses` as in `timing.forward_costs`."""

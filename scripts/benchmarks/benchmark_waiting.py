@@ -55,7 +55,7 @@ def waited(summary: dict[str, Any]) -> dict[str, float | None]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the profile and of each run."""
-    found: dict[str, Any] = {"cores": cores()}
+    found: dict[str, Any] = {"cores": cores(), "end_after": {}}
     data = ["--dataset_name", "image_folder", "--data_dir", str(args.data_dir)] if args.data_dir else []
     for batch_size in args.batch_sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,6 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 flags = ["--train_type", scheme, "--num_epochs", str(args.epochs), "--run_name", scheme]
                 call("main.py", [*shared, *flags])
                 row[scheme] = waited(json.loads((Path(folder) / scheme / "summary.json").read_text()))
+                found["end_after"][f"batch {batch_size}, {scheme}"] = row[scheme]["end_after"]
                 print(f"batch {batch_size}, {scheme}:", json.dumps(row[scheme]), flush=True)
     return found
 

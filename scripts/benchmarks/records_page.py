@@ -46,6 +46,7 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "throttle": ("rho", "rho_in_the_undisturbed_half", "rho_in_the_disturbed_half"),
     "time_model": ("median_error_percent", "p95_error_percent"),
     "torture_resume": ("kills", "held"),
+    "waiting": ("end_after",),
 }
 
 

@@ -200,21 +200,9 @@ def draw_memory(path: Path, title: str) -> None:
     save_figure(figure, path.with_suffix(""))
 
 
-def forgetting_table(path: Path) -> str:
-    """Accuracy on the first half of the classes before and after training on the second, and on the second."""
-    accuracies = {"first_before": "first half, before", "first_after": "first half, after", "second": "second half"}
-    return _by_setting(path, accuracies)
-
-
 def rows_table(path: Path) -> str:
     """Accuracy and time of recurrent and attention networks."""
     return _by_setting(path, {"final_accuracy": "test accuracy"})
-
-
-def similarity_table(path: Path) -> str:
-    """How alike successive importances are."""
-    rows = [[name, spread(alike, 2)] for name, (alike,) in _columns(path, ["similarity"]).items()]
-    return _lines(["setting", "similarity of successive importances"], rows)
 
 
 def _by_setting(path: Path, accuracies: dict[str, str]) -> str:
@@ -257,9 +245,7 @@ TABLES = {
     "all": table,
     "short": short_table,
     "shares": shares_table,
-    "forgetting": forgetting_table,
     "rows": rows_table,
-    "similarity": similarity_table,
     "memory": memory_table,
 }
 

@@ -5,10 +5,7 @@ Each run is one call of main.py on one core, as many side by side as there are c
 interrupted runs continue, and those with a row in docs/results/ are not repeated. To repeat one, delete its row and its
 folder.
 
-`interval` also writes how alike the importances of successive selections are, and `second_half` what a network still
-knows of the first half of the classes.
-
-    python scripts/study/run_study.py rates --data grocery --data_root ../shared/data --weights_file FILE --seeds 2
+    python scripts/study/run_study.py equal_time --data grocery --data_root DIR --weights_file FILE --seeds 3
 """
 
 from __future__ import annotations
@@ -17,10 +14,9 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +24,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
-from plot_costs import similarity
 from results_page import read_rows
 from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
-from study_runs import PARTS, REFERENCE_BATCH, VARIANTS, StudyRun, full_seconds
+from study_parts import PARTS, REFERENCE_BATCH, VARIANTS
+from study_runs import StudyRun, full_seconds
 from study_variants import register_variants
 
 import utils
-from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.reader import is_finished, read_run, read_summary
+from elastic_trainer.runs.reader import is_finished, read_run
 
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
 OWN_NETWORKS = f"{ROOT}/scripts/study/study_networks.py"
-MAKES_WEIGHTS = {
-    "resnet": "pretrain_glyphs.py --network resnet --output",
-    "efficientnet_lite": "convert_efficientnet_lite.py FILE.pth",
-}
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -84,8 +75,9 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
         flags |= {"model_name": run.network, "alpha": 0.35}
         weights = args.weights_file
     elif not weights.exists():
-        script = MAKES_WEIGHTS[run.network]
-        raise UserError(f"{weights}: is missing; make it with scripts/tools/{script} {weights}")
+        raise UserError(
+            f"{weights}: is missing; make it with scripts/tools/convert_{run.network}.py FILE.pth {weights}"
+        )
     return {
         **flags,
         "input_size": INPUT_SIZES[run.data],
@@ -116,12 +108,10 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         model, table = plotting.network_and_table(basis.command)
         masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
         batch_size = basis.command.network.batch_size
-        batches = images.train.count // batch_size, -(-images.test.count // batch_size)
+        steps = images.train.count // batch_size
         reference = _reference_seconds(args, of_kind[0], images.train.count, core)
         for run in of_kind:
-            flags = {**shared, **run.flags(table, masks, *batches, reference), "run_name": run.name}
-            if run.after:
-                flags["weights"] = args.logdir / run.data / run.after
+            flags = {**shared, **run.flags(table, masks, steps, reference), "run_name": run.name}
             script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
             found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]
@@ -183,55 +173,6 @@ def _identity(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in IDENTITY)
 
 
-def similarities(args: argparse.Namespace, runs: Sequence[StudyRun]) -> Iterator[list[Any]]:
-    """Mean similarity of successive importances, a row for each run that selects by importance more than once."""
-    for run in runs:
-        if run.train_type == "elastic_training":
-            vectors = read_run(run.folder(args.logdir)).selections().importance
-            alike = [similarity(first, second) for first, second in pairwise(vectors)]
-            if alike:
-                yield [run.label, run.seed, sum(alike) / len(alike)]
-
-
-def forgotten(args: argparse.Namespace, runs: Sequence[StudyRun]) -> Iterator[list[Any]]:
-    """Accuracy on the first half of the classes, before and after training on the second, and on the second.
-
-    The first half's own head is put on the network that the second half left.
-    """
-    from elastic_trainer.evaluation.predictions import predict
-    from elastic_trainer.networks.pretrained import load
-    from main import load_to_evaluate
-
-    load_tensorflow()
-    for run in runs:
-        assert run.after is not None, "a run of the second half comes after one of the first"
-        first, second = args.logdir / run.data / run.after, run.folder(args.logdir)
-        model, images = load_to_evaluate(parse_evaluation(["--evaluate", str(first)]))
-        before = predict(model, images).accuracy
-        load(model, model, second, "the network of the first half")  # all but the head, which fits other classes
-        summary = read_summary(second)
-        after = predict(model, images).accuracy
-        yield [run.label, run.seed, before, after, summary["best_accuracy"], summary["train_seconds"]]
-
-
-FURTHER_TABLES = {  # by part: the file's name starts with the first word
-    "interval": ("similarity", similarities, ["setting", "seed", "similarity"]),
-    "second_half": (
-        "forgetting",
-        forgotten,
-        ["setting", "seed", "first_before", "first_after", "second", "train_seconds"],
-    ),
-}
-
-
-def write_further_table(args: argparse.Namespace, runs: Sequence[StudyRun]) -> None:
-    """Write the table that some parts have besides a row a run, from the runs whose folders are there."""
-    name, rows_of, columns = FURTHER_TABLES[args.part]
-    finished = [run for run in runs if is_finished(run.folder(args.logdir))]
-    if finished:
-        write_csv(args.results / f"{name}_{args.data}.csv", columns, [*rows_of(args, finished)])
-
-
 def study_parser() -> OneLineParser:
     """The flags of this script."""
     parser = OneLineParser(
@@ -267,8 +208,6 @@ def main() -> None:
     print(f"{len(wanted) - len(missing)} of {len(wanted)} runs have a row")
     carry_out(make_runs(args, missing, cores[0]), cores, lambda: write(args, runs))
     write(args, runs)
-    if args.part in FURTHER_TABLES:
-        write_further_table(args, runs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The data sets of the study, as image folders made of links: to tune on `val`, to report on `test`.
 
-A split of `HALVES` has the images to train on and those of `test`, of a part of the classes alone.
-
 grocery       Grocery Store Dataset (Klasson et al., WACV 2019): 81 classes, the authors' own split
 sign_digits   Sign Language Digits Dataset (Mavi, arXiv 2011.08927): 10 classes, split by person. Photo n is of
               person (n - 1118) // 10
@@ -15,8 +13,6 @@ from pathlib import Path
 
 from elastic_trainer.errors import UserError
 
-FIRST, SECOND = HALVES = ("first_half", "second_half")
-SPLITS = ("val", "test", *HALVES)
 INPUT_SIZES = {"grocery": 160, "sign_digits": 96, "dogs": 160}  # in pixels, of the network
 
 
@@ -26,7 +22,7 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     Args:
         root: holds the data sets' folders.
         name: of the data set, a key of `INPUT_SIZES`.
-        split: one of `SPLITS`.
+        split: "val" or "test".
         place: where image folders are made; an existing one is kept.
 
     Raises:
@@ -40,9 +36,7 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
     making = folder.with_name(f"{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
-    if split in HALVES:
-        _link_half(split_folder(root, name, "test", place), making, split)
-    elif name == "grocery":
+    if name == "grocery":
         for part, what in (("train", "train"), ("test", split)):
             (making / part).symlink_to((source / what).absolute())
     elif name == "dogs":
@@ -56,16 +50,6 @@ def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
 def person_of(path: Path) -> int:
     """Whose hand a photo of sign_digits shows, by its name: 217 numbers in 0…488."""
     return (int(path.stem.removeprefix("IMG_")) - 1118) // 10
-
-
-def _link_half(source: Path, folder: Path, split: str) -> None:
-    """One class less in the first half than in the second, since main.py keeps a head that fits the classes."""
-    for part in ("train", "test"):
-        classes = sorted(path.resolve() for path in (source / part).iterdir() if path.is_dir())
-        middle = (len(classes) - 1) // 2
-        (folder / part).mkdir()
-        for path in classes[:middle] if split == FIRST else classes[middle:]:
-            (folder / part / path.name).symlink_to(path)
 
 
 def _link_photos(source: Path, folder: Path, split: str) -> None:

@@ -1,6 +1,5 @@
-"""The study's own networks, as `--model_name scripts/study/study_networks.py:resnet` takes them.
+"""The study's own networks, as `--model_name scripts/study/study_networks.py:gru` takes them.
 
-resnet             a residual network with batch norm and basic blocks; pretrain_glyphs.py makes its weights
 efficientnet_lite  EfficientNet-Lite0; convert_efficientnet_lite.py makes its weights, which are ImageNet's
 gru, vit           read an image row by row
 """
@@ -10,35 +9,11 @@ from __future__ import annotations
 import keras
 from keras import layers
 
-RESNET_WIDTHS = (32, 64, 128, 256)  # of the stages, half of ResNet-18's
 LITE_STAGES = (  # of EfficientNet-Lite0: width, blocks, kernel size, stride, times that a block widens its input
     *((16, 1, 3, 1, 1), (24, 2, 3, 2, 6), (40, 2, 5, 2, 6), (80, 3, 3, 2, 6)),
     *((112, 3, 5, 1, 6), (192, 4, 5, 2, 6), (320, 1, 3, 1, 6)),
 )
 WIDTH, DEPTH, HEADS = 64, 4, 4
-
-
-def resnet(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """ResNet-18 at half its width (He et al., CVPR 2016, table 1)."""
-    inputs = keras.Input(input_shape)
-    x = layers.Rescaling(1 / 127.5, offset=-1.0)(inputs)
-    x = layers.ReLU()(_normalised(x, RESNET_WIDTHS[0], 7, 2))
-    x = layers.MaxPooling2D(3, 2, "same")(x)
-    for stage, width in enumerate(RESNET_WIDTHS):
-        x = _basic_block(x, width, 2 if stage else 1)
-        x = _basic_block(x, width, 1)
-    return keras.Model(inputs, layers.Dense(num_classes)(layers.GlobalAveragePooling2D()(x)))
-
-
-def _basic_block(x: keras.KerasTensor, width: int, stride: int) -> keras.KerasTensor:
-    inner = layers.ReLU()(_normalised(x, width, 3, stride))
-    shortcut = x if stride == 1 else _normalised(x, width, 1, stride)
-    return layers.ReLU()(layers.Add()([_normalised(inner, width, 3, 1), shortcut]))
-
-
-def _normalised(x: keras.KerasTensor, width: int, kernel_size: int, stride: int) -> keras.KerasTensor:
-    x = layers.Conv2D(width, kernel_size, stride, "same", use_bias=False)(x)
-    return layers.BatchNormalization(momentum=0.9)(x)  # Keras' 0.99 needs more steps than pretraining has
 
 
 def efficientnet_lite(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:

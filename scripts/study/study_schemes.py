@@ -13,7 +13,8 @@ import selection_solver_DP
 from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.selection.importance import ImportanceEvaluator, _products
-from elastic_trainer.selection.select import Plan, plan_of, problem_beside, step_budget_ms, with_solution
+from elastic_trainer.selection.select import Plan, plan_of, step_budget_ms
+from elastic_trainer.timing.problem import Problem
 from elastic_trainer.timing.table import TimingTable
 
 PAPERS_T_Q = 1000
@@ -55,12 +56,12 @@ def select_layers(
 ) -> Plan:
     """The most important layers: all tensors of a layer train, or none."""
     budget_ms = step_budget_ms(table, rho, misses)
-    t_dy_ms, t_dw_ms, gains, left_ms = problem_beside(table, importance, head, budget_ms, misses)
+    problem = Problem.beside(head, table, importance, budget_ms, misses)
     layers: dict[str, int] = {}
     layer_of = np.array([layers.setdefault(name.rpartition("/")[0], len(layers)) for name in table.names])
-    t_dy_ms, t_dw_ms, gains = (np.bincount(layer_of, values, len(layers)) for values in (t_dy_ms, t_dw_ms, gains))
-    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution)
-    return plan_of(table, with_solution(table, head, solution.mask[layer_of]), importance, budget_ms, misses)
+    t_dy_ms, t_dw_ms, gains = (np.bincount(layer_of, values, len(layers)) for values in problem[:3])
+    solution = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, problem.left_ms, time_resolution)
+    return plan_of(table, problem.mask(solution.mask[layer_of]), importance, budget_ms, misses)
 
 
 def select_published(
@@ -75,10 +76,9 @@ def select_published(
     budget_ms = step_budget_ms(table, rho, misses)
     share = max((rho - 1 / 3) * 3 / 2, 0.0)
     total_ms = float((table.t_dy_ms + table.t_dw_ms).sum())
-    solution = selection_solver_DP.solve(
-        table.t_dy_ms, table.t_dw_ms, importance[table.positions], share * total_ms, PAPERS_T_Q
-    )
-    return plan_of(table, with_solution(table, head, solution.mask), importance, budget_ms, misses)
+    gains, problem = importance[table.positions], Problem.beside(head, table, importance, budget_ms, misses)
+    solution = selection_solver_DP.solve(table.t_dy_ms, table.t_dw_ms, gains, share * total_ms, PAPERS_T_Q)
+    return plan_of(table, problem.mask(solution.mask), importance, budget_ms, misses)
 
 
 class Betti(ImportanceEvaluator):

@@ -1,16 +1,14 @@
 #!/usr/bin/env python
-"""Pre-train the backbone that training on digits starts from, or the study's second network (--network resnet).
+"""Pre-train the backbone that training on digits starts from.
 
 MobileNetV2 at width 0.35 learns to classify letters. They are drawn from the text fonts in matplotlib's wheel, with
 random size, place, rotation, stroke blur, contrast and noise. No digit is drawn, so the later training on handwritten
 digits is a true transfer. The seed decides everything, and nothing is downloaded.
 
-Writes weights/mobilenetv2_0.35_glyphs.weights.h5 (the backbone alone; of resnet, the entire network) and a .json of the
-same name with the seed, the settings, the versions and the accuracy on newly drawn letters. Takes about ten minutes on
-two cores.
+Writes weights/mobilenetv2_0.35_glyphs.weights.h5 (the backbone alone) and a .json of the same name with the seed, the
+settings, the versions and the accuracy on newly drawn letters. Takes about ten minutes on two cores.
 
     python scripts/tools/pretrain_glyphs.py
-    python scripts/tools/pretrain_glyphs.py --network resnet --output logs/study/resnet.keras
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import keras
@@ -27,12 +24,10 @@ import matplotlib
 import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from study_networks import resnet
 from tqdm import tqdm
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
@@ -115,39 +110,31 @@ def main() -> None:
     parser = OneLineParser(
         prog="pretrain_glyphs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--network", choices=("mobilenetv2", "resnet"), default="mobilenetv2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--output", type=file_to_write, help="a .weights.h5 file; for resnet, a .keras file")
+    parser.add_argument("--output", type=file_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
-    if args.network == "resnet" and args.output is None:
-        raise UserError("--network resnet: needs --output; give a .keras file")
 
     keras.utils.set_random_seed(args.seed)
-    if args.network == "resnet":
-        network = classifier = resnet((SIZE, SIZE, 3), len(LETTERS))
-        output = args.output
-    else:
-        network, classifier = build_classifier()
-        output = args.output or GLYPH_WEIGHTS
+    network, classifier = build_classifier()
     accuracy = train_on_glyphs(classifier, args.seed, args.images, args.epochs)
-    with atomic_path(output) as path:
-        network.save(path) if args.network == "resnet" else network.save_weights(path)
+    with atomic_path(args.output) as path:
+        network.save_weights(path)
     record = {
         "made_by": "scripts/tools/pretrain_glyphs.py",
         "seed": args.seed,
         "train_images": args.images,
         "epochs": args.epochs,
         "input_size": SIZE,
-        "alpha": ALPHA if args.network == "mobilenetv2" else None,
+        "alpha": ALPHA,
         "classes": LETTERS,
         "fonts": [font.stem for font in text_fonts()],
         "accuracy_on_2000_fresh_letters": round(accuracy, 4),
         **environment(),
     }
-    write_json(output.with_name(output.name.removesuffix(".weights.h5").removesuffix(".keras") + ".json"), record)
-    print(f"{output}: {accuracy:.1%} on newly drawn letters")
+    write_json(args.output.with_name(args.output.name.removesuffix(".weights.h5") + ".json"), record)
+    print(f"{args.output}: {accuracy:.1%} on newly drawn letters")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from small_images import write_noise
 
 from elastic_trainer.cli import choices
-from elastic_trainer.cli.choices import _with_sizes
+from elastic_trainer.cli.choices import _with_sizes, with_memory
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
@@ -19,6 +19,7 @@ from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
 from elastic_trainer.timing import memory_check
+from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import table_folder
 from main import train_run
 
@@ -109,25 +110,26 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
     photos = write_noise(tmp_path / "photos")  # 12 training images
     given = ["--dataset_name", "image_folder", "--data_dir", str(photos)]
     command = parse_training(given)
-    smaller = _with_sizes(command, small_model)
+    steps = TracedSteps(small_model, command.network)
+    smaller = _with_sizes(command, steps)
     assert (command.network.batch_size, smaller.network.batch_size) == (32, 1)
     assert smaller.training.learning_rate == pytest.approx(command.training.learning_rate / 32, rel=1e-3)
     assert smaller.config["batch_size"] == 1 and smaller.config["learning_rate"] == smaller.training.learning_rate
     for more, rate in ((["--batch_size", "4"], None), (["--learning_rate", "0.5"], 0.5)):
-        command = _with_sizes(parse_training([*given, *more]), small_model)
+        command = _with_sizes(parse_training([*given, *more]), steps)
         assert command.network.batch_size == (4 if rate is None else 1)
         assert rate is None or command.training.learning_rate == rate
     adam = parse_training([*given, "--optimizer", "adam"])
-    assert _with_sizes(adam, small_model).training.learning_rate == adam.training.learning_rate
+    assert _with_sizes(adam, steps).training.learning_rate == adam.training.learning_rate
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
-    assert _with_sizes(parse_training(given), small_model).network.batch_size == 32
+    assert _with_sizes(parse_training(given), steps).network.batch_size == 32
     for path in photos.glob("t*"):
         path.rename(photos / "all") if path.name == "train" else shutil.rmtree(path)
     halves = ["--dataset_name", "image_folder", "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
-    assert _with_sizes(parse_training(halves), small_model).network.batch_size == 16, "of 412"
+    assert _with_sizes(parse_training(halves), steps).network.batch_size == 16, "of 412"
     monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 30.0)
-    assert _with_sizes(parse_training(halves), small_model).network.batch_size < 16
+    assert _with_sizes(parse_training(halves), steps).network.batch_size < 16
 
 
 @pytest.mark.parametrize(
@@ -158,27 +160,27 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     monkeypatch.setattr(memory_check, "surely_fits", lambda *_: False)
     asked = []
 
-    def needed_mb(model, network, batch_size, mask, micro_batch=None):
-        asked.append((network.batch_size, batch_size, micro_batch, mask[0]))
+    def needed_mb(self, mask, batch_size, micro_batch=None):
+        asked.append((batch_size, micro_batch, mask[0]))
         rows = part_rows(batch_size, micro_batch)
         return (10 * rows + (40 if rows == batch_size else 50)) / (1 if mask[0] else 2)
 
-    monkeypatch.setattr(choices, "needed_mb", needed_mb)
+    monkeypatch.setattr(TracedSteps, "needed_mb", needed_mb)
     given = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(tmp_path / "logs")]
     command = parse_training([*given, "--memory", f"{800 + room_mb}M", *more]).with_classes(3)
     if table_of is not None:
         part = dataclasses.replace(command.network, batch_size=table_of)
         write_json(table_folder(part, tmp_path / "logs") / "profile.json", {})
-    chosen = _with_sizes(command, small_model)
+    chosen = _with_sizes(command, TracedSteps(small_model, command.network))
     assert (chosen.network.batch_size, chosen.training.micro_batch) == sizes[:2]
     assert chosen.images_mb == (sizes[2] if sizes[2] is None else pytest.approx(sizes[2]))
     assert chosen.data.image_memory == command.data.image_memory, "features are not limited by it"
-    assert chosen.config["micro_batch"] == sizes[1] and len(asked) <= 18
+    assert chosen.config["micro_batch"] == sizes[1] and len({*asked}) <= 18
     resumed = parse_training([*given, *more]).with_classes(3).with_choices_of(chosen.config)
     assert not resumed.chooses_parts and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
 
 
-def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
+def test_this_machines_memory_does_not_decide_for_a_board(small_model, monkeypatch, tmp_path):
     photos = ["--dataset_name", "image_folder", "--data_dir", str(write_noise(tmp_path / "photos"))]
     times = tmp_path / "times.json"
     times.write_text("{}")
@@ -189,6 +191,12 @@ def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
         (["--plan", "--board_times", str(times)], False),
     ):
         assert parse_training([*photos, *more]).chooses_parts == chooses, more
+    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 1000.0)
+    monkeypatch.setattr(choices, "surely_fits", lambda *_: False)
+    for more, is_limited in ([], True), (["--plan", "--board_times", str(times)], False):
+        command = parse_training([*photos, *more])
+        chosen, _ = with_memory(command, TracedSteps(small_model, command.network))
+        assert (chosen.training.memory is not None) == is_limited, "a board's times come without its memory"
 
 
 def test_a_rate_follows_the_batch(tmp_path):

@@ -15,8 +15,9 @@ from conftest import make_small_data, make_small_model, make_table
 from interrupted_runs import InterruptingData, PowerCut
 from made_up_runs import made_up_run
 from run_study import study_parser
-from study_data import HALVES, split_folder
-from study_runs import EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, VARIANTS, StudyRun
+from study_data import split_folder
+from study_parts import PARTS, VARIANTS
+from study_runs import EPOCHS, LOOP_MS, SELECTION_SECONDS, StudyRun
 from study_variants import register_variants
 
 import train
@@ -53,7 +54,7 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
     runs = PARTS[part](data, 2)
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
-        flags = run.flags(make_table(small_model), masks, STEPS, 7)
+        flags = run.flags(make_table(small_model), masks, STEPS)
         given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         command = parse_training([*given, "--dataset_name", "image_folder", "--data_dir", "photos"])
         assert command.warnings == () and command.train_type == run.train_type
@@ -63,9 +64,6 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
             continue
         if "num_epochs" in run.more:
             assert training.num_epochs == run.more["num_epochs"] and training.max_steps is None
-            continue
-        if training.deadline:
-            assert command.chooses_epochs and training.max_steps is None
             continue
         assert 0 < (training.max_steps or 0) <= STEPS * training.num_epochs
 
@@ -77,7 +75,7 @@ def test_steps_fill_the_budget_by_the_table(train_type):
     masks = fixed_masks(model)
     rho = 0.3 if SCHEMES[train_type].is_elastic else None
     run = StudyRun("budget", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=rho)
-    steps = run.flags(table, masks, STEPS, 7)["max_steps"]
+    steps = run.flags(table, masks, STEPS)["max_steps"]
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}.get(train_type)
     if step_ms is None:
         step_ms = table.predict_ms(masks[train_type])
@@ -120,15 +118,6 @@ def test_an_interrupted_variant_continues_with_its_own_selector(tmp_path, monkey
     assert len(calls) == 2, "the selection of the second epoch"
 
 
-def test_a_run_with_a_deadline_gets_a_share_of_training_and_validating():
-    model = make_small_model()
-    table = replace(make_table(model), full_step_ms=50.0, forward_ms=20.0)
-    run = StudyRun("deadline", "x", "grocery", "test", "elastic_training", 1e-3, 0.5)
-    flags = run.flags(table, {}, STEPS, 7)
-    assert flags["deadline"] == pytest.approx(0.5 * EPOCHS * (STEPS * (50.0 + LOOP_MS) + 7 * 20.0) / 1e3, abs=0.1)
-    assert not {"rho", "num_epochs", "max_steps", "interval"} & set(flags)
-
-
 def test_no_person_is_in_two_splits(tmp_path):
     for digit in range(3):
         (tmp_path / "sign_digits" / str(digit)).mkdir(parents=True)
@@ -147,17 +136,6 @@ def test_no_person_is_in_two_splits(tmp_path):
     assert len(set().union(*parts)) == sum(map(len, parts)) == 20
 
 
-def test_halves_share_no_class_and_need_a_new_head(tmp_path):
-    for part in ("train", "test"):
-        for name in "abcdef":
-            (tmp_path / "grocery" / part / name).mkdir(parents=True)
-            (tmp_path / "grocery" / part / name / "photo.jpg").touch()
-    halves = [split_folder(tmp_path, "grocery", split, tmp_path / "links") for split in HALVES]
-    for part in ("train", "test"):
-        classes = [{path.parent.name for path in folder.glob(f"{part}/*/photo.jpg")} for folder in halves]
-        assert classes == [{"a", "b"}, {"c", "d", "e", "f"}]
-
-
 def test_missing_data_set_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"--data_root .*: has no folder grocery; get the data sets of"):
         split_folder(tmp_path, "grocery", "val", tmp_path)
@@ -166,21 +144,19 @@ def test_missing_data_set_is_one_clear_line(tmp_path):
 def test_second_network_without_weights_names_the_command_that_makes_them(tmp_path):
     weights = tmp_path / "weights.h5"
     weights.touch()
-    words = ["recipe", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
-    runs = [run for run in PARTS["recipe"]("sign_digits", 1) if run.network == "resnet"]
-    assert runs
-    command = r"scripts/tools/pretrain_glyphs.py --network resnet --output .*resnet.keras"
-    with pytest.raises(UserError, match=rf"resnet.keras: is missing; make it with {command}"):
-        run_study.make_runs(study_parser().parse_args(words), runs, 0)
+    words = ["second_network", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
+    command = r"scripts/tools/convert_efficientnet_lite.py FILE.pth .*efficientnet_lite.keras"
+    with pytest.raises(UserError, match=rf"efficientnet_lite.keras: is missing; make it with {command}"):
+        run_study.make_runs(study_parser().parse_args(words), PARTS["second_network"]("sign_digits", 1), 0)
 
 
 def test_a_part_that_needs_photos_names_the_flags_that_give_them(tmp_path):
-    args = study_parser().parse_args(["rates", "--logdir", str(tmp_path)])
-    with pytest.raises(UserError, match="--data_root, --weights_file: are needed for the part rates"):
-        run_study.make_runs(args, PARTS["rates"]("grocery", 1)[:1], 0)
+    args = study_parser().parse_args(["budget", "--logdir", str(tmp_path)])
+    with pytest.raises(UserError, match="--data_root, --weights_file: are needed for the part budget"):
+        run_study.make_runs(args, PARTS["budget"]("grocery", 1)[:1], 0)
 
 
-@pytest.mark.parametrize("name", ["resnet", "gru", "vit"])
+@pytest.mark.parametrize("name", ["efficientnet_lite", "gru", "vit"])
 def test_own_networks_give_logits(name):
     model, _ = build_custom_model(f"{Path(study_networks.__file__)}:{name}", 32, 7)
     logits = model(np.random.default_rng(0).uniform(0, 255, (2, 32, 32, 3)))
@@ -188,9 +164,9 @@ def test_own_networks_give_logits(name):
 
 
 def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path, monkeypatch):
-    words = ["rates", "--results", str(tmp_path), "--logdir"]
+    words = ["batches", "--results", str(tmp_path), "--logdir"]
     now, later = (study_parser().parse_args([*words, str(tmp_path / name)]) for name in ("now", "later"))
-    first, second, third = PARTS["rates"]("grocery", 1)[:3]
+    first, second, third = PARTS["batches"]("grocery", 1)[:3]
     for run in (second, third):
         made_up_run(run.folder(now.logdir))
     run_study.write(now, [first, second, third])
@@ -205,13 +181,13 @@ def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path, monkeypatc
     monkeypatch.setattr(run_study, "register_variants", lambda: None)  # they are
     monkeypatch.setattr("sys.argv", ["run_study.py", *words, str(later.logdir), "--seeds", "2"])
     run_study.main()
-    assert [run for run in asked if run.seed == 0] == [first, *PARTS["rates"]("grocery", 1)[3:]]
-    assert len([run for run in asked if run.seed == 1]) == len(PARTS["rates"]("grocery", 1))
+    assert [run for run in asked if run.seed == 0] == [first, *PARTS["batches"]("grocery", 1)[3:]]
+    assert len([run for run in asked if run.seed == 1]) == len(PARTS["batches"]("grocery", 1))
 
     made_up_run(first.folder(later.logdir))
     made_up_run(third.folder(later.logdir), scale=2.0)
     run_study.write(later, [first, third])  # the second is no longer asked for
-    with Path(tmp_path / "rates_grocery.csv").open(newline="") as file:
+    with Path(tmp_path / "batches_grocery.csv").open(newline="") as file:
         rows = [*csv.DictReader(file)]
     assert [row["setting"] for row in rows] == [first.label, third.label, second.label]
     assert [float(row["train_seconds"]) for row in rows] == [40.0, 80.0, 40.0]
@@ -260,26 +236,6 @@ def test_short_table_says_when_full_training_is_reached(tmp_path):
         "| full training, fewer epochs | 60.0 ± 10.0 % | 10 ± 0 s | 0.9 GB | 40 s |",
     ]
     assert lines[-1] == "Measured on one core of EPYC, TensorFlow 2.21.0; commit c0ffee."
-
-
-def test_similarity_of_successive_importances_is_read_from_the_runs(tmp_path):
-    words = ["interval", "--data", "grocery", "--logdir", str(tmp_path), "--results", str(tmp_path)]
-    args, runs = study_parser().parse_args(words), PARTS["interval"]("grocery", 1)
-    run_study.write_further_table(args, runs)
-    assert not [*tmp_path.iterdir()], "no run is finished"
-    by_importance = next(run for run in runs if run.train_type == "elastic_training")
-    made_up_run(by_importance.folder(tmp_path), by_importance.train_type)
-    run_study.write_further_table(args, runs)
-    with (tmp_path / "similarity_grocery.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row["setting"] == by_importance.label and float(row["similarity"]) == pytest.approx(np.cos(0.3))
-
-
-def test_similarity_table_has_mean_and_spread(tmp_path):
-    path = tmp_path / "similarity_x.csv"
-    path.write_text("setting,seed,similarity\nevery epoch,0,0.5\nevery epoch,1,0.7\nevery 2 epochs,0,0.9\n")
-    lines = results_page.similarity_table(path).splitlines()
-    assert lines[2:] == ["| every epoch | 0.60 ± 0.14 |", "| every 2 epochs | 0.90 |"]
 
 
 @pytest.mark.parametrize(

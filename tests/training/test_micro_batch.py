@@ -23,7 +23,7 @@ from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.memory_check import needed_mb
+from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import table_folder
 from elastic_trainer.training.step import TrainStep
 from models import build_model
@@ -191,7 +191,7 @@ def test_a_run_of_main_profiles_a_part_and_checks_its_memory():
     assert table_folder(command.part, command.run.logdir).name.endswith("_8")
     assert parse_training(["--batch_size", "32"]).part.batch_size == 32
     model = build_model("mobilenetv2", 64, 10, alpha=0.35)
-    whole, parts = (needed_mb(model, command.network, 128, all_mask(model), size) for size in (None, 8))
+    whole, parts = (TracedSteps(model, command.network).needed_mb(all_mask(model), 128, size) for size in (None, 8))
     assert parts < 0.7 * whole
     refused = r"^--micro_batch: cannot be combined with .*prunetrain"
     with pytest.raises(UserError, match=refused):

@@ -1,0 +1,68 @@
+"""The Tensor Selector's problem (paper section 5), made from the timing table, in backward order.
+
+Here and in the table alone do tensors change their order: whatever asks for a selection, and the selection that it
+gets, has them in the order of `model.trainable_variables`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from elastic_trainer.timing.table import TimingTable
+
+
+class Problem(NamedTuple):
+    """Which tensors to train beside those that always train; arrays [N] in backward order, times in ms of a step.
+
+    What always trains gains nothing, and it and the way to it cost no more. A gamma and its kernel are one tensor, at
+    the place of the deeper one; the other gains and costs nothing.
+
+    Attributes:
+        t_dy_ms, t_dw_ms, importance: what going one tensor deeper and training it adds to a step, and what it gains.
+        left_ms: what they may add.
+        always: bool [N], what always trains.
+        pairs: places of the gammas beside it and of their kernels, which train only together.
+        positions: as of `TimingTable`.
+    """
+
+    t_dy_ms: np.ndarray
+    t_dw_ms: np.ndarray
+    importance: np.ndarray
+    left_ms: float
+    always: np.ndarray
+    pairs: list[tuple[int, int]]
+    positions: np.ndarray
+
+    @classmethod
+    def beside(
+        cls, head: np.ndarray, table: TimingTable, importance: np.ndarray, budget_ms: float, misses: float = 1.0
+    ) -> Problem:
+        """The problem beside bool [N] `head`, in a step that may take `budget_ms`.
+
+        `importance` [N], too, is over `model.trainable_variables`; `misses` as in `timing.forward_costs`.
+        """
+        always, kernels = head[table.positions], table.kernels
+        t_dy_ms = table.wall_t_dy_ms(misses)
+        t_dy_ms[: table.depth(head)] = 0.0
+        t_dw_ms = np.where(always, 0.0, table.wall_t_dw_ms)
+        gains = np.where(always, 0.0, importance[table.positions])
+        gammas = np.flatnonzero((kernels >= 0) & ~always & ~always[kernels])
+        pairs = [(int(gamma), int(kernels[gamma])) for gamma in gammas]
+        for pair in pairs:
+            deep, shallow = max(pair), min(pair)
+            t_dw_ms[deep] += t_dw_ms[shallow]
+            gains[deep] += gains[shallow]
+            t_dw_ms[shallow] = gains[shallow] = 0.0
+        left_ms = budget_ms - table.predict_ms(head, misses)
+        return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
+
+    def mask(self, solution: np.ndarray) -> np.ndarray:
+        """Bool [N] over `model.trainable_variables`: what always trains, and what int [N] `solution` selects."""
+        selected = self.always | (solution == 1)
+        for pair in self.pairs:
+            selected[[*pair]] = selected[max(pair)]
+        mask = np.empty_like(selected)
+        mask[self.positions] = selected
+        return mask
