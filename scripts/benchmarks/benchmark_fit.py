@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import common
 import numpy as np
-from benchmark_rho import draw_ratios, is_kept, rho_record, run_rounds, standardize, step_ratios
+from benchmark_rho import is_kept, rho_record, run_rounds, standardize, step_ratios
 from common import Setting
 
 import utils
@@ -29,7 +29,6 @@ from elastic_trainer.machine import is_undisturbed, stolen_seconds
 
 if TYPE_CHECKING:
     import keras
-    from matplotlib.figure import Figure
 
 RHOS = (0.3, 0.5, 0.7)
 LEFT_OUT = 3  # steps after each selection
@@ -134,14 +133,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {"networks": networks, "kept": kept, "rounds": args.rounds}
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Measured over requested rho, with the band in which rho counts as kept."""
-    title = "ElasticTraining in fit"
-    axes = figure.add_subplot(xlabel="ρ asked", ylabel="step of fit over one of plain fit", title=title)
-    for (name, records), marker in zip(record["networks"].items(), "os", strict=False):
-        draw_ratios(axes, records, name, marker)
-
-
 SETTINGS = {
     "rounds": Setting(2, 1, "runs for each rho"),
     "steps": Setting(40, 12, "steps between two selections"),
@@ -151,6 +142,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(
-        lambda: common.run_benchmark("benchmark_fit", __doc__, SETTINGS, measure, draw, (4.2, 4), takes_network=False)
-    )
+    utils.run_cli(lambda: common.run_benchmark("benchmark_fit", __doc__, SETTINGS, measure, takes_network=False))

@@ -4,7 +4,7 @@
 Three ways to read alternate: images read once and kept in memory, images read once and kept in a file, and images
 decoded again in every epoch, which shows what reading them once saves. Each is measured alone at full speed, and then
 next to steps of full training. The photos of 1280×960 are generated; --dataset_name image_folder --data_dir DIR takes
-others. The script draws both results and prints one JSON object as its last line.
+others. The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_input.py --model_name mobilenetv2 --alpha 1 --input_size 224 --batch_size 4
 """
@@ -28,8 +28,6 @@ import utils
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
@@ -152,21 +150,6 @@ def measure_ways(network: NetworkSettings, photos: Path, cache: Path, rounds: in
     }
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Bars of images a second, and of the share of a step spent waiting in %."""
-    figure.suptitle(title, fontsize=10)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, key, label, form in (
-        (left, "images_per_second", "images a second", "{:,.0f}"),
-        (right, "waiting_percent", "waiting (% of a step)", "{:,.2g}"),
-    ):
-        bars = axes.barh([*record[key]], [*record[key].values()], color="#0072b2")
-        axes.bar_label(bars, fmt=form, padding=2, fontsize=8)
-        axes.set_xlabel(label)
-        axes.margins(x=0.25)
-    left.invert_yaxis()
-
-
 SETTINGS = {
     "rounds": Setting(5, 1, "measurements of each way"),
     "steps": Setting(40, 4, "training steps in each measurement"),
@@ -175,4 +158,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_input", __doc__, SETTINGS, measure, draw, (7, 2.6)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_input", __doc__, SETTINGS, measure))

@@ -2,8 +2,8 @@
 """What does --mixed_precision gain? The same network in float32 and in half precision; their steps alternate.
 
 The script times a step of full training, a step of the head alone, and the forward pass in each precision. It trains
-both networks a few steps on the handwritten digits, to compare the losses. It draws the step times and prints one JSON
-object as its last line.
+both networks a few steps on the handwritten digits, to compare the losses. It prints one JSON object as its last
+line.
 
     python scripts/benchmarks/benchmark_mixed_precision.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
 import numpy as np
@@ -21,9 +21,6 @@ from common import Setting
 
 import utils
 from elastic_trainer.settings import NetworkSettings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MEASURED = ("full step", "step of the head", "forward pass")
 
@@ -70,16 +67,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Bars of the median times."""
-    axes = figure.add_subplot(ylabel="ms", title=title)
-    places = np.arange(len(MEASURED))
-    axes.bar(places - 0.2, [*record["float32_ms"].values()], 0.4, label="float32", color="#0072b2")
-    axes.bar(places + 0.2, [*record["mixed_ms"].values()], 0.4, label=record["policy"], color="#e69f00")
-    axes.set_xticks(places, MEASURED)
-    axes.legend(fontsize="small")
-
-
 SETTINGS = {
     "seconds": Setting(60.0, 3.0, "time for measuring"),
     "steps": Setting(20, 3, "training steps to compare losses over"),
@@ -87,6 +74,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(
-        lambda: common.run_benchmark("benchmark_mixed_precision", __doc__, SETTINGS, measure, draw, (4.5, 3.5))
-    )
+    utils.run_cli(lambda: common.run_benchmark("benchmark_mixed_precision", __doc__, SETTINGS, measure))

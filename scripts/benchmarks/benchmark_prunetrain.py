@@ -3,9 +3,8 @@
 
 For several shares, the script zeroes the kernel slices that read the weakest channels of each group. Then the scheme of
 `--train_type prunetrain` removes these channels. Steps of the full and of the smaller network alternate in this
-process. Times are medians; the band in the figure is the range from the first to the third quartile. FLOPs are counted
-in both traced steps. `lasso_ms` is the time of the group lasso and its gradient alone. The script draws a figure and
-prints one JSON object as its last line.
+process. Times are medians. FLOPs are counted in both traced steps. `lasso_ms` is the time of the group lasso and its
+gradient alone. The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_prunetrain.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -29,7 +28,6 @@ from elastic_trainer.timing.wall_time import measure_ms
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-    from matplotlib.figure import Figure
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 QUICK_SHARES = (0.0, 0.5)
@@ -131,23 +129,6 @@ def measure_share(
     return row
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Draw step time, FLOPs and parameters relative to the full network, by the share of channels removed."""
-    rows = record["pruned"]
-    removed = [100 * row["removed_share"] for row in rows]
-    axes = figure.add_subplot(xlabel="channels removed (%)", ylabel="relative to the full network", title=title)
-    low, high = zip(*(row["step_ratio_quartiles"] for row in rows), strict=True)
-    axes.fill_between(removed, low, high, color="#0072b2", alpha=0.2, linewidth=0)
-    for key, label, style in (
-        ("step_ratio", "step time (median, quartiles)", "o-"),
-        ("flops_ratio", "FLOPs", "s--"),
-        ("parameters_ratio", "parameters", "^:"),
-    ):
-        axes.plot(removed, [row[key] for row in rows], style, label=label, markersize=4)
-    axes.set_ylim(0, None)
-    axes.legend(fontsize="small")
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The full network, and each smaller one beside it."""
     import tensorflow as tf
@@ -169,4 +150,4 @@ SETTINGS = {"rounds": Setting(40, 5, "measured steps of each network")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_prunetrain", __doc__, SETTINGS, measure, draw, (4.6, 3.6)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_prunetrain", __doc__, SETTINGS, measure))

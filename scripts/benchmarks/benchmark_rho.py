@@ -8,7 +8,7 @@ features are used again; a step includes its share of what making them took. The
 weights get the statistics of these digits. Every run starts from the same weights. Pairs of steps from which other
 virtual machines took time are left out if enough others remain. Both medians and sums are compared: a selection may use
 what earlier ones left of their budget, so its steps may take more than rho, but the entire run should not. The script
-draws measured over requested rho and prints one JSON object as its last line.
+prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -35,8 +35,6 @@ from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
     import keras
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
@@ -144,31 +142,6 @@ def run(
     }
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Measured over requested rho, with the band in which rho counts as kept."""
-    axes = figure.add_subplot(xlabel="ρ asked", ylabel="ρ measured (time over full training's)", title=title)
-    draw_ratios(axes, record["rho"])
-
-
-def draw_ratios(axes: Axes, records: Sequence[dict[str, Any]], name: str = "", marker: str = "o") -> None:
-    """What was measured of each rho, see `rho_record`, and the band of `is_kept`.
-
-    Args:
-        axes: to draw on.
-        records: of one network, see `rho_record`.
-        name: of the network, if there are several.
-        marker: of its medians.
-    """
-    asked = [one["asked"] for one in records]
-    if not axes.lines:
-        ends = np.array([min(asked) - 0.04, max(asked) + 0.04])
-        axes.fill_between(ends, ends - 0.03, ends + 0.02, color="0.9", label="+0.02, -0.03")
-        axes.plot(ends, ends, color="0.4", linewidth=0.8)
-    axes.plot(asked, [one["measured"] for one in records], marker, color="#0072b2", label=f"{name} median step".strip())
-    axes.plot(asked, [one["whole_run"] for one in records], "x", color="#d55e00", label=f"{name} entire run".strip())
-    axes.legend(fontsize="small", loc="upper left")
-
-
 def is_kept(records: Sequence[dict[str, Any]], key: str = "measured") -> bool:
     """Whether each measured ratio is at most 0.02 above its rho and at most 0.03 below it; see `rho_record`."""
     return all(-0.03 <= one[key] - one["asked"] <= 0.02 for one in records)
@@ -271,4 +244,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_rho", __doc__, SETTINGS, measured_record, draw, (4.2, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_rho", __doc__, SETTINGS, measured_record))

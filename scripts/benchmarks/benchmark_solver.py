@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The solver's time, memory and share of the optimum, over tensors (N) and steps (T_q), and the paper's recursion.
 
-Draws the importance lost to rounding, time and memory, and prints one JSON object as its last line, also with what the
-paper's recursion takes (run_figure13.sh draws that). The networks are made up (`solver_problems`); N = 214 is the size
+Prints the importance lost to rounding, time and memory as one JSON object, its last line, also with what the paper's
+recursion takes (run_figure13.sh draws that). The networks are made up (`solver_problems`); N = 214 is the size
 of ResNet50.
 """
 
@@ -15,7 +15,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
 from solver_problems import (
@@ -32,13 +32,7 @@ from tqdm import tqdm
 import utils
 from selection_solver_DP import Solution, solve
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 RESOLUTIONS = (100, 1_000, 10_000, 100_000)
-# Colours that colour-blind readers can distinguish and that differ in greyscale; each also has its own marker.
-STYLES = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"), ("#777777", "v"))
 
 
 def peak_mb(function: Callable[[], Any]) -> float:
@@ -143,53 +137,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Three panels: importance over T_q, time and memory over N."""
-    panels = figure.subplots(1, 3)
-    draw_quality(record, panels[0])
-    draw_over_tensors(record, panels[1], "solve_ms", "time (ms)", "b  Solver's time")
-    draw_over_tensors(record, panels[2], "peak_memory_mb", "peak memory (MB)", "c  Solver's memory")
-    for axes in panels:
-        axes.set(xscale="log", yscale="log")
-        axes.set_ylim(top=axes.get_ylim()[1] * 30)  # room for the legend
-
-
-def draw_quality(record: dict[str, Any], axes: Axes) -> None:
-    """Mean importance lost to rounding, over T_q. A large open marker is at the T_q that the solver chooses itself."""
-    for (colour, marker), quality in zip(STYLES, record["quality"], strict=False):
-        # Losses below 1e-5 % are rounding errors of floats.
-        lost = [max(100 - row["mean_share_of_optimum_percent"], 1e-5) for row in quality["shares"]]
-        size = quality["tensors"]
-        label = f"N = {size:,}" + (" (upper bound)" if size in record["milp_unproven_tensors"] else "")
-        axes.plot(RESOLUTIONS, lost[:-1], marker + "-", color=colour, markersize=5, label=label)
-        chosen = quality["automatic_time_resolution"]
-        axes.plot(chosen, lost[-1], marker, markersize=11, markerfacecolor="none", color=colour)
-    axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", label="T_q automatic")
-    axes.set(xlabel="time steps T_q", ylabel="importance lost (% of optimum)")
-    axes.set_title("a  Against the exact optimum", loc="left")
-    axes.legend(loc="upper right", fontsize=9)
-
-
-def draw_over_tensors(record: dict[str, Any], axes: Axes, key: str, label: str, title: str) -> None:
-    """A quantity of `solve` over N, a line for each T_q and one for the automatic choice."""
-    for (colour, marker), steps in zip(STYLES, (*RESOLUTIONS, None), strict=True):
-        rows = [
-            run
-            for run in record["runs"]
-            if (run["automatic"] if steps is None else run["time_resolution"] == steps and not run["automatic"])
-        ]
-        sizes, values = [row["tensors"] for row in rows], [row[key] for row in rows]
-        name, line = (f"T_q = {steps:,}", "-") if steps else ("T_q automatic", "--")
-        axes.plot(sizes, values, marker + line, color=colour, markersize=5, label=name)
-    axes.set(xlabel="tensors N", ylabel=label)
-    axes.set_title(title, loc="left")
-    axes.legend(loc="upper left", fontsize=8, ncols=2)
-
-
 def main() -> None:
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
-    common.run_benchmark("benchmark_solver", __doc__, {}, measure, draw, (13, 4), takes_network=False)
+    common.run_benchmark("benchmark_solver", __doc__, {}, measure, takes_network=False)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ the upper parts of the network. It compiles the step of full training and of eac
 
 Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
 PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
-processes. All steps are at learning rate 0, so no weight changes. The script draws the medians and prints one JSON
-object as its last line.
+processes. All steps are at learning rate 0, so no weight changes. The script prints one JSON object as its last
+line.
 
     python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4 --torch
 """
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,12 +37,11 @@ from torch_worker import TorchWorker, check_network, prepare_environment
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.machine import load_tensorflow, text_of
+from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb
 from elastic_trainer.settings import PAPER
 
 if TYPE_CHECKING:
     import keras
-    from matplotlib.figure import Figure
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.settings import NetworkSettings
@@ -51,14 +49,11 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 VARIANTS = ("unfolded", "convolutions", "folded", "prefix", "cached")
-STATUS = Path("/proc/self/status")
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
 UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
 HALF = "rho 0.5"
 MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
 QUICK_MEMORY = MEMORY[:1]
-COLOURS = dict(zip(VARIANTS, ("#999999", "#cc79a7", "#0072b2", "#e69f00", "#009e73"), strict=True))
-STYLES = ("-", "--", "-.", ":")  # of the lines of others' full steps
 Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
 
 
@@ -195,7 +190,7 @@ def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]
     return {**masks, "head": head}
 
 
-def peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
+def variant_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
     """Memory in MB that three steps of one variant take beyond the network's weights, all that makes the step included.
 
     It is measured in a new process, since the peak of a process never falls. None if the system does not report it.
@@ -206,10 +201,10 @@ def peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> 
         variant: one of `variants_of` this selection, or "keras".
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_own_peak_memory_mb, network, mask, variant).result()
+        return pool.submit(_own_memory_mb, network, mask, variant).result()
 
 
-def _own_peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
+def _own_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
     load_tensorflow()
 
     import models
@@ -217,21 +212,15 @@ def _own_peak_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str
 
     model = models.build(network)
     data = made_up_images(network)
-    before_mb = _status_mb("VmRSS")
+    before_mb = resident_memory_mb()
     if variant == "keras":
         run = keras_step(model, network, data)
     else:
         run = variants_of(model, idle_optimizer(model, network.optimizer), mask, data, [variant])[variant]
     for _ in range(3):
         run()
-    # Not from `resource`: its peak includes that of the process which started this one.
-    peak_mb = _status_mb("VmHWM")
+    peak_mb = peak_memory_mb()
     return peak_mb - before_mb if peak_mb is not None and before_mb is not None else None
-
-
-def _status_mb(name: str) -> float | None:
-    found = re.search(rf"^{name}:\s+(\d+) kB", text_of(STATUS), re.MULTILINE)
-    return int(found[1]) * 1024 / 1e6 if found else None
 
 
 def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.ndarray]) -> Runs:
@@ -261,24 +250,6 @@ def measure_runs(runs: Runs, worker: TorchWorker | None, seconds: float) -> tupl
     return step_ms, len(times)
 
 
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Bars of the median steps by selection and variant, and a line for each full step of others."""
-    axes = figure.add_subplot(ylabel="ms a step", title=title)
-    step_ms = record["step_ms"]
-    for index, (variant, colour) in enumerate(COLOURS.items()):
-        bars = [(place, times[variant]) for place, times in enumerate(step_ms.values()) if variant in times]
-        if bars:
-            places, heights = np.array(bars).T
-            axes.bar(places + 0.16 * (index - 2), heights, 0.16, label=variant, color=colour)
-    torch_ms = {f"PyTorch {variant}": ms for variant, ms in (record["torch"] or {"step_ms": {}})["step_ms"].items()}
-    for (name, ms), style in zip({"Keras": step_ms["full"]["keras"], **torch_ms}.items(), STYLES, strict=False):
-        if ms is not None:
-            axes.axhline(ms, color="0.2", linewidth=0.8, linestyle=style, label=f"full step, {name}")
-    labels = [name.replace("rho", "ρ").replace("upper ", "upper\n") for name in step_ms]
-    axes.set_xticks(range(len(step_ms)), labels, fontsize="small")
-    figure.legend(loc="outside lower center", fontsize="small", ncols=4)
-
-
 def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
     """Step times over that of the same selection without folding and without cached features, and over the others'."""
     over = {
@@ -300,7 +271,7 @@ def peak_memory(
     measured: dict[str, dict[str, float | None]] = {}
     for name, variant in QUICK_MEMORY if quick else MEMORY:
         if variant in step_ms.get(name, {}):
-            measured.setdefault(name, {})[variant] = peak_memory_mb(network, masks[name], variant)
+            measured.setdefault(name, {})[variant] = variant_memory_mb(network, masks[name], variant)
     return measured
 
 
@@ -342,4 +313,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_step", __doc__, SETTINGS, measure, draw, (9, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_step", __doc__, SETTINGS, measure))

@@ -4,8 +4,8 @@
 The script trains short elastic runs on the handwritten digits. Half-way, busy processes start to compete for the cores
 until the run ends; they stand in for heat. There are four runs: rho, undisturbed; a deadline of 1.15 times that run's
 time, undisturbed and disturbed; and rho, disturbed. In the last one, a second network takes a step of full training
-between any two steps, so that both halves can be compared with full training as it runs then. The script draws step
-time over epochs and prints one JSON object as its last line.
+between any two steps, so that both halves can be compared with full training as it runs then. The script
+prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_throttle.py
 """
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
 import numpy as np
@@ -25,9 +25,6 @@ from common import Setting
 
 import utils
 from elastic_trainer.settings import Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def run_record(
@@ -44,20 +41,6 @@ def run_record(
         **{name: column(selections, name) for name in names},
         "epoch_ms": column(metrics, "median_step_ms"),
     }
-
-
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Median step of each epoch, a line for each run."""
-    title += ", competing processes from half-way on"
-    axes = figure.add_subplot(xlabel="epoch", ylabel="median step (ms)", title=title)
-    styles = (("#000000", "o"), ("#0072b2", "s"), ("#d55e00", "^"), ("#e69f00", "D"))
-    for (name, one), (colour, marker) in zip(record["runs"].items(), styles, strict=True):
-        # A run that its deadline ends at the first step of an epoch has measured no step in that epoch.
-        epochs, step_ms = zip(*((epoch, ms) for epoch, ms in enumerate(one["epoch_ms"], 1) if ms), strict=True)
-        label = f"{name}: {one['elapsed_seconds']:.0f} s"
-        axes.plot(epochs, step_ms, color=colour, marker=marker, markersize=4, linewidth=1, label=label)
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -115,4 +98,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_throttle", __doc__, SETTINGS, measure, draw, (6.5, 4)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_throttle", __doc__, SETTINGS, measure))

@@ -6,8 +6,8 @@ selections over a grid of rho with random importances, and random selections of 
 real training step with its updates, from images and, where layers are frozen before its first trained ones, from their
 cached features; all alternate in one process. A shared machine changes its speed between the two.
 Therefore some of the fit's selections are measured again with the others. Their times, over those while profiling, are
-the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). The script draws a
-scatter plot and prints one JSON object as its last line.
+the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). The script prints
+one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_time_model.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
 import numpy as np
@@ -28,9 +28,6 @@ from common import Setting
 import utils
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.table import TimingTable, table_settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
@@ -87,28 +84,6 @@ def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str,
     """A measured selection, with sums of operation times that the fit takes."""
     t_dy_ms, t_dw_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
     return {"tensors": int(mask.sum()), "t_dy_ms": t_dy_ms, "t_dw_ms": t_dw_ms, "measured_ms": float(measured_ms)}
-
-
-def draw(figure: Figure, title: str, record: dict[str, Any]) -> None:
-    """Scatter of predicted over measured step time with the line of equality and a band of 8 %."""
-    axes = figure.add_subplot(xlabel="measured step (ms)", ylabel="predicted step (ms)", title=title)
-    points = record["points"]
-    times = [point[key] for point in points for key in ("measured_ms", "predicted_ms")]
-    ends = np.array([0.9 * min(times), 1.05 * max(times)])
-    axes.fill_between(ends, 0.92 * ends, 1.08 * ends, color="0.9", label="±8 %")
-    axes.plot(ends, ends, color="0.4", linewidth=0.8)
-    for kind, cached, label, colour, marker in (
-        ("solver", False, "chosen by the solver", "#0072b2", "o"),
-        ("solver", True, "chosen by the solver, cached features", "#0072b2", "o"),
-        ("random", False, "random selections", "#d55e00", "^"),
-        ("random", True, "random selections, cached features", "#d55e00", "^"),
-    ):
-        shown = [point for point in points if (point["kind"], point["cached"]) == (kind, cached)]
-        x, y = ([point[key] for point in shown] for key in ("measured_ms", "predicted_ms"))
-        face = "none" if cached else colour
-        axes.scatter(x, y, s=18, label=label, facecolor=face, edgecolor=colour, marker=marker)
-    axes.set(xlim=ends, ylim=ends)
-    axes.legend(fontsize="small")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -184,4 +159,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_time_model", __doc__, SETTINGS, measure, draw, (4.5, 4.2)))
+    utils.run_cli(lambda: common.run_benchmark("benchmark_time_model", __doc__, SETTINGS, measure))

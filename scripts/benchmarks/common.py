@@ -1,4 +1,4 @@
-"""What all benchmarks share: their flags, the network that they measure, their figure, and the JSON that they print.
+"""What all benchmarks share: their flags, the network that they measure, and the JSON that they print.
 
 Importing this module puts the checkout on the import path, so a benchmark starts from any folder. It is imported first.
 """
@@ -17,16 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from elastic_trainer.cli.commands import fill_in_defaults
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import figure_text
-from elastic_trainer.files import save_figure
 from elastic_trainer.machine import environment, load_tensorflow
-from elastic_trainer.networks.names import model_label
-from elastic_trainer.options import built, stem_to_write
+from elastic_trainer.options import built
 from elastic_trainer.settings import NETWORK, PAPER, PROFILER_FLAGS, NetworkSettings
 
 if TYPE_CHECKING:
     import keras
-    from matplotlib.figure import Figure
 
     from elastic_trainer.training.step import TrainStep
 
@@ -54,46 +50,26 @@ def run_benchmark(
     description: str | None,
     settings: dict[str, Setting],
     measure: Callable[[argparse.Namespace], dict[str, Any]],
-    draw: Callable[[Figure, str, dict[str, Any]], None] | None = None,
-    size: tuple[float, float] = (4.5, 4.0),
     takes_network: bool = True,
 ) -> None:
     """A benchmark from its command line to its last line of output, which is its record as one JSON object.
 
     Args:
-        name: of the script; the figure's name starts with what follows benchmark_.
+        name: of the script.
         description: for the help.
         settings: its own flags by name.
         measure: from the flags to what is recorded. If the benchmark takes a network, `network` is one of the flags.
-        draw: on a figure, with the network as its title, what was recorded; None draws nothing.
-        size: of the figure in inches.
         takes_network: whether it has the flags of a network.
     """
-    args = _parse(f"{name}.py", description, settings, draw is not None, takes_network)
+    args = _parse(f"{name}.py", description, settings, takes_network)
     load_tensorflow()
-    kind = name.removeprefix("benchmark_")
-    record, title, stem = dict[str, Any](), "", Path("figures") / kind
+    record = {"note": args.note} if args.note else {}
     if takes_network:
-        network = args.network
-        record = {key: getattr(network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
-        label = model_label(network.model_name, network.alpha)
-        title = f"{figure_text(label)}, {network.input_size}×{network.input_size}, batch {network.batch_size}"
-        stem = stem.with_name(f"{kind}_{label}_{network.input_size}_{network.batch_size}")
-    note = {"note": args.note} if args.note else {}
-    record = {**note, **record, **measure(args), "environment": environment()}
-    if draw is not None:
-        from matplotlib.figure import Figure
-
-        figure, stem = Figure(figsize=size, layout="constrained"), args.output or stem
-        draw(figure, title, record)
-        save_figure(figure, stem)
-        print(f"figure: {stem}.pdf and .png")
-    print(json.dumps(record))
+        record |= {key: getattr(args.network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+    print(json.dumps({**record, **measure(args), "environment": environment()}))
 
 
-def _parse(
-    prog: str, description: str | None, settings: dict[str, Setting], has_figure: bool, takes_network: bool
-) -> argparse.Namespace:
+def _parse(prog: str, description: str | None, settings: dict[str, Setting], takes_network: bool) -> argparse.Namespace:
     parser = OneLineParser(
         [main_parser, profiler_parser] if takes_network else [],
         prog=prog,
@@ -104,8 +80,6 @@ def _parse(
         add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
     parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    if has_figure:
-        parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="figure without its ending")
     for name, (default, _, text, more) in settings.items():
         if default is False:
             parser.add_argument(f"--{name}", action="store_true", help=text)

@@ -38,7 +38,7 @@ UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
 
 def table(groups: Sequence[Group]) -> str:
     """Scheme, accuracy, time, and time and step over those of full training on the same data, as text."""
-    rows = [["scheme", "test accuracy", "training s", "time over full", "rho asked", "rho measured"]]
+    rows = [["scheme", "test accuracy", "training s", "time / full training", "rho asked", "rho measured"]]
     for group in groups:
         full = [one for one in groups if one.train_type == "full_training" and one.place == group.place]
         seconds_over_full, step_over_full = (

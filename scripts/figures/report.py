@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """One self-contained page of all figures that were made: pictures, numbers, settings, machine, the paper's claims.
 
-The figures of the study (docs/results.md) follow them.
-
 The claims are checked with the runs under the log folder, at any scale; the page shows which runs these are.
 
     python scripts/figures/report.py --scale quick
@@ -22,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import paper_figures
 import plotting
-from common import ROOT
 from paper_figures import FIGURES
 from plotting import FinishedRun, Group
 
@@ -34,7 +31,6 @@ from elastic_trainer.options import file_to_write
 from elastic_trainer.runs.reader import SUMMARY
 from elastic_trainer.settings import MAIN_FLAGS
 
-CURVE = "curve"  # a column of docs/results/ too wide for a page
 VARIANTS = {"ego": "elastic runs alone", "subproblems": "a, subproblems"}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; color: #222 }
@@ -174,7 +170,7 @@ def section(name: str, title: str, stem: Path) -> str:
         if not content:
             raise UserError(f"{path}: is missing, empty or damaged; remove {table.name} and draw the figure again")
     title = html.escape(title)
-    head, *rest = [[cell for cell, column in zip(row, rows[0], strict=False) if column != CURVE] for row in rows]
+    head, *rest = rows
     numbers = _table(_row(head, "th"), [_row(map(_short, row)) for row in rest])
     return (
         f'<h2 id="{name}">{title}</h2><img alt="{title}" src="data:image/png;base64,{picture}">'
@@ -213,14 +209,7 @@ def settings(groups: Sequence[Group]) -> str:
     return f"<ul>{machines}</ul><details>{shown}</details>"
 
 
-def study(results: Path) -> str:
-    """What each scheme reaches in the same time, on photos: the figures of docs/results.md."""
-    stems = [path.with_suffix("") for path in sorted(results.glob("budget_*.csv"))]
-    titles = [f"Accuracy for a time budget: {stem.name.removeprefix('budget_').replace('_', ' ')}" for stem in stems]
-    return "".join(section(stem.name, title, stem) for stem, title in zip(stems, titles, strict=True))
-
-
-def page(scale: str, logdir: Path, figures: Path, results: Path) -> str:
+def page(scale: str, logdir: Path, figures: Path) -> str:
     """The page, figures in the order of their numbers. Raises `UserError` if none was made, or one is damaged."""
     stems: dict[str, Path] = {}
     for name in FIGURES:
@@ -245,8 +234,7 @@ def page(scale: str, logdir: Path, figures: Path, results: Path) -> str:
         f"<h1>ElasticTrainer: the paper's figures, {scale}</h1>"
         f"<p>{note}{f' Not made: {missing}.' if missing else ''}</p>"
         f"<h2>Claims</h2>{claims(groups)}<h2>Settings</h2>{settings(groups)}"
-        f"{''.join(section(name, heading(name), stem) for name, stem in made.items())}"
-        f"{study(results)}</html>\n"
+        f"{''.join(section(name, heading(name), stem) for name, stem in made.items())}</html>\n"
     )
 
 
@@ -255,12 +243,11 @@ def main() -> None:
     parser.add_argument("--scale", choices=("full", "quick"), default="full")
     parser.add_argument("--logdir", type=Path, help="default: logs/figures_<scale>")
     parser.add_argument("--figures", type=Path, default=Path("figures"), help="default: %(default)s")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs/results", help="default: docs/results")
     parser.add_argument("--output", type=file_to_write, help="default: figures/report_<scale>.html")
     args = parser.parse_args()
     output = args.output or args.figures / f"report_{args.scale}.html"
     logdir = args.logdir or Path("logs") / f"figures_{args.scale}"
-    write_text(output, page(args.scale, logdir, args.figures, args.results))
+    write_text(output, page(args.scale, logdir, args.figures))
     print(f"report: {output}")
 
 

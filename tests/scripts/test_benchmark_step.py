@@ -93,15 +93,8 @@ def test_upper_masks_train_the_tensors_nearest_the_output_and_the_head():
 def test_peak_memory_is_that_of_a_new_process():
     network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 3, BATCH, weights="none")
     count = len(models.build(network).trainable_variables)
-    measured_mb = benchmark_step.peak_memory_mb(network, np.ones(count, bool), "folded")
+    measured_mb = benchmark_step.variant_memory_mb(network, np.ones(count, bool), "folded")
     assert measured_mb is not None and 1 < measured_mb < 300
-
-
-def test_peak_memory_is_none_where_the_system_does_not_report_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(benchmark_step, "STATUS", tmp_path / "status")
-    assert benchmark_step._status_mb("VmHWM") is None
-    (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t    2000 kB\n")
-    assert benchmark_step._status_mb("VmHWM") == 2.048
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------

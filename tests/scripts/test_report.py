@@ -18,7 +18,7 @@ def test_page_contains_the_figures_and_a_verdict_on_each_claim(tmp_path):
     made_up_run(logs / "full", scale=4.0)
     made_up_run(logs / "elastic", "elastic_training", 0.5, scale=1.0)
     plot.draw_bars(plotting.group_runs([*logs.iterdir()]), ("accuracy",), tmp_path / "figure20_quick")
-    text = report.page("quick", logs, tmp_path, tmp_path)
+    text = report.page("quick", logs, tmp_path)
     assert text.count("<img ") == 1 and "data:image/png;base64,iVBOR" in text and "http" not in text
     verdicts = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"\w+\">([^<]*)</td>", text))
     seen = ["confirmed", "confirmed", "not tested", "not confirmed", "not confirmed", "not tested", "not tested"]
@@ -31,7 +31,7 @@ def test_page_contains_the_figures_and_a_verdict_on_each_claim(tmp_path):
         and "<summary>all 2 runs</summary>" in text
     )
     with pytest.raises(UserError, match="holds no figure of scale full"):
-        report.page("full", logs, tmp_path, tmp_path)
+        report.page("full", logs, tmp_path)
 
 
 def write_figure(stem, numbers="a,b\n1,2\n"):
@@ -42,7 +42,7 @@ def write_figure(stem, numbers="a,b\n1,2\n"):
 def test_figures_of_one_number_stand_together_and_say_what_the_paper_shows_as_the_papers(tmp_path):
     for name in ("15ad_quick", "15_ego_quick", "13_quick_subproblems", "15_quick", "13_quick", "table1_quick"):
         write_figure(tmp_path / f"figure{name}")
-    text = report.page("quick", tmp_path / "logs", tmp_path, tmp_path)
+    text = report.page("quick", tmp_path / "logs", tmp_path)
     curves = "Accuracy and test loss over training time (in the paper: "
     assert re.findall(r"<h2 id=[^>]*>([^<]*)</h2>", text) == [
         "Fig 13: The solver: subproblems; training time and overhead over T_q",
@@ -53,16 +53,6 @@ def test_figures_of_one_number_stand_together_and_say_what_the_paper_shows_as_th
         "Table 1: Overhead of profiling, over the time of one epoch",
     ]
     assert base64.b64encode(b"a picture").decode() in text
-
-
-def test_study_follows_the_figures_without_its_curves(tmp_path):
-    write_figure(tmp_path / "figure15_quick")
-    results = tmp_path / "results"
-    results.mkdir()
-    write_figure(results / "budget_sign_digits", "setting,curve\nfull,1.0:0.5\n")
-    text = report.page("quick", tmp_path / "logs", tmp_path, results)
-    assert text.index("Accuracy for a time budget: sign digits") > text.index("Fig 15")
-    assert "<td>full</td>" in text and "curve" not in text and "1.0:0.5" not in text
 
 
 @pytest.mark.parametrize(
@@ -77,4 +67,4 @@ def test_a_figure_without_its_picture_or_its_numbers_is_named(ending, content, t
         path.write_bytes(content)
     message = rf"/figure15_quick\.{ending}: is missing, empty or damaged; remove figure15_quick\.csv and draw"
     with pytest.raises(UserError, match=message):
-        report.page("quick", tmp_path / "logs", tmp_path, tmp_path)
+        report.page("quick", tmp_path / "logs", tmp_path)

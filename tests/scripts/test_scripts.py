@@ -35,12 +35,10 @@ def test_help_is_printed_in_any_folder(script, tmp_path):
         ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
     ],
 )
-def test_benchmark_prints_its_results_as_json_last_and_draws_a_figure(script, keys, tmp_path):
-    more = ["--batch_size", "8", "--quick", "--output", tmp_path / "picture"]
-    done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, *more)
+def test_benchmark_prints_its_results_as_json_last(script, keys):
+    done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, "--batch_size", "8", "--quick")
     assert done.returncode == 0, done.stderr
     assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
-    assert (tmp_path / "picture.png").stat().st_size > 1000 and (tmp_path / "picture.pdf").is_file()
 
 
 def test_benchmark_of_waiting_says_when_a_run_had_done_what():
