@@ -94,6 +94,11 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if command.network.num_classes is None:
         command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
+    is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
+    if is_untrained:
+        from elastic_trainer.board.export import check_folder
+
+        check_folder(run.board_folder)
     model = models.build(command.network)
     _check_saving(model, command)
     steps = TracedSteps(model, command.network)
@@ -124,7 +129,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         if budget is None or (settings.deadline is not None and not chooses_epochs):
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
-    if run.export and EXPORTERS[run.export].is_untrained:
+    if is_untrained:
         print(_export_untrained(command, model, dataset, table))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
@@ -200,7 +205,7 @@ def _export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageD
             budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
         name = command.train_type if table is None else f"rho{rho:g}"
         masks[name] = first_mask(command.train_type, model, dataset, own, budget)
-    return _written_for_board(command, masks, model, dataset, run.logdir / f"{run.run_name}_board")
+    return _written_for_board(command, masks, model, dataset, run.board_folder)
 
 
 def _written_for_board(

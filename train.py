@@ -37,12 +37,12 @@ from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import ImageClassification, Task
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer
 
 
 def train(
-    train_type: str,
+    train_type: str | Scheme,
     model: keras.Model,
     data: ImageData,
     settings: Settings,
@@ -52,9 +52,10 @@ def train(
     elapsed: float = 0.0,
     freed_mb: float = 0.0,
 ) -> dict[str, Any]:
-    """Train `model` under the scheme called `train_type`, a key of `SCHEMES`. Continues from `run`'s last checkpoint.
+    """Train `model` under a scheme. Continues from `run`'s last checkpoint.
 
     Args:
+        train_type: a key of `SCHEMES`, or a scheme.
         model: a classifier that returns logits.
         data, settings: see `Trainer`.
         run: of the run; it has started.
@@ -71,21 +72,10 @@ def train(
         Stopped: by a signal; a checkpoint has been written.
     """
     task = ImageClassification(model)
-    scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
-    return run_training(task, data, scheme, settings, run, stop, elapsed, freed_mb)
-
-
-def run_training(
-    task: Task,
-    data: ImageData,
-    scheme: Scheme,
-    settings: Settings,
-    run: RunLog,
-    stop: StopSignals | None = None,
-    elapsed: float = 0.0,
-    freed_mb: float = 0.0,
-) -> dict[str, Any]:
-    """Train under a scheme; arguments, results and errors as of `train`."""
+    if isinstance(train_type, Scheme):
+        scheme = train_type
+    else:
+        scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
     with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
         keeper, bar = Keeper(run), ProgressBar()
         listeners = [run.events, run, bar, signals, keeper]

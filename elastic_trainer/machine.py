@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from typing import Any
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
+# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that was seen to be above
+# resident memory while a network trains: threads and the allocator reserve more than they use (docs/memory.md).
+PROCESS_LIMITS = (("Max data size", "VmData:", 150), ("Max address space", "VmSize:", 2_200))
 DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
 
 
@@ -151,8 +155,8 @@ def reachable_memory_mb() -> float:
 def available_memory_mb(root: Path = Path("/")) -> float | None:
     """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
 
-    Linux reports the available memory. The limits of this process's control groups (those of a container or a service)
-    may leave less. A group's file cache counts as free, because the kernel drops it when needed.
+    Linux reports the available memory. The limits of this process (`ulimit`) and of its control groups (those of a
+    container or a service) may leave less. A group's file cache counts as free: the kernel drops it when needed.
 
     Args:
         root: the folder that contains proc and sys.
@@ -172,6 +176,12 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
                 counts = _numbers_in(group / "memory.stat")
                 free = largest - used + sum(counts.get(name, 0) for name in cache) + swap
                 available = min(available, free)
+    limits, counts = text_of(root / "proc" / "self" / "limits"), _numbers_in(root / "proc" / "self" / "status")
+    for name, counted, reserved_mb in PROCESS_LIMITS:
+        found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
+        if found and counted in counts:
+            used = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved_mb * 1_000_000)
+            available = min(available, int(found[1]) - used)
     return max(available, 0) / 1e6
 
 

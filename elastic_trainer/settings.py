@@ -345,6 +345,11 @@ class RunSettings:
         """The folder of this name; a new run appends -2, -3, … if it exists (see `runs.folder`)."""
         return self.logdir / self.run_name
 
+    @property
+    def board_folder(self) -> Path:
+        """The folder of an export for a board."""
+        return self.logdir / f"{self.run_name}_board"
+
 
 @dataclass(frozen=True)
 class ProfileSettings:

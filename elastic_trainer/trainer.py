@@ -138,7 +138,8 @@ class Trainer:
         """
         with quick_collections():
             if not self._has_begun:
-                self._begin()
+                self._has_begun, self.training.model.stop_training = True, False
+                self._listeners.begin(self)
             while not self.is_finished and (until_step is None or self.history.step < until_step):
                 self._run_epoch(until_step)
             if not self.is_finished:
@@ -164,11 +165,6 @@ class Trainer:
             "start_memory_mb": training.start_mb,
         }
         return {**run_results(self.history, self._planned.total_steps, self.task.score), **memory}
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self.training.model.stop_training = False
-        self._listeners.begin(self)
 
     def _run_epoch(self, until_step: int | None) -> None:
         """The steps of the current epoch that are left, up to `until_step`, and its validation after the last."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A fleet on this machine, in about four minutes on two cores after the installation: a server and three boards, of which
-# one pretends to be 5 and one 15 times slower, with handwritten digits that are split unevenly by class. It ends with a
-# table and a figure. New runs replace earlier ones.
+# one pretends to be 5 and one 15 times slower, with handwritten digits that are split unevenly by class. It ends with
+# two tables and a figure. New runs replace earlier ones.
 #
 #   ./scripts/run_fleet.sh            six rounds
 #   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead

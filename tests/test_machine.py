@@ -72,6 +72,24 @@ def test_available_memory_respects_all_parent_control_groups(system):
     assert available_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
+def test_available_memory_respects_the_limits_of_the_process(system):
+    unlimited, limits = available_memory_mb(system), system / "proc" / "self" / "limits"
+    (system / "proc" / "self" / "status").write_text("VmSize:\t 2500000 kB\nVmRSS:\t 400000 kB\nVmData:\t 500000 kB\n")
+    lines = "Limit                     Soft Limit           Hard Limit           Units\n"
+    for data_bytes, size_bytes, expected in (
+        ("unlimited", "unlimited", unlimited),
+        (1_000_000_000, "unlimited", 1000 - 409.6 - 150),  # VmData is still less than that
+        ("unlimited", 3_000_000_000, 3000 - 409.6 - 2200),
+        (1_000_000_000, 2_700_000_000, 2700 - 409.6 - 2200),
+        (555_000_000, "unlimited", 0),
+    ):
+        values = f"Max data size             {data_bytes}            unlimited            bytes\n"
+        limits.write_text(
+            f"{lines}{values}Max address space         {size_bytes}            unlimited            bytes\n"
+        )
+        assert available_memory_mb(system) == pytest.approx(expected)
+
+
 def test_available_memory_respects_control_groups_of_version_1(system):
     (system / "proc" / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/box/run\n0::/\n")
     write_group(

@@ -13,6 +13,7 @@ from PIL import Image
 from small_images import write_noise
 
 from elastic_trainer import Settings, Trainer
+from elastic_trainer.board.export import RECORD
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
@@ -34,6 +35,17 @@ def train(photos, *more):
     words += ["--logdir", photos.parent, "--run_name", "mine", *more]
     train_run(parse_training([*map(str, words)]))
     return photos.parent / "mine"
+
+
+def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, monkeypatch):
+    folder = photos.parent / "mine_board"
+    folder.mkdir()
+    (folder / RECORD).touch()
+    monkeypatch.setattr("data.load_settings", lambda *_: pytest.fail("images were read"))
+    words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(photos.parent)]
+    words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", "12", "--run_name", "mine"]
+    with pytest.raises(UserError, match=r"--export train_tflite: .*mine_board has an export already; move or remove"):
+        train_run(parse_training([*words, "--train_type", "full_training", "--export", "train_tflite"]))
 
 
 def train_without_end(photos):

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 
 import keras
 import numpy as np
@@ -19,7 +20,6 @@ from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.step import TrainStep
 
@@ -250,7 +250,7 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainStep, "__init__", recording)
     scheme = AlternatingScheme(len(model.trainable_variables))
     settings = Settings(num_epochs=8)
-    run(tmp_path, lambda m, d, s, log: train.run_training(ImageClassification(m), d, scheme, s, log), settings, model)
+    run(tmp_path, partial(train.train, scheme), settings, model)
     gc.collect()
     assert len(graphs) == 8 and alive == [0] * 8
     assert [graph() for graph in graphs] == [None] * 8

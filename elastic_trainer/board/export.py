@@ -65,6 +65,16 @@ class BoardRecord(BaseModel):
     variables: list[str]
 
 
+def check_folder(folder: Path) -> list[Path]:
+    """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export."""
+    scripts = [*SCRIPTS.glob("board_*.py")]
+    if not scripts:
+        raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
+    if (folder / RECORD).exists():
+        raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
+    return scripts
+
+
 def export_training(
     model: keras.Model,
     masks: Mapping[str, np.ndarray],
@@ -88,11 +98,7 @@ def export_training(
     Raises:
         UserError: LiteRT cannot train the network, or a file cannot be written.
     """
-    scripts = [*SCRIPTS.glob("board_*.py")]
-    if (folder / RECORD).exists():
-        raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
-    if not scripts:
-        raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
+    scripts = check_folder(folder)
     part = min(settings.micro_batch or MAX_PART, batch_size)
     optimizer = optimizer_of(settings, 1, unclipped=np.flatnonzero(head_mask(model)).tolist())
     optimizer.build(model.trainable_variables)

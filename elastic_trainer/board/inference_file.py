@@ -6,8 +6,7 @@ where each array is in the file. The board writes the trained arrays to those pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
+from elastic_trainer.networks.tensors import restored
 
 
 class InferenceFile(NamedTuple):
@@ -49,7 +49,10 @@ def inference_file(
         with folded_batch_norm(model, (), with_products=False):
             return {"logits": model(image, training=False)}
 
-    with _random_values(trained):
+    with restored(trained):
+        rng = np.random.default_rng(0)
+        for variable in trained:
+            variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
         content = convert(infer)
         values = [source().numpy() for source in sources]
     offsets, layouts = [], []
@@ -75,8 +78,7 @@ def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Call
     waiting = {id(variable): variable for variable in trained}
     sources: list[Callable[[], tf.Tensor]] = []
     for pair in find_pairs(model):
-        parts = ((pair.kernel, pair.kernel_variables), (pair.bias, [*pair.kernel_variables[1:], *pair.bias_variables]))
-        sources += [compute for compute, needs in parts if any(id(variable) in waiting for variable in needs)]
+        sources += [compute for _, compute, needs in pair.parts if any(id(each) in waiting for each in needs)]
         for variable in pair.tensors:
             waiting.pop(id(variable), None)
     for norm in (layer for layer in model._flatten_layers() if isinstance(layer, FrozenBatchNormalization)):
@@ -106,17 +108,3 @@ def _layouts(rank: int) -> list[tuple[int, ...] | None]:
     """In which orders of its axes the converter may store a kernel."""
     others: dict[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 0, 1, 2)}
     return [None, others[rank]] if rank in others else [None]
-
-
-@contextmanager
-def _random_values(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Random numbers as the values of `variables` in this block."""
-    before = [variable.numpy() for variable in variables]
-    rng = np.random.default_rng(0)
-    for variable in variables:
-        variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.networks.tensors import HEAD, head_mask
+from elastic_trainer.networks.tensors import HEAD, head_mask, restored
 
 TOLERANCE = 1e-2  # of probabilities; half precision has two digits
 _IMAGES = 3  # of noise, for each setting of the head
@@ -100,16 +100,12 @@ class _Probe:
 
     def __call__(self, model: keras.Model) -> np.ndarray:
         """Outputs [3 * _IMAGES, outputs] of a model with the same head. Its weights are the same afterwards."""
-        own = [variable.numpy() for variable in self._head]
         answers = [self._outputs(model)]
-        try:
+        with restored(self._head):
             for sign in (1, -1):
                 for variable, noise in zip(self._head, self._noise, strict=True):
                     variable.assign(sign * noise)
                 answers.append(self._outputs(model))
-        finally:
-            for variable, value in zip(self._head, own, strict=True):
-                variable.assign(value)
         return np.concatenate(answers)
 
     def _outputs(self, model: keras.Model) -> np.ndarray:

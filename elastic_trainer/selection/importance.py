@@ -22,7 +22,7 @@ from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import current_rate
+from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.state import not_finite
 from elastic_trainer.training.step import AllGradients, one_replica, present
 
@@ -104,7 +104,7 @@ class ImportanceEvaluator:
 
     def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
-        variables, inner = self._model.trainable_variables, _unscaled(optimizer)
+        variables, inner = self._model.trainable_variables, unscaled(optimizer)
         if getattr(inner, "gradient_accumulation_steps", None):  # most calls update nothing
             return [-current_rate(inner) * gradient for gradient in gradients]
         with restored([*variables, *optimizer.variables]) as before:
@@ -117,7 +117,7 @@ class ImportanceEvaluator:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The gradients on a batch after (a share of) the update on it, and that update."""
         variables, gradients = self._model.trainable_variables, self._gradients_on(batch)
-        share = min(1.0, TRIAL_RATE / max(current_rate(_unscaled(optimizer)), 1e-30))
+        share = min(1.0, TRIAL_RATE / max(current_rate(unscaled(optimizer)), 1e-30))
         updates = self._updates(optimizer, gradients)
         with restored(variables):
             for variable, update in zip(variables, updates, strict=True):
@@ -173,11 +173,6 @@ class NoImportance(ImportanceEvaluator):
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         return np.zeros(len(self._model.trainable_variables))
-
-
-def _unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer itself, without the scaling of the loss that float16 needs."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _mean(each: Iterable[tuple[list[tf.Tensor], float]]) -> list[tf.Tensor]:

@@ -116,20 +116,15 @@ class FixedScheme(Scheme):
 
     Args:
         mask: bool [N] over `model.trainable_variables`.
+        is_closed_form: as in `Scheme`.
     """
 
-    def __init__(self, mask: np.ndarray) -> None:
-        self._mask = mask
+    def __init__(self, mask: np.ndarray, is_closed_form: bool = False) -> None:
+        self._mask, self.is_closed_form = mask, is_closed_form
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """See `Scheme.select`."""
         return Selection(self._mask)
-
-
-class ClosedFormScheme(FixedScheme):
-    """The head alone, without gradients."""
-
-    is_closed_form = True
 
 
 class _Measured(NamedTuple):
@@ -346,7 +341,7 @@ def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
 
 def closed_form_scheme(context: SchemeContext) -> Scheme:
     """The scheme whose one step gives the head its closed form."""
-    return ClosedFormScheme(head_mask(context.task.model))
+    return FixedScheme(head_mask(context.task.model), is_closed_form=True)
 
 
 def elastic_scheme(

@@ -229,9 +229,14 @@ def make_sgd(
     return SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
 
 
+def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer itself, without the scaling of the loss that float16 needs."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def end_schedule_at(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
     """Let the learning rate reach 0 after `steps`, if it follows a `WarmupCosine`."""
-    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    rate = unscaled(optimizer)._learning_rate
     if isinstance(rate, WarmupCosine):
         rate.end_at(steps)
 

@@ -21,7 +21,7 @@ from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import Features
-from elastic_trainer.training.optimizers import current_rate
+from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import StepValues, TrainStep
 
@@ -49,7 +49,7 @@ def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -
         updates: of the weights that came before it. Without any, or at rate 0, the network itself is the cause.
         optimizer: of the run.
     """
-    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    rate = unscaled(optimizer)._learning_rate
     at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
     now = current_rate(optimizer)
     if updates and at_start:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm, frozen_values
 from elastic_trainer.task import Task
-from elastic_trainer.training.optimizers import in_float16
+from elastic_trainer.training.optimizers import in_float16, unscaled
 
 FLOAT16_SCALE = 1024.0  # of the loss, since small gradients are 0 in float16
 
@@ -160,7 +160,7 @@ def one_replica(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     At every trace, that sum registers a custom gradient in a global table, which keeps the graph in memory: each new
     selection would leak the graph of the one before (10 MB for MobileNetV2).
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unscaled(optimizer)
     if not hasattr(inner, "_all_reduce_sum_gradients"):
         yield
         return

@@ -3,17 +3,28 @@
 import json
 import re
 
+import keras
 import pytest
 from command_line import NETWORK, ROOT, command, error_line
+
+from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.errors import UserError
+from main import train_run
 
 
 def test_bad_option_is_one_line_on_stderr():
     assert "--rho: must be above 0 and at most 1, not '7'" in error_line("main.py", "--rho", "7")
 
 
-def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
+def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     """Profile, train and compare as a user does, on the digits, with some mistakes."""
     flags = [*NETWORK, "--logdir", tmp_path]
+
+    def here(*more):
+        """main.py in this process."""
+        keras.utils.clear_session()
+        train_run(parse_training([*map(str, (*flags, *more))]))
+
     profiled = command("profiler.py", *flags)
     assert profiled.returncode == 0, profiled.stderr
     assert "operation time that matched no operation of the network: 0." in profiled.stdout
@@ -29,22 +40,21 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     stale = error_line("main.py", *flags)
     assert "different setup: TensorFlow 2.0.0" in stale and "or use it anyway with --allow_stale" in stale
     assert len(list(tmp_path.iterdir())) == 1, "a refused run leaves nothing"
-    used = command("main.py", *flags, "--max_steps", "1", "--run_name", "stale", "--allow_stale_profile")
-    assert used.returncode == 0, used.stderr
-    assert "warning: " in used.stdout and "used anyway (--allow_stale_profile)" in used.stdout
+    here("--max_steps", 1, "--run_name", "stale", "--allow_stale_profile")
+    out = capsys.readouterr().out
+    assert "warning: " in out and "used anyway (--allow_stale_profile)" in out
     (folder / "profile.json").write_text(original.replace(json.loads(original)["graph_digest"], "0" * 16))
-    changed = error_line("main.py", *flags)
-    assert "profiled with other operations" in changed and "make it again: python profiler" in changed
+    with pytest.raises(UserError, match=r"profiled with other operations.* make it again: python profiler"):
+        here()
     (folder / "profile.json").write_text(original)
+    with pytest.raises(UserError, match=r"--rho 0.01: training the head alone takes.* give at least 0\."):
+        here("--rho", 0.01)
 
-    infeasible = error_line("main.py", *flags, "--rho", "0.01")
-    assert "--rho 0.01: training the head alone takes" in infeasible and "give at least 0." in infeasible
-
-    run = [*flags, "--max_steps", "6", "--run_name", "mine", "--rho", "0.9", "--save_txt"]
-    for _ in range(2):
-        done = command("main.py", *run)
-        assert done.returncode == 0, done.stderr
-        assert "accuracy" in done.stdout.splitlines()[-2] and "s in all: " in done.stdout.splitlines()[-1]
+    run = ["--max_steps", "6", "--run_name", "mine", "--rho", "0.9", "--save_txt"]
+    done = command("main.py", *flags, *run)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout.splitlines()[-2] and "s in all: " in done.stdout.splitlines()[-1]
+    here(*run)
     assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
     assert len((tmp_path / "mine" / "mine.txt").read_text().split()) == 2
 
@@ -53,13 +63,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path):
     assert done.returncode == 0, done.stderr
     [epochs] = re.findall(r"--deadline 15: (\d+) epochs, ", done.stdout)
     assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
-    again = command("main.py", *hurried, "--resume")
-    assert again.returncode == 0 and "hurried is finished: accuracy" in again.stdout, again.stderr
-
-    full = command(
-        "main.py", *flags, "--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine"
-    )
-    assert full.returncode == 0, full.stderr
+    here("--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine")
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert summary["train_type"] == "full_training" and summary["rho"] is None
     assert len(list((tmp_path / "mine").glob("events.out.*"))) == 1, "the old run is not mixed into the new one"

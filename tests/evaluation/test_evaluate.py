@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from command_line import command, error_line
+from command_line import command
 from small_images import write_noise
 from small_networks import as_if_trained, behind_augmentation_layers
 
@@ -180,5 +180,3 @@ def test_train_export_and_evaluate_from_the_command_line(photos, tmp_path):
     assert record["accuracy"] == pytest.approx(summary["best_accuracy"])
     assert (run / "model.tflite").is_file()
     assert "Traceback" not in done.stderr and "deprecated" not in done.stderr
-
-    assert "--rho: cannot be combined with --evaluate" in error_line("main.py", "--evaluate", run, "--rho", "0.5")

@@ -1,5 +1,6 @@
 """.keras files: plain Keras loads them without this project, and this project restores its frozen layers."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -25,20 +26,20 @@ ZOO = str(Path(zoo.__file__))
 
 ELSEWHERE = """
 import sys, numpy as np, keras
-path, images, answers = sys.argv[1:]
-model = keras.models.load_model(path)
-assert "models" not in sys.modules and "utils" not in sys.modules
-images = np.load(images)
-before = [v.numpy() for v in model.variables if "moving" in v.name]
-for training in (False, True):
-    np.save(answers + str(training), model(images, training=training))
-model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(images, np.zeros(len(images)), epochs=2, verbose=0)
-after = [v.numpy() for v in model.variables if "moving" in v.name]
-assert before and all((a == b).all() for a, b in zip(before, after))
-norms = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.BatchNormalization]
-assert norms and not any(norm.trainable_variables for norm in norms)
-assert any(v.name == "kernel" for v in model.trainable_variables)
+for kind in sys.argv[1:]:
+    model = keras.models.load_model(f"{kind}.keras")
+    assert "models" not in sys.modules and "utils" not in sys.modules, kind
+    images = np.load(f"{kind}.npy")
+    before = [v.numpy() for v in model.variables if "moving" in v.name]
+    for training in (False, True):
+        np.save(f"{kind}_{training}", model(images, training=training))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(images, np.zeros(len(images)), epochs=2, verbose=0)
+    after = [v.numpy() for v in model.variables if "moving" in v.name]
+    assert before and all((a == b).all() for a, b in zip(before, after)), kind
+    norms = [layer for layer in model._flatten_layers() if type(layer) is keras.layers.BatchNormalization]
+    assert norms and not any(norm.trainable_variables for norm in norms), kind
+    assert any(v.name == "kernel" for v in model.trainable_variables), kind
 """
 
 
@@ -54,19 +55,20 @@ def network(kind):
     return as_if_trained(models.build_model(f"{ZOO}:{kind}", 12, 3)), 12
 
 
-@pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])
-def test_plain_keras_loads_a_saved_model_and_keeps_batch_norm_frozen(kind, tmp_path):
-    model, size = network(kind)
-    save_model(model, tmp_path / "best.keras")
-    images = some_images(size)
-    np.save(tmp_path / "images.npy", images)
-    words = [sys.executable, "-I", "-c", ELSEWHERE, "best.keras", "images.npy", "answers"]
+def test_plain_keras_loads_saved_models_and_keeps_batch_norm_frozen(tmp_path):
+    kinds, expected = ("mobilenetv2", "nested", "branches", "normalisations"), {}
+    for kind in kinds:
+        model, size = network(kind)
+        save_model(model, tmp_path / f"{kind}.keras")
+        images = some_images(size)
+        np.save(tmp_path / f"{kind}.npy", images)
+        expected[kind] = model(images, training=False).numpy()
+    words = [sys.executable, "-I", "-c", ELSEWHERE, *kinds]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = model(images, training=False).numpy()
-    for training in (False, True):
-        got = np.load(tmp_path / f"answers{training}.npy")
-        np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+    for kind, training in itertools.product(kinds, (False, True)):
+        got = np.load(tmp_path / f"{kind}_{training}.npy")
+        np.testing.assert_allclose(got, expected[kind], atol=1e-4 * np.abs(got).max(), err_msg=kind)
 
 
 @pytest.mark.parametrize("kind", ["mobilenetv2", "nested", "branches", "normalisations"])

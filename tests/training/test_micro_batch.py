@@ -64,12 +64,11 @@ def close(model, other, tolerance=1e-5):
         np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance * np.abs(two).max())
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 7])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_ten_steps_in_parts_give_the_weights_of_whole_steps(optimizer, weighted, micro_batch):
+def test_ten_steps_in_parts_give_the_weights_of_whole_steps(optimizer, weighted):
     models, logs = [], list[np.ndarray]()
-    for size in (None, micro_batch):
+    for size in (None, 1, 4):
         model = small_network(optimizer)
         trainer = Trainer(model, data(weighted=weighted), "full_training", replace(SETTINGS, micro_batch=size))
         trainer.run()
@@ -77,9 +76,10 @@ def test_ten_steps_in_parts_give_the_weights_of_whole_steps(optimizer, weighted,
         assert trainer.history.step == 10 and int(model.optimizer.iterations.numpy()) == 10
         rows = [[row["train_loss"], row["train_accuracy"]] for row in trainer.history.epochs]
         logs.append(np.ravel([*rows, [trainer.results()["train_flops"], 1.0]]))
-    close(*models)
-    np.testing.assert_allclose(logs[1], logs[0], rtol=0.05)
-    np.testing.assert_allclose(logs[1][:4], logs[0][:4], rtol=1e-4)
+    for model, log in zip(models[1:], logs[1:], strict=True):
+        close(model, models[0])
+        np.testing.assert_allclose(log, logs[0], rtol=0.05)
+        np.testing.assert_allclose(log[:4], logs[0][:4], rtol=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import BATCH, CLASSES, SIZE, ancestors, make_small_model
+from conftest import BATCH, CLASSES, SIZE, make_small_model
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
@@ -111,8 +111,13 @@ def naive_prefix(step):
     images, labels = graph.inputs[:2]
     trained = {id(variable.value.handle) for variable in step.variables}
     changing = {labels.op.name} | {inner.op.name for outer, inner in graph.captures if id(outer) in trained}
-    found = {op.name: ancestors(op, set()) for op in graph.get_operations()}
-    return {name for name, before in found.items() if images.op.name in before and not before & changing}
+    bits, before = dict[str, int](), dict[str, int]()  # of each operation, and of it and all its ancestors
+    for place, op in enumerate(graph.get_operations()):  # inputs come first
+        bits[op.name] = before[op.name] = 1 << place
+        for each in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+            before[op.name] |= before[each.name]
+    bad = sum(bits[name] for name in changing)
+    return {name for name, found in before.items() if found & bits[images.op.name] and not found & bad}
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "resnet50"])
