@@ -95,7 +95,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
-    if is_untrained:
+    if is_untrained and not run.plan:
         from elastic_trainer.board.export import check_folder
 
         check_folder(run.board_folder)

@@ -21,9 +21,10 @@ from typing import Any
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
-# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that was seen to be above
-# resident memory while a network trains: threads and the allocator reserve more than they use (docs/memory.md).
-PROCESS_LIMITS = (("Max data size", "VmData:", 150), ("Max address space", "VmSize:", 2_200))
+# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
+# memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
+# (docs/memory.md; measured with 2 cores).
+PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
 DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
 
 
@@ -177,10 +178,12 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
                 free = largest - used + sum(counts.get(name, 0) for name in cache) + swap
                 available = min(available, free)
     limits, counts = text_of(root / "proc" / "self" / "limits"), _numbers_in(root / "proc" / "self" / "status")
-    for name, counted, reserved_mb in PROCESS_LIMITS:
+    for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
         found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
         if found and counted in counts:
-            used = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved_mb * 1_000_000)
+            used = max(
+                1024 * counts[counted], 1024 * counts["VmRSS:"] + (reserved_mb + mb_of_core * cores()) * 1_000_000
+            )
             available = min(available, int(found[1]) - used)
     return max(available, 0) / 1e6
 

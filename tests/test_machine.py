@@ -72,7 +72,8 @@ def test_available_memory_respects_all_parent_control_groups(system):
     assert available_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
-def test_available_memory_respects_the_limits_of_the_process(system):
+def test_available_memory_respects_the_limits_of_the_process(system, monkeypatch):
+    monkeypatch.setattr("elastic_trainer.machine.cores", lambda: 2)
     unlimited, limits = available_memory_mb(system), system / "proc" / "self" / "limits"
     (system / "proc" / "self" / "status").write_text("VmSize:\t 2500000 kB\nVmRSS:\t 400000 kB\nVmData:\t 500000 kB\n")
     lines = "Limit                     Soft Limit           Hard Limit           Units\n"

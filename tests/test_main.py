@@ -46,6 +46,8 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
     words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", "12", "--run_name", "mine"]
     with pytest.raises(UserError, match=r"--export train_tflite: .*mine_board has an export already; move or remove"):
         train_run(parse_training([*words, "--train_type", "full_training", "--export", "train_tflite"]))
+    with pytest.raises(pytest.fail.Exception, match="images were read"):  # a plan exports nothing
+        train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "train_tflite"]))
 
 
 def train_without_end(photos):

@@ -87,7 +87,7 @@ class Roster:
         self._link, self._hello, self._say, self._clock = link, hello, say, clock
         self.members: dict[int, Member] = {}
         self._looked = float("-inf")
-        self._replaced: set[int] = set()  # nodes whose board seemed to have started again
+        self._replaced: dict[int, str] = {}  # nodes whose board seemed to have started again, and its name
 
     @property
     def ready(self) -> list[Member]:
@@ -153,6 +153,10 @@ class Roster:
             if node not in online:
                 member = self.members.pop(node)
                 self._say(f"board {member.name} is gone")
+                for other in [one for one, name in self._replaced.items() if name == member.name]:
+                    del self._replaced[other]
+                    if other in self.members:
+                        self.members[other].failures = 0
         for node in online - {*self.members}:
             self.members[node] = Member(node, f"number {node}")
         for member in self.members.values():
@@ -204,7 +208,7 @@ class Roster:
                     self._say(f"two boards have the name {other.name}: one is left out; give it another --name")
                     return
                 del self.members[node]
-                self._replaced.add(node)
+                self._replaced[node] = other.name
                 self._say(f"board {other.name} has started again")
         is_new, member.name, member.about = not member.about, about["name"], about
         if is_new:

@@ -46,8 +46,8 @@ SHOWN = (  # setting and share of the time, in the table of all data sets
     ("head in closed form", 0.0),
     ("upper 0.5, batch 32", 1 / 8),
     ("upper 0.5, batch 32", 1 / 4),
-    ("full, batch 32", 1 / 2),
     ("upper 0.5, batch 32", 1 / 2),
+    ("full, batch 32", 1.0),
     ("full, batch 4", 1.0),
 )
 MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
