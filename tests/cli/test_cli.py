@@ -40,7 +40,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     stale = error_line("main.py", *flags)
     assert "different setup: TensorFlow 2.0.0" in stale and "or use it anyway with --allow_stale" in stale
     assert len(list(tmp_path.iterdir())) == 1, "a refused run leaves nothing"
-    here("--max_steps", 1, "--run_name", "stale", "--allow_stale_profile")
+    here("--max_steps", 1, "--run_name", "stale", "--allow_stale_profile", "--rho", 0.9)
     out = capsys.readouterr().out
     assert "warning: " in out and "used anyway (--allow_stale_profile)" in out
     (folder / "profile.json").write_text(original.replace(json.loads(original)["graph_digest"], "0" * 16))

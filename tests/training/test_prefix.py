@@ -111,11 +111,17 @@ def naive_prefix(step):
     images, labels = graph.inputs[:2]
     trained = {id(variable.value.handle) for variable in step.variables}
     changing = {labels.op.name} | {inner.op.name for outer, inner in graph.captures if id(outer) in trained}
-    bits, before = dict[str, int](), dict[str, int]()  # of each operation, and of it and all its ancestors
-    for place, op in enumerate(graph.get_operations()):  # inputs come first
-        bits[op.name] = before[op.name] = 1 << place
-        for each in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
-            before[op.name] |= before[each.name]
+    bits = {op.name: 1 << place for place, op in enumerate(graph.get_operations())}
+    inputs = {
+        op.name: [*(tensor.op.name for tensor in op.inputs), *(each.name for each in op.control_inputs)]
+        for op in graph.get_operations()
+    }
+    before, latest = dict(bits), dict[str, int]()  # of each operation, the bits of it and of all its ancestors
+    while before != latest:
+        latest = dict(before)
+        for name, names in inputs.items():
+            for each in names:
+                before[name] |= before[each]
     bad = sum(bits[name] for name in changing)
     return {name for name, found in before.items() if found & bits[images.op.name] and not found & bad}
 
