@@ -185,6 +185,16 @@ def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(networ
     assert len(rows) == 1 and rows[0] < BATCH
 
 
+def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(network, start):
+    model, _, table = network
+    data, settings = made_up_data(count=8, batch_size=1), limited(table, head_mask(model), 0.3)
+    with pytest.raises(UserError, match=r"even with one image at a time.* elastic_training_upper_part, which measures"):
+        Trainer(model, data, "elastic_training", settings, table=table).run()
+    trainer = Trainer(model, data, "elastic_training_upper_part", settings, table=table)
+    trainer.run()
+    assert len(trainer.history.intervals) == 2 and trainer.history.selection.slowdown == 1.0
+
+
 def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     model, data, table = network
     lines = [*run_plan_lines(table, head_mask(model), data, SETTINGS, 0.55, COMPARED_RHOS)]

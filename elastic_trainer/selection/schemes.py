@@ -244,12 +244,12 @@ class ElasticScheme(Scheme):
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
         rows, self.measuring_mb = fitting_rows(table, self._rows, self._room_mb)
-        is_split = rows < self._rows
-        if is_split:  # a pass over all tensors that measures the device's speed does not fit either
-            self._evaluator.limit_rows(rows)
-            self._passes_fit = self._measures_speed = False
-            self._pass_steps = set()
-        if is_split and not self._evaluator.reads_gradients:
+        if rows == self._rows and self.measuring_mb <= self._room_mb:
+            return
+        self._evaluator.limit_rows(rows)  # a pass over all tensors that measures the device's speed does not fit
+        self._passes_fit = self._measures_speed = False
+        self._pass_steps = set()
+        if not self._evaluator.reads_gradients:
             self.measuring_mb = 0.0
         elif self.measuring_mb > self._room_mb:
             raise too_little_to_measure(start_mb + self.measuring_mb, limit_mb)
