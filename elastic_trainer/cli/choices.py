@@ -72,10 +72,10 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand
     network, scheme = command.network, SCHEMES[command.train_type]
     limit_mb, micro_batch = command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
-    may_limit = command.run.board_times is None  # a board's times come without its memory
+    is_for_board = command.run.board_times is not None  # its times come without its memory
     if scheme.is_elastic:
         available_mb = room_mb(None, freed_mb)
-        if limit_mb is None and may_limit and not surely_fits(model, network.batch_size, available_mb):
+        if limit_mb is None and not is_for_board and not surely_fits(model, network.batch_size, available_mb):
             limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
             print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
             command = replace(command, training=replace(command.training, memory=limit_mb))
@@ -83,7 +83,7 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
     what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
     needed, count = _needed(command, steps, is_least=True), network.batch_size
-    if may_limit or not has_table:
+    if not (is_for_board and has_table):
         check_memory(steps, needed, count, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb)
     return command, freed_mb
 

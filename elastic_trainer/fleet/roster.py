@@ -15,7 +15,7 @@ POLL_SECONDS = 0.25  # between two looks for replies
 NODES_SECONDS = 2.0  # between two looks for boards
 HELLO_SECONDS = 1800.0  # in which a board gets ready: it reads its photos and measures a timing table
 LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
-MOST_FAILURES = 3  # without another reply between them, after which a board is left out until it starts again
+MOST_FAILURES = 3  # in a row, after which a board is left out until it starts again
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Member:
         name: its own; until it has said it, its number.
         about: the values of its "ready" reply; empty until it came.
         message: the one that it has not answered, or None; `asked_for` says what that was.
-        failures: replies that said why there was no other, since the last that was one.
+        failures: how often in a row it replied that it could not do what it was asked for.
     """
 
     node: int

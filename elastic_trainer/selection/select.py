@@ -110,15 +110,14 @@ def select_tensors(
     """
     budget_ms = step_budget_ms(table, rho, misses)
     problem = Problem.beside(head, table, importance, budget_ms, misses)
-    t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, _ = problem
-    mask = problem.mask(selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution).mask)
+    mask = problem.mask(selection_solver_DP.solve(*problem[:4], time_resolution).mask)
     kept = kept_batches * table.predict(mask, misses).uses_features
     if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
         # Solved without features: what they take depends on the cut, and time is the smaller loss.
         return select_tensors(table, importance, head, rho, time_resolution, 1.0, room_mb)
     if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
-        mask = problem.mask(solve_both(t_dy_ms, t_dw_ms, gains, left_ms, table.memory, room_mb, always, pairs))
+        mask = problem.mask(solve_both(*problem[:4], table.memory, room_mb, problem.always, problem.pairs))
     return plan_of(table, mask, importance, budget_ms, misses)
 
 

@@ -108,8 +108,8 @@ def importance(data: str, seeds: int) -> list[StudyRun]:
 
 def batches(data: str, seeds: int) -> list[StudyRun]:
     """Batch size and learning rate for 8 epochs of the upper part, one selection, on val."""
-    upper = replace(_settings("batches", data, "val")["upper 0.6"], rho=0.5, interval=1e3)
-    upper = replace(upper, more={**upper.more, "num_epochs": 8})
+    upper = replace(_settings("batches", data, "val")["upper 0.6"], rho=0.5)
+    upper = replace(upper, more={**upper.more, "num_epochs": 8, "interval": 1e3})
     found = [
         replace(upper, label=f"upper 0.5, batch {size}", batch_size=size, rate=rate)
         for size, rates in BATCH_RATES.items()
@@ -131,8 +131,9 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
     reference = replace(settings["full"], label="full, batch 4", budget=1.0, more={**ROBUST, **more})
     found = [head]
     for share in SHARES:
-        compared = (upper, full, elastic, at_random) if share in SHARES[:2] else (upper, full)
-        found += [replace(run, budget=share) for run in (compared if share < 1 else (full,))]
+        compared = [upper, full] if share < 1 else [full]
+        compared += [elastic, at_random] if share in SHARES[:2] else []
+        found += [replace(run, budget=share) for run in compared]
     return _each_seed(seeds, [*found, reference])
 
 
@@ -187,7 +188,7 @@ def rows(data: str, seeds: int) -> list[StudyRun]:
                     label=f"{network}, {label}",
                     train_type=train_type,
                     rho=0.5 if is_elastic else None,
-                    interval=10 if is_elastic else None,
+                    more={**more, "interval": 10} if is_elastic else more,
                 )
             )
     return _each_seed(seeds, found)

@@ -34,7 +34,7 @@ class StudyRun:
         train_type, rho: flags.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
-        selections: of an elastic run, at equal distances, unless `interval`, in epochs, is given.
+        selections: of an elastic run with a budget, at equal distances.
         batch_size: of the network's steps. In the parts `equal_time` and `memory`, a budget is a share of full
             training's time at `REFERENCE_BATCH`, in the others at this batch size.
         network: mobilenetv2, or a function of `study_networks`.
@@ -51,7 +51,6 @@ class StudyRun:
     seed: int = 0
     rho: float | None = None
     selections: int = 1
-    interval: float | None = None
     batch_size: int = 4
     network: str = "mobilenetv2"
     more: dict[str, Any] = field(default_factory=dict)
@@ -86,13 +85,13 @@ class StudyRun:
         full = reference_seconds or full_seconds(table, steps_per_epoch)
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
         is_elastic = SCHEMES[self.train_type].is_elastic
-        interval = self.interval
         if "num_epochs" not in self.more:
             steps = self._steps(table, masks, steps_per_epoch, self.budget * full)
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
             values["max_steps"] = steps
-            interval = interval or round(steps / steps_per_epoch / self.selections + 5e-4, 3)
-        return {**values, "rho": self.rho, "interval": interval} if is_elastic else values
+            if is_elastic:
+                values["interval"] = round(steps / steps_per_epoch / self.selections + 5e-4, 3)
+        return {**values, "rho": self.rho} if is_elastic else values
 
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, left: float) -> int:
         """How many steps fit into `left` seconds."""
@@ -110,10 +109,7 @@ class StudyRun:
         if SCHEMES[self.train_type].is_elastic:
             assert self.rho is not None, "an elastic run has a rho"
             step_ms = self.rho * table.full_step_ms
-            if self.interval:
-                step_ms += 1e3 * SELECTION_SECONDS / (self.interval * steps_per_epoch)
-            else:
-                left -= self.selections * SELECTION_SECONDS
+            left -= self.selections * SELECTION_SECONDS
         elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
             step_ms = table.predict_ms(masks[self.train_type])
         else:

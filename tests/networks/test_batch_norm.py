@@ -47,8 +47,9 @@ def test_frozen_network_called_for_training_equals_the_plain_one_in_inference(na
     assert np.abs(plain(images, training=True).numpy() - expected).max() > 1e-2 * scale
 
 
-def test_training_does_not_change_batch_norm_statistics():
-    model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
+@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
+def test_training_does_not_change_batch_norm_statistics(name):
+    model = models.build_model(name, 32, 10, alpha=0.35)
     before = statistics_of(model)
     assert len(before) > 50
     images, labels = tf.random.uniform((4, 32, 32, 3), 0, 255, seed=0), tf.constant([0, 1, 2, 3])

@@ -35,7 +35,7 @@ def test_penalty_is_the_given_share_of_the_first_loss():
     assert penalty / (penalty + loss) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("name", [f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
+@pytest.mark.parametrize("name", ["vit", f"{zoo.__file__}:subclassed", f"{zoo.__file__}:attention"])
 def test_network_without_removable_channels_is_refused(name):
     model = models.build_model(name, 32, CLASSES)
     with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
