@@ -119,7 +119,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
 
 def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int, core: int) -> float | None:
     """What the budgets of `run` are shares of, if that is not full training at its own batch size."""
-    if run.part not in ("equal_time", "memory"):
+    if run.part not in ("equal_time", "memory", "selected_by"):
         return None
     shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))
     basis = make_run(shared)

@@ -93,17 +93,22 @@ def budget(data: str, seeds: int) -> list[StudyRun]:
     return found
 
 
-def importance(data: str, seeds: int) -> list[StudyRun]:
-    """What is selected by: importance and its batches, tensors or layers, the exact solver or others."""
-    elastic = _settings("importance", data, "test")["elastic 0.4"]
-    found = {f"importance, {n} batches": replace(elastic, more={**ROBUST, "importance_batches": n}) for n in (16, 4, 1)}
-    for label, train_type in SELECTED_BY.items():
-        reads_batches = train_type == "elastic_training_grad_magnitude"
-        found[label] = replace(elastic, train_type=train_type, more=elastic.more if reads_batches else ROBUST)
-    for label, train_type in VARIANTS.items():
-        batches = {"importance_batches": PATH_BATCHES} if train_type == "elastic_training_path" else {}
-        found[label] = replace(elastic, train_type=train_type, more={**elastic.more, **batches})
-    return _each_seed(seeds, [replace(run, label=label) for label, run in found.items()], budget=1 / 4)
+def selected_by(data: str, seeds: int) -> list[StudyRun]:
+    """What tensors are selected by, at batches of 32: depth, importance, importance per millisecond, or chance."""
+    upper = StudyRun(
+        "selected_by", "upper part", data, "test", "elastic_training_upper_part", LARGE_RATE, 1 / 4, rho=0.5
+    )
+    upper = replace(upper, batch_size=LARGE_BATCH, more={**ROBUST, "validation_share": 0.1})
+    importance = replace(upper, train_type="elastic_training", label="importance, 4 batches")
+    importance = replace(importance, more={**upper.more, "importance_batches": 4})
+    found = [
+        upper,
+        replace(importance, label="importance, 1 batch", more={**upper.more, "importance_batches": 1}),
+        importance,
+        replace(importance, label="importance per ms, 4 batches", train_type="elastic_training_greedy"),
+        replace(upper, label="random", train_type="elastic_training_random"),
+    ]
+    return _each_seed(seeds, [replace(run, budget=share) for run in found for share in (1 / 4, 1 / 8)])
 
 
 def batches(data: str, seeds: int) -> list[StudyRun]:
@@ -196,7 +201,7 @@ def rows(data: str, seeds: int) -> list[StudyRun]:
 
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "budget": budget,
-    "importance": importance,
+    "selected_by": selected_by,
     "batches": batches,
     "equal_time": equal_time,
     "memory": memory,
