@@ -24,23 +24,18 @@ from common import ROOT
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
 from elastic_trainer.files import reading, save_figure, write_text
 from elastic_trainer.runs import reader
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
-SHARE = 1 / 4  # of full training's time, for the short table
-SAME = 0.01  # accuracy below full training's that counts as reached
 SCHEMES = {  # by the first word of a setting
     "full": "full_training",
     "elastic": "elastic_training",
     "upper": "elastic_training_upper_part",
     "random": "elastic_training_random",
     "head": "traditional_tl_training",
-    "BN+Bias": "bn_plus_bias_training",
-    "PruneTrain": "prunetrain",
 }
 SHOWN = (  # setting and share of the time, in the table of all data sets
     ("head in closed form", 0.0),
@@ -51,14 +46,13 @@ SHOWN = (  # setting and share of the time, in the table of all data sets
     ("full, batch 4", 1.0),
 )
 MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
-MEASURED = ("final_accuracy", "train_seconds", "peak_memory_mb")
+MEASURED = ("final_accuracy", "train_seconds")
 WORDS = {
     "full": "full training",
     "elastic": "ElasticTrainer, by importance",
     "upper": "ElasticTrainer, upper part",
     "random": "random tensors",
     "head": "new head alone",
-    "BN+Bias": "scales, shifts and biases",
 }
 TITLES = {
     "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
@@ -73,7 +67,6 @@ class Point(NamedTuple):
     Attributes:
         accuracies: after the last epoch, 0…1.
         seconds: of training.
-        memory_mb: the most that a run took.
     """
 
     setting: str
@@ -81,7 +74,6 @@ class Point(NamedTuple):
     rate: float
     accuracies: np.ndarray
     seconds: np.ndarray
-    memory_mb: np.ndarray
 
 
 def scheme_of(setting: str) -> str:
@@ -124,28 +116,6 @@ def table(path: Path) -> str:
             cells.append(f"{spread(100 * here[0].accuracies)} % ({spread(here[0].seconds, 0)} s)" if here else "")
         rows.append([setting, *cells])
     return _lines(["setting", *heads], rows)
-
-
-def short_table(path: Path) -> str:
-    """What each setting reaches in `SHARE` of full training's time, the best first, and where that was measured."""
-    runs = read_rows(path)
-    points = points_of(runs)
-    full = next((point for point in points if point.setting == "full" and point.budget == 1), None)
-    if full is None:
-        raise UserError(f"{path}: has no run of full training in all of its time; run run_study.py budget")
-    aim = full.accuracies.mean() - SAME
-    here = [point for point in points if point.budget == SHARE]
-    rows = [["full training, 12 epochs", *_measured(full), f"{full.seconds.mean():.0f} s"]]
-    for point in sorted(here, key=lambda point: -point.accuracies.mean()):
-        same = [p for p in points if p.setting == point.setting and p.accuracies.mean() >= aim]
-        seconds = f"{min(p.seconds.mean() for p in same):.0f} s" if same else "not reached"
-        fewer = ", fewer epochs" if point.setting == "full" else ""
-        rows.append([_in_words(point.setting) + fewer, *_measured(point), seconds])
-    heads = ["scheme", "test accuracy", "training time", "peak memory", "time to full training's accuracy less 1 point"]
-    places = {(row["processor"], row["tensorflow"]) for row in runs}
-    commits = sorted({row["commit"] for row in runs})
-    where = "; ".join(f"one core of {processor}, TensorFlow {version}" for processor, version in sorted(places))
-    return f"{_lines(heads, rows)}\n\nMeasured on {where}; commit {', '.join(commits)}."
 
 
 def shares_table(path: Path) -> str:
@@ -231,11 +201,6 @@ def _in_words(setting: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _measured(point: Point) -> list[str]:
-    accuracy, memory = spread(100 * point.accuracies), point.memory_mb.max() / 1e3
-    return [f"{accuracy} %", f"{spread(point.seconds, 0)} s", f"{memory:.1f} GB"]
-
-
 def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
@@ -243,7 +208,6 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 TABLES = {
     "all": table,
-    "short": short_table,
     "shares": shares_table,
     "rows": rows_table,
     "memory": memory_table,
@@ -251,23 +215,15 @@ TABLES = {
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
-    """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting.
-
-    Each setting has its own marker if there are at most as many as `MARKERS`. Else one that differs from an earlier one
-    of its scheme has an empty marker.
-    """
+    """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting."""
     figure = plotting.new_figure(7, 4, title)
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
-    seen: set[str] = set()
     settings = [*dict.fromkeys(point.setting for point in points)]
-    for index, setting in enumerate(settings):
-        scheme = SCHEMES[scheme_of(setting)]
-        look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
-        seen.add(scheme)
-        marker = MARKERS[index] if len(settings) <= len(MARKERS) else look.marker
+    for setting, marker in zip(settings, MARKERS, strict=False):
+        look = plotting.LOOKS[SCHEMES[scheme_of(setting)]]
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
         seconds, percent = [p.seconds.mean() for p in here], [100 * p.accuracies.mean() for p in here]
-        axes.plot(seconds, percent, marker, ls=look.dashes, color=look.colour, mfc=face, ms=6, label=_in_words(setting))
+        axes.plot(seconds, percent, marker, ls=look.dashes, color=look.colour, ms=6, label=_in_words(setting))
         for point in here:
             axes.plot(point.seconds, 100 * point.accuracies, ".", color=look.colour, ms=4, alpha=0.5)
     axes.set_xscale("log")
@@ -291,9 +247,8 @@ def main() -> None:
     OneLineParser(prog="results_page.py", description=__doc__).parse_args()
     for page in PAGES:
         write_text(page, updated(page.read_text(encoding="utf-8")))
-    for part in ("budget", "equal_time"):
-        for path in sorted(RESULTS.glob(f"{part}_*.csv")):
-            draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.removeprefix(f"{part}_")])
+    for path in sorted(RESULTS.glob("equal_time_*.csv")):
+        draw(points_of(read_rows(path)), path.with_suffix(""), TITLES[path.stem.removeprefix("equal_time_")])
     for path in sorted(RESULTS.glob("memory_*.csv")):
         draw_memory(path, TITLES[path.stem.removeprefix("memory_")])
 

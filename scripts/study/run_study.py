@@ -27,9 +27,9 @@ from common import ROOT
 from results_page import read_rows
 from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
-from study_parts import PARTS, REFERENCE_BATCH, VARIANTS
+from study_parts import PARTS, REFERENCE_BATCH
 from study_runs import StudyRun, full_seconds
-from study_variants import register_variants
+from study_variants import VARIANTS, register_variants
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, as_words
@@ -112,7 +112,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         reference = _reference_seconds(args, of_kind[0], images.train.count, core)
         for run in of_kind:
             flags = {**shared, **run.flags(table, masks, steps, reference), "run_name": run.name}
-            script = "scripts/study/study_variants.py" if run.train_type in VARIANTS.values() else "main.py"
+            script = "scripts/study/study_variants.py" if run.train_type in VARIANTS else "main.py"
             found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]
 

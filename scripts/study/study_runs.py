@@ -34,9 +34,8 @@ class StudyRun:
         train_type, rho: flags.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs.
-        selections: of an elastic run with a budget, at equal distances.
-        batch_size: of the network's steps. In the parts `equal_time` and `memory`, a budget is a share of full
-            training's time at `REFERENCE_BATCH`, in the others at this batch size.
+        batch_size: of the network's steps. In the parts `equal_time`, `selected_by` and `memory`, a budget is a share
+            of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
         network: mobilenetv2, or a function of `study_networks`.
         more: further flags of main.py; with `num_epochs` the run has no budget.
     """
@@ -50,7 +49,6 @@ class StudyRun:
     budget: float
     seed: int = 0
     rho: float | None = None
-    selections: int = 1
     batch_size: int = 4
     network: str = "mobilenetv2"
     more: dict[str, Any] = field(default_factory=dict)
@@ -90,28 +88,25 @@ class StudyRun:
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
             values["max_steps"] = steps
             if is_elastic:
-                values["interval"] = round(steps / steps_per_epoch / self.selections + 5e-4, 3)
+                values["interval"] = round(steps / steps_per_epoch + 5e-4, 3)  # it selects once
         return {**values, "rho": self.rho} if is_elastic else values
 
     def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, left: float) -> int:
         """How many steps fit into `left` seconds."""
         views = 2  # with --augment flip
-        is_cached = self.more.get("feature_cache") != "off"
-        head_ms = table.predict_ms(masks["traditional_tl_training"], 0.0 if is_cached else 1.0) + LOOP_MS
-
-        def head_seconds(epochs: float) -> float:
-            making_ms = min(epochs, views) * table.forward_ms if is_cached else 0.0  # its images' features
-            return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
-
         if self.train_type == "traditional_tl_training":
+            head_ms = table.predict_ms(masks[self.train_type], 0.0) + LOOP_MS
+
+            def head_seconds(epochs: int) -> float:
+                making_ms = min(epochs, views) * table.forward_ms  # its images' features
+                return steps_per_epoch * (making_ms + epochs * head_ms) / 1e3
+
             epochs = next(n for n in range(MAX_HEAD_EPOCHS, 0, -1) if n == 1 or head_seconds(n) <= left)
             return epochs * steps_per_epoch
         if SCHEMES[self.train_type].is_elastic:
             assert self.rho is not None, "an elastic run has a rho"
             step_ms = self.rho * table.full_step_ms
-            left -= self.selections * SELECTION_SECONDS
-        elif self.train_type in ("bn_plus_bias_training", "last_layers_training"):
-            step_ms = table.predict_ms(masks[self.train_type])
+            left -= SELECTION_SECONDS
         else:
             step_ms = table.full_step_ms
         return max(int(1e3 * left / (step_ms + LOOP_MS)), steps_per_epoch // 2)

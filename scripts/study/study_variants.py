@@ -16,14 +16,17 @@ import utils
 from elastic_trainer.errors import Stopped
 from elastic_trainer.registry import SCHEMES, ImportanceEntry, Lazy, add_importance, elastic
 
+SELECTORS = {
+    "greedy": "importance per millisecond, one tensor after the other",
+    "layers": "whole layers, as Accelerated ElasticTrainer does (IEEE Access 2025)",
+    "published": "the paper's problem: times as in the table, T_q = 1000, the 2:1 rule for the forward pass",
+}
+VARIANTS = [f"elastic_training_{name}" for name in (*SELECTORS, "betti", "path")]
+
 
 def register_variants() -> None:
     """Add the schemes. No TensorFlow is imported."""
-    for name, what in (
-        ("greedy", "importance per millisecond, one tensor after the other"),
-        ("layers", "whole layers, as Accelerated ElasticTrainer does (IEEE Access 2025)"),
-        ("published", "the paper's problem: times as in the table, T_q = 1000, the 2:1 rule for the forward pass"),
-    ):
+    for name, what in SELECTORS.items():
         select = f"study_schemes:select_{name}"
         SCHEMES.add(f"elastic_training_{name}", elastic(name.capitalize(), what, select=select))
     betti, path = (ImportanceEntry(Lazy(f"study_schemes:{name}")) for name in ("Betti", "PathGain"))
