@@ -16,7 +16,8 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Structure, mapped
+from elastic_trainer.datasets.array_data import ArrayData
+from elastic_trainer.datasets.batches import ShuffledData, Structure, mapped
 from elastic_trainer.errors import UserError
 
 
@@ -181,3 +182,18 @@ class CompiledTask(Task):
 
     def reset(self) -> None:
         self.model.reset_metrics()
+
+
+def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:
+    """The task itself, that of a compiled model with its `ArrayData`, or the classification of images.
+
+    Raises:
+        UserError: as of `CompiledTask`, or a compiled model has other data.
+    """
+    if isinstance(model, Task):
+        return model
+    if isinstance(data, ArrayData):
+        return CompiledTask(model, *data.specs)
+    if getattr(model, "compiled", False):
+        raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
+    return ImageClassification(model)

@@ -18,14 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 
-from elastic_trainer.datasets.array_data import ArrayData
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import quick_collections, resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
-from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
@@ -35,7 +32,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext, feature_misses, make_budget
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import CompiledTask, ImageClassification, Task
+from elastic_trainer.task import CompiledTask, Task, task_of
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.memory_check import check_limit
 from elastic_trainer.timing.profiling import profile_compiled
@@ -88,7 +85,7 @@ class Trainer:
     ) -> None:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
-        task, self.data = _task(model, data), data
+        task, self.data = task_of(model, data), data
         before_mb = resident_memory_mb()
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         if self.scheme.is_closed_form:
@@ -96,7 +93,9 @@ class Trainer:
         self.settings = settings
         check_limit(settings.memory)
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
-        optimizer = optimizer or _optimizer(task, settings, self.schedule)
+        if optimizer is None and isinstance(task, CompiledTask):
+            optimizer = task.model.optimizer
+        optimizer = optimizer or optimizer_of(settings, self.schedule.total_steps, task.model)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
         features = None
@@ -363,24 +362,6 @@ class Trainer:
         selection = history.selection if history.intervals else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)
-
-
-def _task(model: keras.Model | Task, data: ShuffledData) -> Task:
-    if isinstance(model, Task):
-        return model
-    if isinstance(data, ArrayData):
-        return CompiledTask(model, *data.specs)
-    if getattr(model, "compiled", False):
-        raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
-    return ImageClassification(model)
-
-
-def _optimizer(task: Task, settings: Settings, schedule: Schedule) -> keras.optimizers.Optimizer:
-    """The optimizer of a compiled model, or the one that `settings` ask for."""
-    if isinstance(task, CompiledTask):
-        return task.model.optimizer
-    head = np.flatnonzero(head_mask(task.model)).tolist()
-    return optimizer_of(settings, schedule.total_steps, unclipped=head)
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:

@@ -36,7 +36,7 @@ from elastic_trainer.evaluation.export import convert
 from elastic_trainer.files import atomic_path, read_json, reading, write_json, write_text, writing
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.time_budget import TimeBudget
@@ -100,7 +100,7 @@ def export_training(
     """
     scripts = check_folder(folder)
     part = min(settings.micro_batch or MAX_PART, batch_size)
-    optimizer = optimizer_of(settings, 1, unclipped=np.flatnonzero(head_mask(model)).tolist())
+    optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
     names = tensor_names(model)
     union = np.any([*masks.values()], axis=0)

@@ -221,7 +221,7 @@ def round_trainer(
         made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
     )
     scheme = kind(task, data, settings, budget)
-    usual = optimizer_of(settings, 1, np.flatnonzero(head_mask(made.model)).tolist())
+    usual = optimizer_of(settings, 1, made.model)
     optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
     trainer = Trainer(task, data, scheme, settings, [clock], optimizer=optimizer, freed_mb=made.freed_mb)
     return trainer, scheme

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.settings import Settings
 
@@ -204,15 +205,15 @@ def make_optimizer(
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
 
 
-def optimizer_of(settings: Settings, total_steps: int, unclipped: Sequence[int] = ()) -> keras.optimizers.Optimizer:
-    """The optimizer that `settings` ask for; other arguments as for `make_optimizer`."""
+def optimizer_of(settings: Settings, total_steps: int, model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer that `settings` ask for; it bounds no gradient of the model's head."""
     return make_optimizer(
         settings.optimizer,
         settings.learning_rate,
         settings.weight_decay,
         total_steps,
         settings.gradient_clipping,
-        unclipped,
+        np.flatnonzero(head_mask(model)).tolist(),
         settings.warmup,
     )
 
