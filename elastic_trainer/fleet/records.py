@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.files import atomic_path, write_csv, write_json
+from elastic_trainer.files import write_csv, write_json
 from elastic_trainer.fleet.average import Reply
 from elastic_trainer.fleet.roster import Answer
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 if TYPE_CHECKING:
     import keras
@@ -116,15 +115,11 @@ class Records:
         return float(counts.min() / len(self.selections)) if self.selections else 0.0
 
     def keep(self, model: keras.Model, score: float) -> bool:
-        """Save the model as last.keras, and as best.keras if its score is the best so far; whether it is."""
-        from elastic_trainer.networks.saved_model import save_model
+        """Save the model, see `save_last_and_best`; whether it is the best so far."""
+        from elastic_trainer.networks.saved_model import save_last_and_best
 
-        is_best = self.best is None or score > self.best
-        for name in (LAST_MODEL, BEST_MODEL) if is_best else (LAST_MODEL,):
-            with atomic_path(self.folder / name) as temporary:
-                save_model(model, temporary)
-        self.best = score if is_best else self.best
-        return is_best
+        before, self.best = self.best, save_last_and_best(model, self.folder, score, self.best)
+        return self.best != before
 
     def draw(self, number: int, values: dict[str, Any], board: str | None = None) -> None:
         """Write a point of TensorBoard's curves at a round, of the fleet or of a board."""

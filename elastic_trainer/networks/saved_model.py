@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import zipfile
 from pathlib import Path
@@ -10,12 +11,14 @@ import keras
 import numpy as np
 
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.batch_norm import (
     KERAS_NAME,
     FrozenBatchNormalization,
     SavedBatchNormalization,
     freeze_batch_norm,
 )
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -35,6 +38,22 @@ def save_model(model: keras.Model, path: Path) -> None:
     finally:
         for layer in frozen:
             layer.__class__ = FrozenBatchNormalization
+
+
+def save_last_and_best(model: keras.Model, folder: Path, score: float, best: float | None) -> float:
+    """Save `model` as last.keras in `folder`, and as best.keras if its `score` is above that of the `best`.
+
+    Returns:
+        The score of best.keras.
+    """
+    last = folder / LAST_MODEL
+    with atomic_path(last) as temporary:
+        save_model(model, temporary)
+    if best is not None and not score > best:  # it may be nan
+        return best
+    with atomic_path(folder / BEST_MODEL) as temporary:
+        shutil.copyfile(last, temporary)
+    return score
 
 
 def load_model(path: Path | str, flag: str) -> keras.Model:

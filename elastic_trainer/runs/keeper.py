@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from elastic_trainer.training.closed_form_head import closed_form_head
 
 if TYPE_CHECKING:
@@ -99,17 +97,9 @@ class Keeper(Listener):
             self.save()
 
     def _save_model(self, score: float) -> bool:
-        """Save the model as last.keras, and also as best.keras if its `score` is the best so far.
+        """Save the model, see `save_last_and_best`; whether it is the best so far."""
+        from elastic_trainer.networks.saved_model import save_last_and_best
 
-        Returns:
-            Whether it is the best.
-        """
-        from elastic_trainer.networks.saved_model import save_model
-
-        history = self.trainer.history
-        is_best = history.saved_score is None or score > history.saved_score
-        for name in (LAST_MODEL, BEST_MODEL) if is_best else (LAST_MODEL,):
-            with atomic_path(self._run.folder / name) as temporary:
-                save_model(self.trainer.training.model, temporary)
-        history.saved_score = score if is_best else history.saved_score
-        return is_best
+        history, best = self.trainer.history, self.trainer.history.saved_score
+        history.saved_score = save_last_and_best(self.trainer.training.model, self._run.folder, score, best)
+        return history.saved_score != best

@@ -16,7 +16,7 @@ from small_networks import as_if_trained, some_images
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
-from elastic_trainer.networks.saved_model import check_saving, load_model, save_model
+from elastic_trainer.networks.saved_model import check_saving, load_model, save_last_and_best, save_model
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -176,3 +176,14 @@ def test_a_model_with_a_lambda_layer_is_refused_without_advice_that_no_flag_foll
     with pytest.raises(UserError, match=r"--model_name .*my\.keras: .* Lambda layer.*file\.py:function") as caught:
         load_model(tmp_path / "my.keras", "--model_name")
     assert "safe_mode" not in str(caught.value)
+
+
+def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):
+    scores = (0.5, 0.5, float("nan"), 0.4, 0.7)
+    best, kept = None, []
+    for score in scores:
+        small_model.trainable_variables[0].assign(small_model.trainable_variables[0] + 1.0)
+        best = save_last_and_best(small_model, tmp_path, score, best)
+        last = (tmp_path / "last.keras").read_bytes()
+        kept.append((best, last == (tmp_path / "best.keras").read_bytes()))
+    assert kept == [(0.5, True), (0.5, False), (0.5, False), (0.5, False), (0.7, True)]
