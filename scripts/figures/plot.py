@@ -28,6 +28,7 @@ from plotting import FinishedRun, Group, seconds
 import utils
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
+from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.options import stem_to_write
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def table(groups: Sequence[Group]) -> str:
         rho, accuracy = group.first.summary["rho"], f"{group.mean('final_accuracy'):.1%}"
         cells = [group.look.label, accuracy, f"{group.mean('train_seconds'):.1f}", seconds_over_full]
         rows.append([*cells, f"{rho:.2f}" if rho else "-", step_over_full])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(text_table(rows))
 
 
 def _ratio(value: float, full: float) -> str:
