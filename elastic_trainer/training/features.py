@@ -38,7 +38,6 @@ class Features:
         self._reported: set[str] = set()
         self.split: SplitStep | None = None
         self._kept: list[np.ndarray] = []
-        self._space: list[np.ndarray] = []  # for those of a batch
         self.megabytes = 0.0
 
     @property
@@ -85,7 +84,6 @@ class Features:
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
         self._kept = [np.empty((count, *shape), dtype) for shape, dtype in kinds]  # pages come as they are written
-        self._space = [np.empty((data.batch_size, *shape), dtype) for shape, dtype in kinds]
         self._is_made = np.zeros(count, bool)
         self.split, self.megabytes = split, max(megabytes, self.megabytes)
 
@@ -117,12 +115,12 @@ class Features:
         """The features of examples that are prepared: [n, …] for each cut tensor."""
         assert self.split is not None, "no features are kept"
         keys = self._keys(order)
-        kept = zip(self._kept, self._space, self.split.dtypes, strict=True)
-        return [tf.cast(copied(values, keys, space), dtype) for values, space, dtype in kept]
+        kept = zip(self._kept, self.split.dtypes, strict=True)
+        return [tf.cast(tf.constant(values[keys]), dtype) for values, dtype in kept]
 
     def drop(self) -> None:
         """Keep none from now on."""
-        self.split, self._kept, self._space = None, [], []
+        self.split, self._kept = None, []
 
     def room_for_test(self) -> tuple[int, float]:
         """The number of test examples, and MB of memory that are left for their features."""
@@ -146,16 +144,6 @@ class Features:
         if why not in self._reported:
             self._reported.add(why)
             tqdm.write(f"feature cache disabled: {why}")
-
-
-def copied(kept: np.ndarray, rows: np.ndarray, space: np.ndarray) -> tf.Tensor:
-    """`kept[rows]`, by way of the array `space`: to get memory for a new one takes five times as long as to copy.
-
-    The next call may change an earlier result.
-    """
-    some = space[: len(rows)]
-    np.take(kept, rows, axis=0, out=some, mode="clip")
-    return tf.constant(some)
 
 
 def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Sequence[tuple[tuple[int, ...], np.dtype]]:
