@@ -215,15 +215,21 @@ TABLES = {
 
 
 def draw(points: Sequence[Point], stem: Path, title: str) -> None:
-    """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting."""
+    """Accuracy over measured training time: a small dot a run, a marker the mean, a line the budgets of a setting.
+
+    An empty marker tells a setting from an earlier one of its scheme, which may be in the same place.
+    """
     figure = plotting.new_figure(7, 4, title)
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
+    seen: set[str] = set()
     settings = [*dict.fromkeys(point.setting for point in points)]
     for setting, marker in zip(settings, MARKERS, strict=False):
-        look = plotting.LOOKS[SCHEMES[scheme_of(setting)]]
+        scheme = SCHEMES[scheme_of(setting)]
+        look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
+        seen.add(scheme)
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)
         seconds, percent = [p.seconds.mean() for p in here], [100 * p.accuracies.mean() for p in here]
-        axes.plot(seconds, percent, marker, ls=look.dashes, color=look.colour, ms=6, label=_in_words(setting))
+        axes.plot(seconds, percent, marker, ls=look.dashes, color=look.colour, mfc=face, ms=6, label=_in_words(setting))
         for point in here:
             axes.plot(point.seconds, 100 * point.accuracies, ".", color=look.colour, ms=4, alpha=0.5)
     axes.set_xscale("log")
