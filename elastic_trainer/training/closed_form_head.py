@@ -144,7 +144,7 @@ def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:
             seen.append(values)
             return call(values, *args, **kwargs)
 
-        with folded_batch_norm(task.model):
+        with folded_batch_norm(task.model, ()):  # nothing changes until all features are there
             object.__setattr__(layer, "call", recorded)  # past Keras, which would track it as a part of the layer
             try:
                 outputs = task.outputs(inputs, training=False)
