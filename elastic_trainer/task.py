@@ -42,10 +42,12 @@ class Task:
     Attributes:
         score: says which model is best.
         is_running: whether `measures` are results since `reset`, as of Keras' metrics; else they are of the batch.
+        rows: examples of most batches, where functions are traced for any number; None: not known.
     """
 
     score = Score("loss", False)
     is_running = False
+    rows: int | None = None
 
     def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
         self.model, self._specs = model, (inputs, targets, weights)

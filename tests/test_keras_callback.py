@@ -11,6 +11,7 @@ from conftest import SIZE, make_small_model, make_table
 from elastic_trainer import ElasticTraining, freeze_batch_norm
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.training.step import TrainStep
 
 LOGITS_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
@@ -313,3 +314,19 @@ def test_frozen_batch_norm_keeps_its_statistics():
     model.fit(x, y[:, :3], verbose=0, batch_size=4, epochs=2, callbacks=[callback(model)])
     for old, variable in zip(before, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 1, use_bias=False)(inputs))
+    outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x)))
+    model = freeze_batch_norm(keras.Model(inputs, outputs))
+    model.compile("sgd", LOGITS_LOSS)
+    elastic = callback(model, rho=1.0)
+    model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
+    training = elastic._trainer.training
+    measured = TrainStep(training.task, model.optimizer, 8, elastic.history.selection.mask)
+    kinds = [[op.type for op in graph.get_operations()] for graph in (training.step_graph, measured.graph)]
+    for kind in ("MatMul", "Conv2D"):  # a small pointwise convolution is a product of matrices
+        assert kinds[0].count(kind) == kinds[1].count(kind)
+    assert "Conv2D" not in kinds[0]

@@ -180,6 +180,7 @@ def folded_batch_norm(
     trained: Collection[int] | None = None,
     frozen: Mapping[tuple[Any, str], Frozen] | None = None,
     with_products: bool = True,
+    rows: int | None = None,
 ) -> Iterator[list[Pair]]:
     """While a function that calls `model` is traced, fold each pair of it where that saves time; yields those pairs.
 
@@ -189,6 +190,7 @@ def folded_batch_norm(
             once, and becomes a constant of the function. If left out, nothing does: any variable may change.
         frozen: `frozen_values` for `trained`, which take the place of those constants, and can be computed again.
         with_products: compute small pointwise convolutions as products of matrices.
+        rows: examples of most batches, if the traced function takes any number; else what is small is not known.
     """
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
@@ -200,7 +202,7 @@ def folded_batch_norm(
                 else _value(compute, variables, trained)
                 for kind, compute, variables in pair.parts
             )
-        calls[pair.layer] = _folded_call(pair, kernel, bias, with_products)
+        calls[pair.layer] = _folded_call(pair, kernel, bias, with_products, rows)
         calls[pair.norm] = _identity
         if pair.padding is not None:
             calls[pair.padding] = _identity
@@ -220,14 +222,14 @@ def _value(compute: Any, variables: list[keras.Variable], trained: Collection[in
         return compute()
 
 
-def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool) -> Any:
+def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool, rows: int | None) -> Any:
     layer, padding = pair.layer, "same" if pair.padding is not None else getattr(pair.layer, "padding", None)
 
     def call(inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         weights = tf.cast(kernel, inputs.dtype)
         if isinstance(layer, keras.layers.Dense):
             product = keras.ops.matmul(inputs, weights)
-        elif with_products and _is_product(layer, inputs):
+        elif with_products and _is_product(layer, inputs, rows):
             product = _pointwise(inputs, weights)
         else:
             is_depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
@@ -252,12 +254,13 @@ def _pads_as_same(padding: Any, layer: Any) -> bool:
     return [tuple(pair) for pair in padding.padding] == [(total // 2, total - total // 2) for total in wanted]
 
 
-def _is_product(layer: Any, inputs: tf.Tensor) -> bool:
+def _is_product(layer: Any, inputs: tf.Tensor, rows: int | None) -> bool:
     """Whether `_pointwise` computes it, see `LARGEST_PRODUCT`."""
     is_pointwise = isinstance(layer, keras.layers.Conv2D) and layer.kernel_size == layer.strides == (1, 1)
-    if not is_pointwise or layer.groups > 1 or None in inputs.shape:
+    shape = (inputs.shape[0] or rows, *inputs.shape[1:])
+    if not is_pointwise or layer.groups > 1 or None in shape:
         return False
-    return prod(inputs.shape) * layer.filters <= LARGEST_PRODUCT
+    return prod(shape) * layer.filters <= LARGEST_PRODUCT
 
 
 def _pointwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:

@@ -101,8 +101,9 @@ class TrainStep(BatchFunction):
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
-                folding: AbstractContextManager[list[Pair]]
-                folding = folded_batch_norm(model, trained, self._frozen, with_products) if fold else nullcontext([])
+                folding: AbstractContextManager[list[Pair]] = nullcontext([])
+                if fold:
+                    folding = folded_batch_norm(model, trained, self._frozen, with_products, task.rows)
                 with folding as self.folded_pairs:
                     loss, outputs = task.run(inputs, targets, weights, training=True)
                 added = penalty(model)
@@ -200,7 +201,7 @@ class AllGradients:
         def gradients(inputs: Structure, targets: Structure, weights: Structure) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                with folded_batch_norm(task.model):
+                with folded_batch_norm(task.model, rows=task.rows):
                     loss, _ = task.run(inputs, targets, weights, training=True)
                 loss = loss * scale if scale != 1 else loss
             gradients = tape.gradient(loss, variables)
