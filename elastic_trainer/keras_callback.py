@@ -203,7 +203,6 @@ class ElasticTraining(keras.callbacks.Callback):
             if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
                 raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
         task = CompiledTask(model, *specs)
-        task.rows = len(batch)
         # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
         loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
         task.measures(loss, batch.inputs, batch.targets, batch.weights, outputs)

@@ -86,6 +86,7 @@ class Trainer:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         task, self.data = task_of(model, data), data
+        task.rows = data.full_batch
         before_mb = resident_memory_mb()
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         if self.scheme.is_closed_form:

@@ -118,8 +118,9 @@ class Records:
         """Save the model, see `save_last_and_best`; whether it is the best so far."""
         from elastic_trainer.networks.saved_model import save_last_and_best
 
-        before, self.best = self.best, save_last_and_best(model, self.folder, score, self.best)
-        return self.best != before
+        is_best = save_last_and_best(model, self.folder, score, self.best)
+        self.best = score if is_best else self.best
+        return is_best
 
     def draw(self, number: int, values: dict[str, Any], board: str | None = None) -> None:
         """Write a point of TensorBoard's curves at a round, of the fleet or of a board."""

@@ -40,20 +40,24 @@ def save_model(model: keras.Model, path: Path) -> None:
             layer.__class__ = FrozenBatchNormalization
 
 
-def save_last_and_best(model: keras.Model, folder: Path, score: float, best: float | None) -> float:
-    """Save `model` as last.keras in `folder`, and as best.keras if its `score` is above that of the `best`.
+def save_last_and_best(model: keras.Model, folder: Path, score: float, best: float | None) -> bool:
+    """Save `model` as last.keras in `folder`, and as best.keras if it is the best.
+
+    Args:
+        model, folder: what to save, and where.
+        score, best: those of `model` and of best.keras; None if there is none.
 
     Returns:
-        The score of best.keras.
+        Whether it is the best.
     """
     last = folder / LAST_MODEL
     with atomic_path(last) as temporary:
         save_model(model, temporary)
-    if best is not None and not score > best:  # it may be nan
-        return best
-    with atomic_path(folder / BEST_MODEL) as temporary:
-        shutil.copyfile(last, temporary)
-    return score
+    is_best = best is None or score > best
+    if is_best:
+        with atomic_path(folder / BEST_MODEL) as temporary:
+            shutil.copyfile(last, temporary)
+    return is_best
 
 
 def load_model(path: Path | str, flag: str) -> keras.Model:

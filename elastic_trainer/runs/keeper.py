@@ -100,6 +100,7 @@ class Keeper(Listener):
         """Save the model, see `save_last_and_best`; whether it is the best so far."""
         from elastic_trainer.networks.saved_model import save_last_and_best
 
-        history, best = self.trainer.history, self.trainer.history.saved_score
-        history.saved_score = save_last_and_best(self.trainer.training.model, self._run.folder, score, best)
-        return history.saved_score != best
+        history = self.trainer.history
+        is_best = save_last_and_best(self.trainer.training.model, self._run.folder, score, history.saved_score)
+        history.saved_score = score if is_best else history.saved_score
+        return is_best

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,7 +224,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
     axes = figure.add_subplot(xlabel="training time (s)", ylabel="test accuracy (%)")
     seen: set[str] = set()
     settings = [*dict.fromkeys(point.setting for point in points)]
-    for setting, marker in zip(settings, MARKERS, strict=False):
+    for setting, marker in zip(settings, cycle(MARKERS), strict=False):
         scheme = SCHEMES[scheme_of(setting)]
         look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
         seen.add(scheme)

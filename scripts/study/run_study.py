@@ -37,7 +37,6 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, existing_file, folder
-from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.reader import is_finished, read_run
 
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
@@ -94,7 +93,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
     """The calls of main.py, in the order of `wanted`. Timing tables that are missing are made on `core`."""
     load_tensorflow()
     from elastic_trainer.datasets.sources import find
-    from elastic_trainer.selection.schemes import trainable_mask
+    from elastic_trainer.networks.tensors import head_mask
 
     found: dict[str, Run] = {}
     kinds: dict[str, list[StudyRun]] = {}
@@ -106,12 +105,11 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         basis = make_run(shared)
         make_table(basis._replace(profile=as_words(shared)), core)
         model, table = plotting.network_and_table(basis.command)
-        masks = {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
         batch_size = basis.command.network.batch_size
         steps = images.train.count // batch_size
         reference = _reference_seconds(args, of_kind[0], images.train.count, core)
         for run in of_kind:
-            flags = {**shared, **run.flags(table, masks, steps, reference), "run_name": run.name}
+            flags = {**shared, **run.flags(table, head_mask(model), steps, reference), "run_name": run.name}
             script = "scripts/study/study_variants.py" if run.train_type in VARIANTS else "main.py"
             found[run.name] = make_run(flags, script=script)
     return [found[run.name] for run in wanted]

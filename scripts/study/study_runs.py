@@ -66,7 +66,7 @@ class StudyRun:
     def flags(
         self,
         table: TimingTable,
-        masks: dict[str, np.ndarray],
+        head: np.ndarray,
         steps_per_epoch: int,
         reference_seconds: float | None = None,
     ) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class StudyRun:
 
         Args:
             table: of the network.
-            masks: bool [N] over `model.trainable_variables`, by train type.
+            head: bool [N] over `model.trainable_variables`, its tensors.
             steps_per_epoch: of the data set.
             reference_seconds: what the budget is a share of; by default full training's time at this batch size.
         """
@@ -84,18 +84,18 @@ class StudyRun:
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
         is_elastic = SCHEMES[self.train_type].is_elastic
         if "num_epochs" not in self.more:
-            steps = self._steps(table, masks, steps_per_epoch, self.budget * full)
+            steps = self._steps(table, head, steps_per_epoch, self.budget * full)
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)
             values["max_steps"] = steps
             if is_elastic:
                 values["interval"] = round(steps / steps_per_epoch + 5e-4, 3)  # it selects once
         return {**values, "rho": self.rho} if is_elastic else values
 
-    def _steps(self, table: TimingTable, masks: dict[str, np.ndarray], steps_per_epoch: int, left: float) -> int:
+    def _steps(self, table: TimingTable, head: np.ndarray, steps_per_epoch: int, left: float) -> int:
         """How many steps fit into `left` seconds."""
         views = 2  # with --augment flip
         if self.train_type == "traditional_tl_training":
-            head_ms = table.predict_ms(masks[self.train_type], 0.0) + LOOP_MS
+            head_ms = table.predict_ms(head, 0.0) + LOOP_MS
 
             def head_seconds(epochs: int) -> float:
                 making_ms = min(epochs, views) * table.forward_ms  # its images' features

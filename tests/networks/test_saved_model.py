@@ -183,7 +183,7 @@ def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):
     best, kept = None, []
     for score in scores:
         small_model.trainable_variables[0].assign(small_model.trainable_variables[0] + 1.0)
-        best = save_last_and_best(small_model, tmp_path, score, best)
+        best = score if save_last_and_best(small_model, tmp_path, score, best) else best
         last = (tmp_path / "last.keras").read_bytes()
         kept.append((best, last == (tmp_path / "best.keras").read_bytes()))
     assert kept == [(0.5, True), (0.5, False), (0.5, False), (0.5, False), (0.7, True)]

@@ -25,11 +25,11 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
 from elastic_trainer.networks.custom_model import build_custom_model
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import make_budget, trainable_mask
+from elastic_trainer.selection.schemes import make_budget
 from elastic_trainer.settings import Settings
 
 STEPS = 100  # an epoch
@@ -43,18 +43,14 @@ def variants():
         yield
 
 
-def fixed_masks(model):
-    return {name: trainable_mask(name, model, 1) for name in SCHEMES if SCHEMES[name].mask}
-
-
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("data", ["grocery", "sign_digits"])
 def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, small_model):
-    masks = fixed_masks(small_model)
+    head = head_mask(small_model)
     runs = PARTS[part](data, 2)
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
-        flags = run.flags(make_table(small_model), masks, STEPS)
+        flags = run.flags(make_table(small_model), head, STEPS)
         given = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
         command = parse_training([*given, "--dataset_name", "image_folder", "--data_dir", "photos"])
         assert command.warnings == () and command.train_type == run.train_type
@@ -72,10 +68,9 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
 def test_steps_fill_the_budget_by_the_table(train_type):
     model = make_small_model()
     table = replace(make_table(model), full_step_ms=50.0)
-    masks = fixed_masks(model)
     rho = 0.3 if SCHEMES[train_type].is_elastic else None
     run = StudyRun("equal_time", "x", "grocery", "test", train_type, 1e-3, 0.5, rho=rho)
-    steps = run.flags(table, masks, STEPS)["max_steps"]
+    steps = run.flags(table, head_mask(model), STEPS)["max_steps"]
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}[train_type]
     seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if rho else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
