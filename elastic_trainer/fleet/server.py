@@ -31,7 +31,8 @@ from elastic_trainer.training.evaluation import Evaluation
 if TYPE_CHECKING:
     import keras
 
-PASSES = 1.8  # of the fastest board over its photos in a round, with all tensors, as in the pilot
+# Of a round, over a board's photos: of the fastest with all tensors, and of the slowest with its head alone, at least.
+PASSES, HEAD_PASSES = 1.3, 1 / 3
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
 
@@ -40,6 +41,18 @@ def rate_of_round(number: int, rounds: int, highest: float) -> float:
     """The learning rate of round `number`, from 1 to `rounds`: it rises linearly, and falls to 0 by a cosine."""
     rise = max(round(WARM_UP * rounds), 1)
     return highest * min(number / (rise + 1), 1.0) * 0.5 * (1 + math.cos(math.pi * (number - 1) / rounds))
+
+
+def usual_round_seconds(fulls: Sequence[float], heads: Sequence[float], passes: float = PASSES) -> float:
+    """Deadline of a round, so that the fastest board can train everything, and the slowest its head.
+
+    docs/log/fleet.md compares lengths.
+
+    Args:
+        fulls, heads: seconds that each board takes for a pass over its photos with all tensors, with its head alone.
+        passes: of the fastest board with all tensors.
+    """
+    return max(passes * min(fulls), HEAD_PASSES * max(heads))
 
 
 class FleetServer:
@@ -146,10 +159,10 @@ class FleetServer:
         return self.roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, "round 0")
 
     def round_seconds(self) -> float:
-        """Deadline of a round: given, or so that the slowest board can train its head, and the fastest everything."""
+        """Deadline of a round: given, or `usual_round_seconds`."""
         given, boards = self._settings.round_seconds, [member.about for member in self.roster.ready]
-        heads, fulls = ([one[f"{kind}_seconds"] for one in boards] for kind in ("head", "full"))
-        return max(PASSES * min(fulls), *heads) if given is None else given
+        fulls, heads = ([one[f"{kind}_seconds"] for one in boards] for kind in ("full", "head"))
+        return usual_round_seconds(fulls, heads) if given is None else given
 
     def _round(self, number: int) -> None:
         self.roster.wait_for(1, is_free=True)

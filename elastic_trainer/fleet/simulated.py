@@ -1,14 +1,16 @@
 """Many boards with made-up speeds in one process, to plan a fleet: they really train, and their time is made up.
 
 A board takes for a step what the timing table of this machine says, times how much slower it is. Messages take a given
-time. The boards share one network and one set of weights, which each loads first, and train one after the other. Flower
-has an engine for simulations, too. It is not used: each of its processes would load TensorFlow, and its clients run as
-fast as this machine, so their speeds could not be made up.
+time. The boards train one after the other. They share one network, whose weights each loads first, and the compiled
+steps: boards that train the same tensors use the same one, so there can be a hundred of them. Flower has an engine for
+simulations, too. It is not used: each of its processes would load TensorFlow, and its clients run as fast as this
+machine, so their speeds could not be made up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from elastic_trainer.fleet.client import EPOCHS, Board, Made
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.roster import Clock
+from elastic_trainer.training.state import TrainState
+from elastic_trainer.training.step import TrainStep
 
 
 def slowdowns(boards: int, slowest: float) -> np.ndarray:
@@ -52,17 +56,46 @@ def split(labels: np.ndarray, boards: int, concentration: float | None, fewest: 
     return [np.array(sorted(part)) for part in parts]
 
 
+class SharedTraining(TrainState):
+    """What all boards of a simulation train with. It keeps each compiled step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._steps: dict[Any, TrainStep] = {}
+        super().__init__(*args, **kwargs)
+
+    def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
+        key = batch_size, None if mask is None else mask.tobytes(), parts
+        if key in self._steps:
+            self._steps[key].refresh()  # the weights have changed since
+        else:
+            self._steps[key] = super()._traced(batch_size, mask, parts)
+        return self._steps[key]
+
+
 class SimulatedBoard(Board):
     """A board whose steps take as long as its timing table says, times `slowdown`.
 
     Attributes:
+        shared: what all boards of a simulation train with; empty until the first one has started.
         took: seconds of its latest round.
     """
 
+    shared: list[SharedTraining]
     took = 0.0
 
+    def _start(self, made: Made) -> None:
+        super()._start(made)
+        own = self._trainer.training
+        if not self.shared:
+            self.shared.append(
+                SharedTraining(own.task, own.optimizer, own._batch_size, memory_mb=own.memory_mb, rows=own._rows)
+            )
+        [self._trainer.training] = self.shared
+
     def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
-        """See `Board._run`; what this machine has spent is none of the board's time."""
+        """See `Board._run`; what this machine has spent is none of the board's time, and there is nothing to try."""
+        if rate == 0:
+            return 0
         trainer, first = self._trainer, self._trainer.history.step
         trainer.training.optimizer.learning_rate = rate
         self._budget.seconds = seconds
@@ -106,6 +139,9 @@ def simulation(
     def pause(seconds: float) -> None:
         time[0] += seconds
 
+    shared: list[SharedTraining] = []
+    for board in boards.values():
+        board.shared = shared
     link = LocalLink({node: board.handle for node, board in boards.items()}, lambda: time[0], takes)
     return link, Clock(lambda: time[0], pause)
 

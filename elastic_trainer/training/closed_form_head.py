@@ -152,4 +152,4 @@ def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:
                 object.__delattr__(layer, "call")
         return seen[0] if len(seen) == 1 else None, outputs
 
-    return tf.function(function, autograph=False, input_signature=task.signature(None)[:1])
+    return tf.function(function, autograph=False).get_concrete_function(*task.signature(None)[:1])

@@ -13,7 +13,7 @@ same_rho    all boards train what the slowest can
 fedel       FedEL (Zhang et al., arXiv 2509.16902) as far as a network without early exits allows: windows of blocks, in
             which a board's importance and that of all boards decide; measuring it takes no time here
 ours        what `fleet.py` does
-ours_short  the same with a shorter round: one pass of the fastest board, or of the slowest one's head
+ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
 
     python scripts/benchmarks/benchmark_fleet.py --data_set grocery --data_root ../shared/data --weights FILE \
         --logdir logs
@@ -48,7 +48,7 @@ from elastic_trainer.fleet.client import EPOCHS, Made
 from elastic_trainer.fleet.command_line import ServeCommand, parse_fleet, sent_words
 from elastic_trainer.fleet.records import Records
 from elastic_trainer.fleet.rounds import RoundScheme
-from elastic_trainer.fleet.server import PASSES, FleetServer
+from elastic_trainer.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import existing_file, folder
@@ -104,14 +104,6 @@ class WindowBoard(SimulatedBoard):
     """A board of FedEL."""
 
     scheme = WindowScheme
-    _scheme: WindowScheme
-
-    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
-        start = self._scheme._start
-        steps = super()._run(seconds, rate, most)
-        if rate == 0:  # a try before the first round moves no window
-            self._scheme._start = start
-        return steps
 
 
 class FedAvgServer(FleetServer):
@@ -237,9 +229,9 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     if rule.waits:
         seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
     else:
+        fulls = [times * one for times, one in zip(SLOWER, passes, strict=False)]  # same_rho has rounds like ours
         head_share = table.predict_ms(head_mask(model)) / table.full_step_ms
-        heads = [head_share * times * one for times, one in zip(SLOWER, passes, strict=False)]
-        seconds = max(rule.passes * min(passes[:2]), *heads)
+        seconds = usual_round_seconds(fulls, [head_share * one for one in fulls], rule.passes)
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
     WindowScheme.of_boards.clear()
     made = Made(models.build(network), photos, table, training)
