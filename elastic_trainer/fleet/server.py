@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from elastic_trainer.training.evaluation import Evaluation
 if TYPE_CHECKING:
     import keras
 
-# Of a round, over a board's photos: of the fastest with all tensors, and of the slowest with its head alone, at least.
+# Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
 PASSES, HEAD_PASSES = 1.3, 1 / 3
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
@@ -43,16 +43,19 @@ def rate_of_round(number: int, rounds: int, highest: float) -> float:
     return highest * min(number / (rise + 1), 1.0) * 0.5 * (1 + math.cos(math.pi * (number - 1) / rounds))
 
 
-def usual_round_seconds(fulls: Sequence[float], heads: Sequence[float], passes: float = PASSES) -> float:
+def usual_round_seconds(boards: Sequence[Mapping[str, Any]], passes: float = PASSES) -> float:
     """Deadline of a round, so that the fastest board can train everything, and the slowest its head.
 
-    docs/log/fleet.md compares lengths.
+    A pass is one over the mean number of photos, since a board may have very few. docs/log/fleet.md compares lengths.
 
     Args:
-        fulls, heads: seconds that each board takes for a pass over its photos with all tensors, with its head alone.
+        boards: what each has said of itself: `images`, and what a pass over them takes in seconds with all tensors,
+            `full_seconds`, and with the head alone, `head_seconds`.
         passes: of the fastest board with all tensors.
     """
-    return max(passes * min(fulls), HEAD_PASSES * max(heads))
+    images = np.array([board["images"] for board in boards])
+    full, head = (np.array([board[f"{kind}_seconds"] for board in boards]) / images for kind in ("full", "head"))
+    return float(images.mean() * max(passes * full.min(), HEAD_PASSES * head.max()))
 
 
 class FleetServer:
@@ -160,9 +163,8 @@ class FleetServer:
 
     def round_seconds(self) -> float:
         """Deadline of a round: given, or `usual_round_seconds`."""
-        given, boards = self._settings.round_seconds, [member.about for member in self.roster.ready]
-        fulls, heads = ([one[f"{kind}_seconds"] for one in boards] for kind in ("full", "head"))
-        return usual_round_seconds(fulls, heads) if given is None else given
+        given = self._settings.round_seconds
+        return usual_round_seconds([member.about for member in self.roster.ready]) if given is None else given
 
     def _round(self, number: int) -> None:
         self.roster.wait_for(1, is_free=True)

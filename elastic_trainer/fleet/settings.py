@@ -33,8 +33,8 @@ class FleetSettings:
     rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", help="rounds of training, after the closed-form head")
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
-        "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over its "
-        "photos, or the slowest for a third of one with its head alone"))
+        "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
+        "mean board's photos, or the slowest for a third of one with its head alone"))
     grace: float = flag(20.0, FLEET, number(1, 86_400), "SECONDS", is_free=True, help=(
         "how long the server waits for replies after the deadline of a round"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(

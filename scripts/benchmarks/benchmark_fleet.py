@@ -229,9 +229,12 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     if rule.waits:
         seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
     else:
-        fulls = [times * one for times, one in zip(SLOWER, passes, strict=False)]  # same_rho has rounds like ours
-        head_share = table.predict_ms(head_mask(model)) / table.full_step_ms
-        seconds = usual_round_seconds(fulls, [head_share * one for one in fulls], rule.passes)
+        shares = {"full_seconds": 1.0, "head_seconds": table.predict_ms(head_mask(model)) / table.full_step_ms}
+        told = [
+            {"images": len(rows), **{name: share * times * one for name, share in shares.items()}}
+            for rows, times, one in zip(parts, SLOWER, passes, strict=False)  # same_rho has rounds like ours
+        ]
+        seconds = usual_round_seconds(told, rule.passes)
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
     WindowScheme.of_boards.clear()
     made = Made(models.build(network), photos, table, training)

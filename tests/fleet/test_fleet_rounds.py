@@ -12,7 +12,7 @@ from elastic_trainer.fleet.client import sent_names, trained_names
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.roster import Answer, Member
-from elastic_trainer.fleet.server import accepted_replies, mean_of_tests, rate_of_round
+from elastic_trainer.fleet.server import accepted_replies, mean_of_tests, rate_of_round, usual_round_seconds
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
@@ -146,6 +146,17 @@ def test_momentum_starts_at_0_and_the_step_stays_compiled():
     assert all(not slot.numpy().any() for slot in board._trainer.training.optimizer.momentums)
     board.handle(train(weights, 1.0))
     assert board._trainer.training._step is step
+
+
+def test_a_round_lasts_as_long_as_the_fastest_board_needs_or_the_slowest_for_its_head():
+    def board(images, image_ms):
+        return {"images": images, "full_seconds": images * image_ms / 1e3, "head_seconds": images * image_ms / 4e3}
+
+    boards = [board(100, 10.0), board(20, 20.0), board(300, 30.0)]
+    mean = 140
+    assert usual_round_seconds(boards) == pytest.approx(1.3 * mean * 0.010)
+    assert usual_round_seconds([*boards, board(140, 1000.0)]) == pytest.approx(mean * 1.0 / 4 / 3)
+    assert usual_round_seconds([board(100, 10.0)], passes=2.0) == pytest.approx(2.0)
 
 
 def test_the_rate_rises_and_falls():

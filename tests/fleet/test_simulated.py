@@ -6,7 +6,7 @@ from conftest import make_small_model, make_table
 from fleets import data, make_server
 
 from elastic_trainer.fleet.client import Made
-from elastic_trainer.fleet.simulated import simulation, slowdowns, split
+from elastic_trainer.fleet.simulated import SimulatedBoard, simulation, slowdowns, split
 from elastic_trainer.settings import Settings
 
 
@@ -40,3 +40,36 @@ def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
     assert all(one["steps"] > other["steps"] for one, other in zip(fast, slow, strict=True))
     # All of the round is for steps: what this machine takes to load weights does not count.
     assert all(row["steps"] == int(2000 / row["predicted_step_ms"]) for row in server._records.boards)
+
+
+class BoardAlone(SimulatedBoard):
+    """Compiles its own steps."""
+
+    def _start(self, made):
+        self.shared = []
+        super()._start(made)
+
+
+def test_boards_share_steps_and_train_as_if_each_had_its_own(tmp_path):
+    found = []
+    for kind in (SimulatedBoard, BoardAlone):
+        model, photos = make_small_model(), data(count=48)
+        made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
+        parts, boards = split(photos.training_labels, 3, None, 4, 0), list[SimulatedBoard]()
+
+        def remembered(*args, kind=kind, boards=boards):
+            boards.append(kind(*args))
+            return boards[-1]
+
+        link, clock = simulation(made, parts, [1.0, 40.0, 1.0], 0.0, lambda line: None, remembered)
+        full_seconds = len(parts[0]) // photos.batch_size * made.table.full_step_ms / 1e3
+        seconds = {"grace": 100.0, "round_seconds": 1.5 * full_seconds}
+        server = make_server(tmp_path / kind.__name__, link, [], photos, boards=3, clock=clock, **seconds)
+        server.run()
+        found.append((server.weights, boards))
+    (shared, boards), (alone, _) = found
+    [training] = boards[0].shared
+    assert all(board._trainer.training is training for board in boards)
+    assert len(training._steps) == 2, "everything, and what fits on the slow board"
+    for name, weight in alone.items():
+        np.testing.assert_allclose(shared[name], weight, rtol=1e-5, atol=1e-6)
