@@ -64,7 +64,7 @@ def test_boards_share_steps_and_train_as_if_each_had_its_own(tmp_path):
         link, clock = simulation(made, parts, [1.0, 40.0, 1.0], 0.0, lambda line: None, remembered)
         full_seconds = len(parts[0]) // photos.batch_size * made.table.full_step_ms / 1e3
         seconds = {"grace": 100.0, "round_seconds": 1.5 * full_seconds}
-        server = make_server(tmp_path / kind.__name__, link, [], photos, boards=3, clock=clock, **seconds)
+        server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, clock=clock, **seconds)
         server.run()
         found.append((server.weights, boards))
     (shared, boards), (alone, _) = found
