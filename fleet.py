@@ -8,10 +8,13 @@ averages what they changed. Flower carries the messages. docs/fleet.md shows all
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 import utils
 from elastic_trainer.errors import Stopped, UserError
@@ -23,8 +26,9 @@ from elastic_trainer.settings import BEST_MODEL
 
 
 def say(line: str) -> None:
-    """Print a line at once, also into a file."""
-    print(line, flush=True)
+    """Print a line at once, also into a file and beside a progress bar."""
+    tqdm.write(line)
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -81,9 +85,10 @@ def serve(command: ServeCommand) -> None:
                     server.run()
                     server.say_goodbye(folder / BEST_MODEL)
             except Stopped as stopped:
-                raise Stopped(
-                    stopped.number, f"stopped; continue with: python fleet.py serve --resume {folder}"
-                ) from None
+                how = f"continue with: python fleet.py serve --resume {folder}"
+                if command.simulation is not None:
+                    how = "a simulation cannot be continued, start it again"
+                raise Stopped(stopped.number, f"stopped; {how}") from None
         summary = records.finish(config, server.seconds)
     say(
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}: {folder / BEST_MODEL}) after "
@@ -124,7 +129,13 @@ def _boards(
     made = Made(models.build(network), dataset, table, training.training)
     slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
     say(f"simulating {simulation.clients} boards; run folder {folder}")
-    yield simulated.simulation(made, parts, slower, simulation.message_seconds, lambda line: None)
+    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar:
+
+        def has_trained(line: str) -> None:
+            check()
+            bar.update()
+
+        yield simulated.simulation(made, parts, slower, simulation.message_seconds, has_trained)
 
 
 def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:

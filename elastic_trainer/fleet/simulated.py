@@ -115,7 +115,7 @@ def simulation(
     slower: Sequence[float],
     message_seconds: float,
     say: Callable[[str], object],
-    kind: type[SimulatedBoard] = SimulatedBoard,
+    kind: Callable[..., SimulatedBoard] = SimulatedBoard,
 ) -> tuple[LocalLink, Clock]:
     """The link to simulated boards, and the clock of their time.
 
@@ -125,7 +125,7 @@ def simulation(
         slower: how many times slower each board is.
         message_seconds: what a message and its answer take.
         say: is given a line on each round of a board.
-        kind: of the boards.
+        kind: makes a board of its name, what it trains, how slow it is, and `say`.
     """
     time = [0.0]
     boards = {

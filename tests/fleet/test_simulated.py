@@ -5,6 +5,7 @@ import pytest
 from conftest import make_small_model, make_table
 from fleets import data, make_server
 
+from elastic_trainer.errors import Stopped
 from elastic_trainer.fleet.client import Made
 from elastic_trainer.fleet.simulated import SimulatedBoard, simulation, slowdowns, split
 from elastic_trainer.settings import Settings
@@ -40,6 +41,23 @@ def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
     assert all(one["steps"] > other["steps"] for one, other in zip(fast, slow, strict=True))
     # All of the round is for steps: what this machine takes to load weights does not count.
     assert all(row["steps"] == int(2000 / row["predicted_step_ms"]) for row in server._records.boards)
+
+
+def test_a_stop_does_not_wait_for_all_boards_of_a_round(tmp_path):
+    model, photos = make_small_model(), data(count=48)
+    made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
+    trained: list[str] = []
+
+    def has_trained(line):
+        trained.append(line)
+        raise Stopped(2)
+
+    parts = split(photos.training_labels, 3, None, 4, 0)
+    link, clock = simulation(made, parts, [1.0, 1.0, 1.0], 0.0, has_trained)
+    server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0, clock=clock)
+    with pytest.raises(Stopped):
+        server.run()
+    assert len(trained) == 1 and len(server._records.rounds) == 1, "round 0 is kept"
 
 
 class BoardAlone(SimulatedBoard):
