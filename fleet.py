@@ -20,7 +20,7 @@ import utils
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
 from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.machine import load_tensorflow, quick_collections
 from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
 
@@ -129,7 +129,7 @@ def _boards(
     made = Made(models.build(network), dataset, table, training.training)
     slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
     say(f"simulating {simulation.clients} boards; run folder {folder}")
-    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar:
+    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar, quick_collections():
 
         def has_trained(line: str) -> None:
             check()

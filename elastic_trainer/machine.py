@@ -112,7 +112,11 @@ def quick_collections() -> Iterator[None]:
     """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
 
     Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).
+    Within another such block, nothing is added.
     """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

@@ -1,5 +1,6 @@
 """Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -7,7 +8,13 @@ import types
 
 import pytest
 
-from elastic_trainer.machine import _commit, available_memory_mb, gpu_peak_memory_mb, stolen_seconds
+from elastic_trainer.machine import (
+    _commit,
+    available_memory_mb,
+    gpu_peak_memory_mb,
+    quick_collections,
+    stolen_seconds,
+)
 
 
 def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
@@ -132,3 +139,14 @@ def test_an_installed_package_does_not_report_the_commit_of_the_project_around_i
     git("-c", "user.name=someone", "-c", "user.email=someone@example.org", "commit", "--message", "first")
     commit = git("rev-parse", "--short", "HEAD")
     assert [_commit(file) for file in (*files, tmp_path.parent / "none.py")] == [commit, None, None]
+
+
+def test_collections_are_quick_within_blocks_and_their_inner_blocks():
+    before = gc.get_freeze_count()
+    with quick_collections():
+        frozen = gc.get_freeze_count()
+        later = [[] for _ in range(100)]
+        with quick_collections():
+            assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
+        assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
+    assert gc.get_freeze_count() == 0

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from elastic_trainer.memory.execution import ALIASES, size_of
 from elastic_trainer.memory.step_memory import (
-    ALIASES,
     OPERATION_MB,
     TENSORS_FACTOR,
     TRAINED_FACTOR,
     beside_steps_mb,
     forward_memory,
-    size_of,
     step_memory,
     two_parts_mb,
     variables_mb,

@@ -1,8 +1,8 @@
 """How much memory a traced step takes, by its data flow alone: no rule looks at a layer.
 
-The step's operations are run in thought, as TensorFlow runs them: each when what it needs is there. A result takes
-memory (`memory.allocator`) until its last reader is done. To that is added what TensorFlow takes for each operation of
-a graph, for each MB of filters (oneDNN stores them in another order), and for each MB that trains (the optimizer's
+The step's operations are run in thought, in TensorFlow's order (`memory.execution`). A result takes memory
+(`memory.allocator`) until its last reader is done. To that is added what TensorFlow takes for each operation of a
+graph, for each MB of filters (oneDNN stores them in another order), and for each MB that trains (the optimizer's
 variables, first written in a step):
 
     START_MB + OPERATION_MB · operations + TENSORS_FACTOR · tensors + FILTERS_FACTOR · filters
@@ -14,29 +14,20 @@ how far they are off).
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_trainer.memory.allocator import Allocator, Chunk
+from elastic_trainer.memory.execution import size_of, touched_bytes
 from elastic_trainer.networks.traced_graph import needed_operations
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 29.0, 0.0167, 1.095, 0.84, 1.28
+START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 25.0, 0.02, 1.08, 1.5, 0.6
 FREED_SHARE = 0.7  # of the memory that measuring a timing table took, training takes again; the rest is graphs
 NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-# Their result is their first input.
-ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
-# They may write their result over an input that nothing else reads.
-_IN_PLACE = {
-    *("Relu", "Relu6", "BiasAdd", "AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SelectV2"),
-    *("Relu6Grad", "ReluGrad", "SigmoidGrad", "TanhGrad", "Cast", "Neg", "Sigmoid", "Tanh", "Erf", "Exp", "Log", "Pow"),
-    *("Softmax", "LogSoftmax", "Sqrt", "Rsqrt", "Square"),
-}
 
 
 class StepMemory(NamedTuple):
@@ -109,7 +100,7 @@ def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemor
     operations = [op for op in graph.get_operations() if op.name in needed]
     filters = sum(size_of(op.inputs[1]) for op in operations if op.type in _CONVOLUTIONS)
     stays = [result for result in results if hasattr(result, "op")]  # the others are operations
-    return StepMemory(_touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
+    return StepMemory(touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
 
 
 def freed_memory_mb(before_mb: float | None, now_mb: float | None) -> float:
@@ -133,65 +124,3 @@ def variables_mb(variables: Iterable[Any]) -> float:
     import tensorflow as tf
 
     return sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables) / 1e6
-
-
-def size_of(tensor: Any) -> int:
-    """Bytes of a symbolic tensor; 0 if its shape is not known, and of what is no array."""
-    if tensor.dtype.name in ("resource", "variant", "string") or not tensor.shape.is_fully_defined():
-        return 0
-    return prod(tensor.shape.as_list()) * tensor.dtype.size
-
-
-class _Buffer:
-    """Memory that some tensors share, and how many of their readers are left."""
-
-    def __init__(self, size: int, chunk: Chunk) -> None:
-        self.size, self.chunk, self.readers = size, chunk, 0
-
-
-def _touched_bytes(operations: list[Any], outputs: Iterable[Any]) -> int:
-    """Bytes that running all `operations` of a graph touches; `outputs` stay."""
-    readers = Counter(tensor.name for op in operations for tensor in op.inputs)
-    readers.update(tensor.name for tensor in outputs)
-    before = {op.name: {*(t.op.name for t in op.inputs), *(c.name for c in op.control_inputs)} for op in operations}
-    after: dict[str, list[Any]] = {op.name: [] for op in operations}
-    for op in operations:
-        for name in before[op.name]:
-            after[name].append(op)
-    waiting = {name: len(names) for name, names in before.items()}
-    ready = deque(op for op in operations if not waiting[op.name])
-    allocator, buffers = Allocator(), dict[str, _Buffer]()
-    while ready:
-        op = ready.popleft()
-        read = [buffers[tensor.name] for tensor in op.inputs if tensor.name in buffers]
-        written = _written(op, read, allocator)
-        for output in op.outputs:
-            if output.name in written:
-                buffers[output.name] = written[output.name]
-                buffers[output.name].readers += readers[output.name]
-        for buffer in read:
-            buffer.readers -= 1
-        for buffer in {id(one): one for one in (*read, *written.values())}.values():
-            if not buffer.readers:
-                allocator.give_back(buffer.chunk)
-        for other in after[op.name]:
-            waiting[other.name] -= 1
-            if not waiting[other.name]:
-                ready.append(other)
-    return allocator.touched
-
-
-def _written(op: Any, read: list[_Buffer], allocator: Allocator) -> dict[str, _Buffer]:
-    """The memory of the outputs of `op`, by name, without those that take none."""
-    if op.type in ALIASES and op.inputs:
-        return {output.name: read[0] for output in op.outputs if read}
-    if op.type in ("Const", "Placeholder"):
-        return {}
-    written = {}
-    for output in op.outputs:
-        size = size_of(output)
-        if not size:
-            continue
-        reused = (one for one in read if op.type in _IN_PLACE and one.size == size and one.readers == 1)
-        written[output.name] = next(reused, None) or _Buffer(size, allocator.take(size))
-    return written

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_me
 from elastic_trainer.settings import NetworkSettings
 
 STEPS = 3
-SETTINGS = {"selections": Setting(13, 2, "measured selections, at most those of a timing table's fit")}
+# Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
+CALIBRATION = [*product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
+SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections")}
 
 
 def measured_mb(network: NetworkSettings, mask: list[bool]) -> float:
@@ -67,7 +70,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     attribution = attribute(full, model.trainable_variables)
     costs = memory_costs(full, attribution)
     run_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)  # no part of a step
-    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model))
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
     points = []
     for mask in tqdm(chosen, desc="measuring selections", unit="process"):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastic_trainer.memory.execution import touched_bytes
 from elastic_trainer.memory.step_memory import StepMemory, forward_memory, step_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.task import ImageClassification
@@ -48,6 +49,19 @@ def test_what_nothing_needs_is_not_run():
         return product(x, 1)
 
     assert tensors_mb(with_unneeded, (SIDE, SIDE)) == pytest.approx(1, abs=0.1)
+
+
+def test_one_thread_makes_a_random_mask_when_it_is_used_and_others_make_them_ahead():
+
+    def with_masks(x):
+        for _ in range(12):
+            x = tf.matmul(x, x) * tf.random.uniform((SIDE, SIDE))
+        return x
+
+    spec = tf.TensorSpec((SIDE, SIDE), tf.float32)
+    graph = tf.function(with_masks, autograph=False).get_concrete_function(spec).graph
+    touched = [touched_bytes(graph.get_operations(), graph.outputs, threads) / MB for threads in (1, 2, 64)]
+    assert touched == [pytest.approx(2, abs=0.1), pytest.approx(12, abs=0.1), pytest.approx(13, abs=0.1)]
 
 
 def test_all_parts_add_up():
