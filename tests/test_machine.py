@@ -145,7 +145,7 @@ def test_collections_are_quick_within_blocks_and_their_inner_blocks():
     before = gc.get_freeze_count()
     with quick_collections():
         frozen = gc.get_freeze_count()
-        later = [[] for _ in range(100)]
+        later = [list[int]() for _ in range(100)]
         with quick_collections():
             assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
         assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
