@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.datasets.array_data import ArrayData
+    from elastic_trainer.errors import UserError
     from elastic_trainer.keras_callback import ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm
     from elastic_trainer.runs.checkpoint import State
@@ -25,6 +26,7 @@ __all__ = [
     "Settings",
     "State",
     "Trainer",
+    "UserError",
     "__version__",
     "freeze_batch_norm",
     "profile",
@@ -37,6 +39,7 @@ _MODULES = {
     "Settings": "elastic_trainer.settings",
     "State": "elastic_trainer.runs.checkpoint",
     "Trainer": "elastic_trainer.trainer",
+    "UserError": "elastic_trainer.errors",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
     "profile": "elastic_trainer.timing.profiling",
 }

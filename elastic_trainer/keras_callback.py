@@ -33,7 +33,7 @@ from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.time_budget import check_rho
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import CompiledTask
+from elastic_trainer.task import CompiledTask, build
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
 from elastic_trainer.timing.table import TimingTable, load_table
@@ -156,7 +156,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
         is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
-        if is_left_behind or (self._trainer is None and self._has_no_choice()):
+        if is_left_behind or (self._trainer is None and self._has_no_choice(iterator.element_spec)):
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -171,8 +171,9 @@ class ElasticTraining(keras.callbacks.Callback):
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
 
-    def _has_no_choice(self) -> bool:
-        """Whether every tensor belongs to the head, which is said."""
+    def _has_no_choice(self, specs: Any) -> bool:
+        """Whether every tensor belongs to the head, which is said; `specs` are those of all batches."""
+        build(self.model, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs))[0])
         if not head_mask(self.model).all():
             return False
         self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")

@@ -129,7 +129,7 @@ class CompiledTask(Task):
     """The loss and the metrics that a Keras model was compiled with.
 
     Args:
-        model: compiled and built; its `train_step` is Keras' own.
+        model: compiled; its `train_step` is Keras' own. It is built if it is not.
         inputs, targets, weights: as of `Task`. Weights include those of classes.
 
     Raises:
@@ -140,6 +140,7 @@ class CompiledTask(Task):
 
     def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
         super().__init__(model, inputs, targets, weights)
+        build(model, inputs)
         if not getattr(model, "compiled", False):
             raise UserError("the model is not compiled; call model.compile(optimizer=…, loss=…) first")
         if type(model).train_step is not keras.Model.train_step:
@@ -184,6 +185,12 @@ class CompiledTask(Task):
 
     def reset(self) -> None:
         self.model.reset_metrics()
+
+
+def build(model: keras.Model, inputs: Structure) -> None:
+    """Make the variables of a model that would make them in its first step; `inputs` as of `Task`."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), inputs))
 
 
 def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:

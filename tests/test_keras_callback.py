@@ -100,6 +100,45 @@ def several_outputs():
     return model, x, y
 
 
+class Subclass(keras.Model):
+    """Makes its variables when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = (keras.layers.Dense(size) for size in (5, 4, 3))
+
+    def call(self, inputs):
+        return self.last(self.middle(self.first(inputs["a"]) * self.first(inputs["b"])))
+
+
+def sequential_without_input():
+    return keras.Sequential([keras.layers.Dense(size) for size in (5, 4, 3)])
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (Subclass, {name: RNG.normal(size=(24, 6)) for name in "ab"}),
+        (sequential_without_input, RNG.normal(size=(24, 6))),
+    ],
+)
+def test_a_model_that_is_not_built_trains_as_one_that_is(make, x):
+    trained = []
+    for is_built in (True, False):
+        keras.utils.set_random_seed(0)
+        model = make()
+        model.compile("sgd", LOGITS_LOSS)
+        if is_built:
+            model(x)
+            table = make_table(model)
+        elastic = ElasticTraining(rho=0.6, interval=1, correct_budget=False, verbose=0, table=table)
+        model.fit(x, LABELS[:24], batch_size=8, epochs=3, verbose=0, callbacks=[elastic])
+        assert not elastic.history.selection.mask.all()
+        trained.append(model.get_weights())
+    for built, unbuilt in zip(*trained, strict=True):
+        np.testing.assert_array_equal(built, unbuilt)
+
+
 def lengths_that_differ():
     """Sequences as long as the longest of their batch, for a model of any length; without targets of their own."""
     keras.utils.set_random_seed(0)

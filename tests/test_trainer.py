@@ -225,8 +225,10 @@ def test_weights_in_one_split_and_empty_splits_are_refused(train, test):
         ArrayData(sequences(), sequences()[:2], 4)
 
 
-def test_arrays_of_different_lengths_are_refused():
+def test_arrays_that_are_no_examples_are_refused():
     x, y, w = sequences()
+    with pytest.raises(ValueError, match=r"tuple \(inputs, targets\)"):
+        ArrayData(x, y, 4)
     with pytest.raises(ValueError, match=r"\[23, 24\]"):
         ArrayData((x, y[:-1], w), (x, y, w), 4)
 

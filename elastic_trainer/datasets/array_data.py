@@ -23,7 +23,7 @@ class ArrayData(ShuffledData):
         memory_mb: MB that features may take in memory; by default a quarter of what is available.
 
     Raises:
-        ValueError: the arrays of a split differ in length, there are none, or one split alone has weights.
+        ValueError: a split is no such tuple, is empty, has arrays of different lengths, or alone has weights.
         UserError: there are fewer training examples than a batch needs.
     """
 
@@ -58,6 +58,8 @@ class ArrayData(ShuffledData):
 def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
     import tensorflow as tf
 
+    if not isinstance(examples, tuple) or len(examples) not in (2, 3):
+        raise ValueError("train and test: each is a tuple (inputs, targets) or (inputs, targets, weights)")
     inputs, targets, weights = (*examples, None)[:3]
     parts = mapped(np.asarray, (inputs, targets, weights))
     lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
