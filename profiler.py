@@ -19,7 +19,9 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ import utils
 from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
 from elastic_trainer.errors import figure_text
 from elastic_trainer.files import save_figure, writing
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.machine import load_tensorflow, resident_memory_mb
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
@@ -39,6 +41,11 @@ from elastic_trainer.timing.trace import read_trace
 if TYPE_CHECKING:
     import keras
     import numpy as np
+
+    from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.memory.step_memory import MemoryPeaks
+    from elastic_trainer.task import Task
+    from elastic_trainer.timing.memory_check import TracedSteps
 
 
 def profile(
@@ -98,12 +105,10 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
             f"{fit.p95_error_percent:.1f} % (spread of the measurements themselves "
             f"{details['measurement_spread_percent']:.1f} %)"
         )
-    if "memory_error" in details:
-        memory = details["memory_error"]
-        yield (
-            f"memory of the full step: predicted {memory['predicted_mb']:,.0f} MB, measured "
-            f"{memory['measured_mb']:,.0f} MB ({memory['error_percent']:+.1f} %)"
-        )
+    if table.peaks is not None:
+        pairs = zip(*table.peaks, strict=True)
+        errors = ", ".join(f"{mine:,.0f} ({100 * (mine / real - 1):+.0f} %)" for mine, real in pairs)
+        yield f"memory of steps in MB: predicted {errors}; predictions are corrected by these errors"
     if not details["operation_ms"]["updates"]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
@@ -167,8 +172,40 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
     check_memory(steps, partial(steps.needed_mb, all_mask(model)), network.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
-        return profile(model, network, folder, command.timing, seconds)
+    peaks = _memory_peaks(steps, network.batch_size)
+    seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
+    with writing(folder):
+        table = profile(model, network, folder, command.timing, seconds)
+    return table if peaks is None else table.with_peaks(peaks)
+
+
+def _memory_peaks(steps: TracedSteps, batch_size: int) -> MemoryPeaks | None:
+    """Measured before this process takes memory for the timing table; None if they cannot be measured."""
+    from elastic_trainer.networks.tensors import all_mask, head_mask
+    from elastic_trainer.timing.memory_check import room_mb, surely_fits
+    from elastic_trainer.timing.memory_peaks import measure_peaks
+
+    own_mb, model = resident_memory_mb(), steps.model
+    if own_mb is None or (room := room_mb() - own_mb) == math.inf:
+        return None
+    if not surely_fits(model, batch_size, room) and steps.needed_mb(all_mask(model), batch_size) > room:
+        print(
+            "memory: a second process does not fit beside this one, so predictions are not corrected by measured peaks"
+        )
+        return None
+    try:
+        return measure_peaks(partial(_idle_training, steps.network), head_mask(model))
+    except BrokenProcessPool:
+        print("memory: a process that measures it was ended, so predictions are not corrected by measured peaks")
+        return None
+
+
+def _idle_training(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
+    """As `measuring.idle_training`, in a process of its own."""
+    load_tensorflow()
+    import models
+
+    return idle_training(models.build(network), network)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,10 @@ class Trainer:
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = MAX_ROWS if limit_mb == math.inf and not settings.micro_batch else size
-        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, limit_mb, data.full_batch)
+        peaks = None if table is None else table.peaks
+        self.training = TrainState(
+            task, optimizer, size, self.scheme.penalty, features, limit_mb, data.full_batch, peaks
+        )
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].can_split
         if self.training.start_mb is not None:
             is_measured = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic

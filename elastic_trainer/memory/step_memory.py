@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from elastic_trainer.memory.execution import size_of, touched_bytes
 from elastic_trainer.networks.traced_graph import needed_operations
 
@@ -52,6 +54,18 @@ class StepMemory(NamedTuple):
         return beside + FILTERS_FACTOR * self.filters_mb + TRAINED_FACTOR * self.trained_mb
 
 
+class MemoryPeaks(NamedTuple):
+    """MB of steps that were measured (`timing.memory_peaks`), ascending by what was predicted for them."""
+
+    predicted_mb: tuple[float, ...]
+    measured_mb: tuple[float, ...]
+
+    def corrected_mb(self, predicted_mb: float) -> float:
+        """What was predicted for another step, and the error of those measured that are nearest to it."""
+        missing_mb = np.subtract(self.measured_mb, self.predicted_mb)
+        return predicted_mb + float(np.interp(predicted_mb, self.predicted_mb, missing_mb))
+
+
 def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
     """What running the traced function of `graph` takes. Tensors whose shape is not known count as nothing.
 
@@ -62,13 +76,19 @@ def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
     return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
 
 
-def training_mb(step: Any) -> tuple[float, StepMemory]:
+def training_mb(step: Any, peaks: MemoryPeaks | None = None) -> tuple[float, StepMemory]:
     """MB that training with a `training.step.TrainStep` takes in all, features aside; and its forward pass.
 
     Of a step in parts of a batch, the sums of gradients and the graph of the update come to a part.
+
+    Args:
+        step: with its graph.
+        peaks: of the same network and batch size.
     """
-    whole, forward = step_memory(step.graph, step.variables), forward_memory(step.graph, step.loss)
-    needed_mb = whole.megabytes + beside_steps_mb(forward, step.inputs)
+    whole_mb, forward = step_memory(step.graph, step.variables).megabytes, forward_memory(step.graph, step.loss)
+    if peaks is not None:
+        whole_mb = peaks.corrected_mb(whole_mb)
+    needed_mb = whole_mb + beside_steps_mb(forward, step.inputs)
     if step.update is not None:
         needed_mb += variables_mb(step.accumulators) + OPERATION_MB * len(step.update.graph.get_operations())
     return needed_mb, forward

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import peak_memory_mb, resident_memory_mb
-from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.timing.attribution import Attribution, attribute
 from elastic_trainer.timing.fit import with_kernels
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
-MEMORY_STEPS = 3  # full ones, after which a process takes hardly more
 MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
@@ -186,7 +183,6 @@ class Measurement:
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
         plain_ms: median of the call `plain` of `measure`; None without one.
         is_quick: as of `measure`.
-        full_mb: memory that tracing and running the full step took; None where that cannot be told, see `measure`.
     """
 
     task: Task
@@ -202,7 +198,6 @@ class Measurement:
     compiling_ms: float
     plain_ms: float | None = None
     is_quick: bool = False
-    full_mb: float | None = None
 
 
 def measure(
@@ -224,17 +219,11 @@ def measure(
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
         is_quick: measure the fewest selections that a fit needs.
-
-    The memory of the full step is measured too, as what the process takes more, unless a program that has a `plain`
-    step may have trained before. That of other selections cannot be measured in the same process: TensorFlow's
-    allocator keeps what the full step took, and they take their memory from that.
     """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import AllGradients, forward_pass
 
-    before_mb, earlier_mb = _memory_with(batch)
     [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
-    full_mb = _full_mb(run_full, before_mb, earlier_mb) if plain is None else None
     attribution = attribute(full, task.model.trainable_variables)
     calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
     masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
@@ -264,24 +253,4 @@ def measure(
         compiling_ms=compiling_ms,
         plain_ms=None if plain is None else float(np.median(plain_ms)),
         is_quick=is_quick,
-        full_mb=full_mb,
     )
-
-
-def _memory_with(batch: Batch) -> tuple[float | None, float | None]:
-    """What the process takes now, and has taken at most, once the inputs of `batch` are made."""
-    assert batch.inputs is not None
-    return resident_memory_mb(), peak_memory_mb()
-
-
-def _full_mb(run_full: Callable[[], object], before_mb: float | None, earlier_mb: float | None) -> float | None:
-    """By how much the process has grown since `before_mb`, its peak included, after some steps.
-
-    None if the system does not report it, or if an earlier peak of `earlier_mb` hides it.
-    """
-    for _ in range(MEMORY_STEPS - 1):  # the first call ran one
-        run_full()
-    peak_mb = peak_memory_mb()
-    if before_mb is None or earlier_mb is None or peak_mb is None or peak_mb <= earlier_mb or has_own_memory():
-        return None
-    return peak_mb - before_mb

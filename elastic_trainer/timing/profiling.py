@@ -197,7 +197,6 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "compiling_ms": measurement.compiling_ms,
         "is_quick": measurement.is_quick,
         **({} if measurement.plain_ms is None else {"plain_step_ms": measurement.plain_ms}),
-        **({} if measurement.full_mb is None else {"memory_error": _memory_error(measurement, measurement.full_mb)}),
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
@@ -213,15 +212,6 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         fit,
         details,
     )
-
-
-def _memory_error(measurement: Measurement, measured_mb: float) -> dict[str, float]:
-    """The memory of the full step, predicted and measured."""
-    from elastic_trainer.memory.step_memory import step_memory
-
-    predicted_mb = step_memory(measurement.full.graph, measurement.full.variables).megabytes
-    error_percent = 100 * (predicted_mb / measured_mb - 1)
-    return {"predicted_mb": predicted_mb, "measured_mb": measured_mb, "error_percent": error_percent}
 
 
 def _fitted_sums(times: OperationTimes, selected: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:

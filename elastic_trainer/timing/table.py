@@ -21,6 +21,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.files import read_json, reading, write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.memory.costs import MemoryCosts
+from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, with_kernels
@@ -133,6 +134,17 @@ class TimingTable:
         """What the tensors cost in memory, at the batch size of the table; None in tables of earlier versions."""
         record = self.details.get("memory")
         return None if record is None else MemoryCosts.from_record(record)
+
+    @property
+    def peaks(self) -> MemoryPeaks | None:
+        """What was measured of the memory of steps; None in tables that no process was started for."""
+        return _peaks_of(self.details)
+
+    def with_peaks(self, peaks: MemoryPeaks) -> TimingTable:
+        """This table, with its costs in memory corrected."""
+        assert self.memory is not None, "the table was just made"
+        more = {"memory": self.memory.corrected(peaks).to_record(), "memory_peaks": peaks._asdict()}
+        return replace(self, details={**self.details, **more})
 
     def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
         """MB that training `mask`, bool [N] over `model.trainable_variables`, takes (`memory.costs`).
@@ -319,6 +331,16 @@ def read_profile(folder: Path) -> dict[str, Any]:
     from elastic_trainer.timing.table_schema import Profile
 
     return read_json(folder / "profile.json", Profile)
+
+
+def read_peaks(folder: Path) -> MemoryPeaks | None:
+    """`TimingTable.peaks` of the table in `folder`. Raises `UserError` if its profile.json is damaged."""
+    return _peaks_of(read_profile(folder))
+
+
+def _peaks_of(record: dict[str, Any]) -> MemoryPeaks | None:
+    peaks = record.get("memory_peaks")
+    return None if peaks is None else MemoryPeaks(**peaks)
 
 
 def _read_rows(path: Path) -> list[Row]:

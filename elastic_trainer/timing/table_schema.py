@@ -54,14 +54,19 @@ class MemoryRecord(BaseModel):
     kept: list[tuple[list[Count], Annotated[int, Field(ge=-1)], Factor]]
 
 
-class MemoryErrorRecord(BaseModel):
-    """Memory of the full step as predicted and as measured."""
+class PeaksRecord(BaseModel):
+    """`memory.step_memory.MemoryPeaks`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    predicted_mb: Factor
-    measured_mb: Factor
-    error_percent: float
+    predicted_mb: Annotated[list[Factor], Field(min_length=1)]
+    measured_mb: list[Factor]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> PeaksRecord:
+        if len(self.predicted_mb) != len(self.measured_mb):
+            raise ValueError("predicted_mb and measured_mb differ in length")
+        return self
 
 
 class Profile(BaseModel):
@@ -88,7 +93,7 @@ class Profile(BaseModel):
     environment: Place | None = None
     graph_digest: str | None = None
     memory: MemoryRecord | None = None
-    memory_error: MemoryErrorRecord | None = None
+    memory_peaks: PeaksRecord | None = None
 
 
 class Row(BaseModel):

@@ -16,7 +16,7 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, resident_memory_mb
 from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, of_parts, smaller_batch
-from elastic_trainer.memory.step_memory import StepMemory, has_own_memory, training_mb, two_parts_mb
+from elastic_trainer.memory.step_memory import MemoryPeaks, StepMemory, has_own_memory, training_mb, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -71,6 +71,7 @@ class TrainState:
         features: the cache of the frozen prefix; by default nothing is cached.
         memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
         rows: examples of most steps. Where `batch_size` is None, their memory is predicted if `memory_mb` is a limit.
+        peaks: what was measured of the memory of steps.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
@@ -92,8 +93,9 @@ class TrainState:
         features: Features | None = None,
         memory_mb: float = inf,
         rows: int | None = None,
+        peaks: MemoryPeaks | None = None,
     ) -> None:
-        self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
+        self._batch_size, self._penalty, self._rows, self._peaks = batch_size, penalty, rows, peaks
         self.parts = (rows or 1) // batch_size if batch_size and rows else 1
         why_not = task.why_not_in_parts()
         if self.parts > 1 and why_not is not None:
@@ -159,7 +161,7 @@ class TrainState:
 
     def _needed_mb(self, step: TrainStep) -> tuple[float, StepMemory]:
         """What the process is expected to take at most with `step`, and the forward pass of that."""
-        needed_mb, forward = training_mb(step)
+        needed_mb, forward = training_mb(step, self._peaks)
         return (self.start_mb or 0.0) + needed_mb, forward
 
     def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:

@@ -1,0 +1,52 @@
+"""Measured peaks of memory correct what is predicted; without them, nothing changes."""
+
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+from conftest import make_small_model
+from small_runs import SETTINGS
+
+import profiler
+from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory.step_memory import MemoryPeaks
+from elastic_trainer.timing import memory_check, memory_peaks
+from elastic_trainer.timing.memory_check import TracedSteps
+
+
+@pytest.mark.parametrize(
+    ("predicted_mb", "corrected_mb"),
+    [(100.0, 90.0), (150.0, 160.0), (175.0, 195.0), (200.0, 230.0), (50.0, 40.0), (900.0, 930.0)],
+)
+def test_errors_between_two_peaks_are_interpolated(predicted_mb, corrected_mb):
+    assert MemoryPeaks((100.0, 200.0), (90.0, 230.0)).corrected_mb(predicted_mb) == pytest.approx(corrected_mb)
+
+
+def test_peaks_are_in_the_order_of_what_was_predicted(monkeypatch):
+    """Three selections, each with its own process: the head, every second tensor of the upper half, everything."""
+    measured = []
+
+    def peaks_mb(setup, masks):
+        measured.extend(masks)
+        return [(30.0, 31.0), (20.0, 22.0), (40.0, 44.0)]
+
+    monkeypatch.setattr(memory_peaks, "peaks_mb", peaks_mb)
+    head = np.arange(9) == 8
+    peaks = memory_peaks.measure_peaks(lambda: None, head)
+    assert peaks == ((20.0, 30.0, 40.0), (22.0, 31.0, 44.0))
+    assert [np.flatnonzero(mask).tolist() for mask in measured] == [[8], [4, 6, 8], [*range(9)]]
+
+
+@pytest.mark.parametrize("why", ["was ended", "does not fit", "not reported"])
+def test_a_profile_goes_on_without_peaks_that_cannot_be_measured(why, monkeypatch, capsys):
+    def broken(setup, head):
+        raise BrokenProcessPool("killed")
+
+    monkeypatch.setattr(memory_peaks, "measure_peaks", broken)
+    if why == "does not fit":
+        monkeypatch.setattr(memory_check, "room_mb", lambda: (resident_memory_mb() or 0.0) + 1.0)
+    if why == "not reported":
+        monkeypatch.setattr(profiler, "resident_memory_mb", lambda: None)
+    assert profiler._memory_peaks(TracedSteps(make_small_model(), SETTINGS), 4) is None
+    out = capsys.readouterr().out
+    assert out == "" if why == "not reported" else why in out
