@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,14 +194,13 @@ def _memory_peaks(steps: TracedSteps, batch_size: int) -> MemoryPeaks | None:
         return None
     try:
         return measure_peaks(partial(_idle_training, steps.network), head_mask(model))
-    except BrokenProcessPool:
+    except EOFError:
         print("memory: a process that measures it was ended, so predictions are not corrected by measured peaks")
         return None
 
 
 def _idle_training(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
     """As `measuring.idle_training`, in a process of its own."""
-    load_tensorflow()
     import models
 
     return idle_training(models.build(network), network)

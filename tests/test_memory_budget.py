@@ -362,7 +362,7 @@ def test_measured_peaks_move_what_is_predicted_and_what_fits(network, start, tmp
         )
         for training in (before, after):
             training.adopt(mask, uses_features=False)
-        assert after.predicted_mb == pytest.approx(before.predicted_mb + more_mb)
+        assert before.predicted_mb is not None and after.predicted_mb == pytest.approx(before.predicted_mb + more_mb)
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])

@@ -6,8 +6,8 @@ memory from that. The paper does not cover memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import peak_memory_mb, resident_memory_mb
+from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     import keras
 
     from elastic_trainer.datasets.batches import Batch
@@ -38,7 +40,7 @@ def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
         head: bool [N] over `model.trainable_variables`.
 
     Raises:
-        BrokenProcessPool: a process ended early, as the system does where memory is used up.
+        EOFError: a process was ended, as the system does where memory is used up.
     """
     places = np.arange(len(head))
     half = head | ((places >= len(head) // 2) & (places % 2 == 0))
@@ -48,15 +50,20 @@ def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
 
 def peaks_mb(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """Predicted and measured MB of each of `masks`, bool [N] over `model.trainable_variables`; see `measure_peaks`."""
-    found = []
+    found, spawn = [], get_context("spawn")
     for mask in tqdm(masks, desc="measuring memory", unit="process"):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found.append(pool.submit(_peak_mb, setup, mask).result())
+        receiver, sender = spawn.Pipe(duplex=False)
+        process = spawn.Process(target=_send_peak, args=(sender, setup, mask), daemon=True)
+        process.start()
+        sender.close()  # the process has it
+        found.append(receiver.recv())
+        process.join()
     return found
 
 
-def _peak_mb(setup: Setup, mask: np.ndarray) -> tuple[float, float]:
-    """Predicted and measured MB of steps that train `mask`, above what this process took before they were traced."""
+def _send_peak(sender: Connection, setup: Setup, mask: np.ndarray) -> None:
+    """Send predicted and measured MB of steps that train `mask`, above what this process took before their trace."""
+    load_tensorflow()
     from elastic_trainer.training.step import TrainStep
 
     task, optimizer, batch = setup()
@@ -68,4 +75,5 @@ def _peak_mb(setup: Setup, mask: np.ndarray) -> tuple[float, float]:
     for _ in range(STEPS):
         step(*values)
     measured_mb = (peak_memory_mb() or before_mb) - before_mb
-    return step_memory(step.graph, step.variables).megabytes, measured_mb
+    with contextlib.suppress(BrokenPipeError):  # the program that waits for it was ended
+        sender.send((step_memory(step.graph, step.variables).megabytes, measured_mb))

@@ -22,7 +22,7 @@ from common import Setting
 
 import utils
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import load_tensorflow, resident_memory_mb
+from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.settings import NetworkSettings
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections"
 
 def setup(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
     """What trains, in a process of its own."""
-    load_tensorflow()
     import models
     from elastic_trainer.timing.measuring import idle_training
 

@@ -1,6 +1,8 @@
 """Measured peaks of memory correct what is predicted; without them, nothing changes."""
 
-from concurrent.futures.process import BrokenProcessPool
+import os
+import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,15 +34,24 @@ def test_peaks_are_in_the_order_of_what_was_predicted(monkeypatch):
 
     monkeypatch.setattr(memory_peaks, "peaks_mb", peaks_mb)
     head = np.arange(9) == 8
-    peaks = memory_peaks.measure_peaks(lambda: None, head)
+    peaks = memory_peaks.measure_peaks(killed, head)
     assert peaks == ((20.0, 30.0, 40.0), (22.0, 31.0, 44.0))
     assert [np.flatnonzero(mask).tolist() for mask in measured] == [[8], [4, 6, 8], [*range(9)]]
+
+
+def killed() -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_ends_the_measurement():
+    with pytest.raises(EOFError):
+        memory_peaks.peaks_mb(killed, [np.ones(2, bool)])
 
 
 @pytest.mark.parametrize("why", ["was ended", "does not fit", "not reported"])
 def test_a_profile_goes_on_without_peaks_that_cannot_be_measured(why, monkeypatch, capsys):
     def broken(setup, head):
-        raise BrokenProcessPool("killed")
+        raise EOFError
 
     monkeypatch.setattr(memory_peaks, "measure_peaks", broken)
     if why == "does not fit":
