@@ -37,7 +37,6 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "fit": ("kept",),
     "fleet": ("accuracy_percent",),
     "memory": ("median_error_percent", "p95_error_percent"),
-    "input": ("images_per_second", "waiting_percent"),
     "mixed_precision": ("speedup",),
     "prunetrain": ("pruned",),
     "rho": ("rho",),
