@@ -36,7 +36,12 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "examples": ("rounds",),
     "fit": ("kept",),
     "fleet": ("accuracy_percent",),
-    "memory": ("median_error_percent", "p95_error_percent"),
+    "memory": (
+        "median_error_percent",
+        "p95_error_percent",
+        "corrected_median_error_percent",
+        "corrected_p95_error_percent",
+    ),
     "mixed_precision": ("speedup",),
     "prunetrain": ("pruned",),
     "rho": ("rho",),
