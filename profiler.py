@@ -19,7 +19,7 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from elastic_trainer.memory.step_memory import MemoryPeaks
     from elastic_trainer.task import Task
     from elastic_trainer.timing.memory_check import TracedSteps
+
+
+PEAK_FACTOR = 1.35  # of what a second process is predicted to take, which must be there
 
 
 def profile(
@@ -107,7 +110,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     if table.peaks is not None:
         pairs = zip(*table.peaks, strict=True)
         errors = ", ".join(f"{mine:,.0f} ({100 * (mine / real - 1):+.0f} %)" for mine, real in pairs)
-        yield f"memory of steps in MB: predicted {errors}; predictions are corrected by these errors"
+        yield f"memory of steps in MB: predicted {errors}; later predictions are corrected by these errors"
     if not details["operation_ms"]["updates"]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
@@ -175,32 +178,29 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
     seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
     with writing(folder):
         table = profile(model, network, folder, command.timing, seconds)
-    return table if peaks is None else table.with_peaks(peaks)
+    if peaks is not None:
+        table.details["memory_peaks"] = peaks._asdict()
+    return table
 
 
 def _memory_peaks(steps: TracedSteps, batch_size: int) -> MemoryPeaks | None:
     """Measured before this process takes memory for the timing table; None if they cannot be measured."""
     from elastic_trainer.networks.tensors import all_mask, head_mask
     from elastic_trainer.timing.memory_check import room_mb, surely_fits
-    from elastic_trainer.timing.memory_peaks import measure_peaks
+    from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks
 
-    own_mb, model = resident_memory_mb(), steps.model
-    if own_mb is None or (room := room_mb() - own_mb) == math.inf:
+    if not can_measure():
         return None
-    if not surely_fits(model, batch_size, room) and steps.needed_mb(all_mask(model), batch_size) > room:
-        print(
-            "memory: a second process does not fit beside this one, so predictions are not corrected by measured peaks"
-        )
-        return None
-    try:
-        return measure_peaks(partial(_idle_training, steps.network), head_mask(model))
-    except EOFError:
-        print("memory: a process that measures it was ended, so predictions are not corrected by measured peaks")
-        return None
+    model, room = steps.model, room_mb() - (resident_memory_mb() or 0.0)
+    if surely_fits(model, batch_size, room) or PEAK_FACTOR * steps.needed_mb(all_mask(model), batch_size) <= room:
+        with contextlib.suppress(EOFError, OSError):
+            return measure_peaks(partial(idle_training_of, steps.network), head_mask(model))
+    print("memory: there is none for a second process, so later predictions are not corrected by measured peaks")
+    return None
 
 
-def _idle_training(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
-    """As `measuring.idle_training`, in a process of its own."""
+def idle_training_of(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
+    """As `measuring.idle_training`, of a network that is built here: in a process of its own."""
     import models
 
     return idle_training(models.build(network), network)

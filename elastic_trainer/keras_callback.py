@@ -156,7 +156,8 @@ class ElasticTraining(keras.callbacks.Callback):
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
         is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
-        if is_left_behind or (self._trainer is None and self._has_no_choice(iterator.element_spec)):
+        specs = keras.utils.unpack_x_y_sample_weight(_without_optionals(iterator.element_spec))
+        if is_left_behind or (self._trainer is None and self._has_no_choice(specs)):
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -167,13 +168,22 @@ class ElasticTraining(keras.callbacks.Callback):
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._step(values, iterator.element_spec)
+            logs = self._step(values, specs)
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
 
     def _has_no_choice(self, specs: Any) -> bool:
-        """Whether every tensor belongs to the head, which is said; `specs` are those of all batches."""
-        build(self.model, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs))[0])
+        """Whether every tensor belongs to the head, which is said; `specs` are those of all batches.
+
+        Raises:
+            UserError: they are not dense, or with a limit of memory, not of one shape.
+        """
+        for spec in tf.nest.flatten(specs):
+            if spec is not None and (not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None):
+                raise UserError(f"ElasticTraining needs dense tensors of a known rank, not {spec}")
+            if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
+                raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
+        build(self.model, specs[0])
         if not head_mask(self.model).all():
             return False
         self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")
@@ -182,7 +192,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def _step(self, values: Any, specs: Any) -> dict[str, float]:
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
         batch = Batch(lambda: inputs, targets, weights)
-        trainer = self._trainer or self._begin(batch, keras.utils.unpack_x_y_sample_weight(_without_optionals(specs)))
+        trainer = self._trainer or self._begin(batch, specs)
         self._recent.append(batch)
         count = len(trainer.history.intervals)
         with _names_without_dashes(), trainer.history.clocks.running("training"):
@@ -198,11 +208,6 @@ class ElasticTraining(keras.callbacks.Callback):
     def _begin(self, batch: Batch, specs: Any) -> Trainer:
         """The trainer of this fit, whose first batch this is; `specs` are those of all batches."""
         model = self.model
-        for spec in tf.nest.flatten(specs):
-            if spec is not None and (not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None):
-                raise UserError(f"ElasticTraining needs dense tensors of a known rank, not {spec}")
-            if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
-                raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
         task = CompiledTask(model, *specs)
         # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
         loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)

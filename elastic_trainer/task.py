@@ -190,7 +190,7 @@ class CompiledTask(Task):
 def build(model: keras.Model, inputs: Structure) -> None:
     """Make the variables of a model that would make them in its first step; `inputs` as of `Task`."""
     if not all(layer.built for layer in model._flatten_layers()):
-        model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype), inputs))
+        model(tf.nest.map_structure(lambda spec: keras.KerasTensor((None, *spec.shape[1:]), spec.dtype), inputs))
 
 
 def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:

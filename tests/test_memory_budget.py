@@ -23,7 +23,7 @@ from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.table import read_peaks
+from elastic_trainer.timing.table import read_profile
 from elastic_trainer.training.step import TrainStep
 
 BATCH, START_MB = 16, 50.0
@@ -344,18 +344,17 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
     assert f"--micro_batch {part}" in str(error.value)
 
 
-def test_measured_peaks_move_what_is_predicted_and_what_fits(network, start, tmp_path):
+def test_measured_peaks_move_what_is_predicted_of_steps(network, start, tmp_path):
     """By 8 MB for steps like that of all tensors, by 2 MB for the head's."""
     model, data, table = network
     head, settings = head_mask(model), replace(SETTINGS, feature_cache="off")
     steps = [TrainStep(CompiledTask(model, *data.specs), model.optimizer, BATCH, mask) for mask in (head, None)]
     predicted_mb = [step_memory(step.graph, step.variables).megabytes for step in steps]
     peaks = MemoryPeaks(tuple(predicted_mb), (predicted_mb[0] + 2, predicted_mb[1] + 8))
-    replace(table, settings={"optimizer": "sgd"}).with_peaks(peaks).save(tmp_path)
-    kept = read_peaks(tmp_path)
-    assert kept is not None and [*map(tuple, kept)] == [*peaks]
-    corrected = table.with_peaks(kept)
-    assert limits(corrected, head)[1] == pytest.approx(limits(table, head)[1] + 8)
+    details = {**table.details, "memory_peaks": peaks._asdict()}
+    replace(table, settings={"optimizer": "sgd"}, details=details).save(tmp_path)
+    corrected = replace(table, details={**table.details, "memory_peaks": read_profile(tmp_path)["memory_peaks"]})
+    assert corrected.peaks is not None and [*map(tuple, corrected.peaks)] == [*peaks]
     for mask, more_mb in ((head, 2), (np.ones_like(head), 8)):
         before, after = (
             Trainer(model, data, "elastic_training", settings, table=each).training for each in (table, corrected)

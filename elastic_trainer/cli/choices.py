@@ -40,7 +40,7 @@ from elastic_trainer.timing.memory_check import (
     surely_fits,
 )
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-from elastic_trainer.timing.table import TimingTable, load_table, read_peaks, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
@@ -121,14 +121,13 @@ def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
 
     def needed(batch_size: int, micro_batch: int | None) -> float:
-        part, trained, peaks = replace(network, batch_size=part_rows(batch_size, micro_batch)), mask, None
+        part, trained = replace(network, batch_size=part_rows(batch_size, micro_batch)), mask
         has_table = not is_elastic or _has_table(part, command)
         if is_elastic:
             trained = head_mask(model)
-            if has_table:
-                peaks = read_peaks(table_folder(part, command.run.logdir))
-                trained = trained if is_least else trained | (np.arange(len(mask)) >= len(mask) // 2)
-        training_mb = steps.needed_mb(trained, batch_size, micro_batch, peaks)
+            if has_table and not is_least:
+                trained = trained | (np.arange(len(mask)) >= len(mask) // 2)
+        training_mb = steps.needed_mb(trained, batch_size, micro_batch)
         return training_mb if has_table else max(training_mb, steps.needed_mb(mask, part.batch_size))
 
     return needed

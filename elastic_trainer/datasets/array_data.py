@@ -58,7 +58,7 @@ class ArrayData(ShuffledData):
 def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
     import tensorflow as tf
 
-    if not isinstance(examples, tuple) or len(examples) not in (2, 3):
+    if not isinstance(examples, tuple | list) or len(examples) not in (2, 3):
         raise ValueError("train and test: each is a tuple (inputs, targets) or (inputs, targets, weights)")
     inputs, targets, weights = (*examples, None)[:3]
     parts = mapped(np.asarray, (inputs, targets, weights))

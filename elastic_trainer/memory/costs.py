@@ -26,7 +26,6 @@ from elastic_trainer.memory.step_memory import (
     OPERATION_MB,
     TENSORS_FACTOR,
     TRAINED_FACTOR,
-    MemoryPeaks,
     beside_steps_mb,
     forward_memory,
     step_memory,
@@ -75,12 +74,6 @@ class MemoryCosts(NamedTuple):
     def whatever_mb(self, selected: np.ndarray) -> float:
         """The part of `predict` that does not depend on the batch."""
         return self.beside_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
-
-    def corrected(self, peaks: MemoryPeaks) -> MemoryCosts:
-        """These costs, corrected: the forward pass by the least that was measured, what is beside by the most."""
-        least_mb, most_mb = (peaks.measured_mb[k] - peaks.predicted_mb[k] for k in (0, -1))
-        forward_mb, beside_mb = max(self.forward_mb + least_mb, 0.0), max(self.beside_mb + most_mb, 0.0)
-        return self._replace(forward_mb=forward_mb, beside_mb=beside_mb)
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types."""

@@ -61,7 +61,7 @@ class MemoryPeaks(NamedTuple):
     measured_mb: tuple[float, ...]
 
     def corrected_mb(self, predicted_mb: float) -> float:
-        """What was predicted for another step, and the error of those measured that are nearest to it."""
+        """`predicted_mb` plus the error interpolated between the measured steps; beyond them, the nearest one's."""
         missing_mb = np.subtract(self.measured_mb, self.predicted_mb)
         return predicted_mb + float(np.interp(predicted_mb, self.predicted_mb, missing_mb))
 

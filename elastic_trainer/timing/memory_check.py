@@ -17,7 +17,7 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import available_memory_mb, resident_memory_mb
 from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, of_parts, smaller_batch
-from elastic_trainer.memory.step_memory import MemoryPeaks, has_own_memory, training_mb, variables_mb
+from elastic_trainer.memory.step_memory import has_own_memory, training_mb, variables_mb
 from elastic_trainer.networks.layer_graph import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
@@ -40,19 +40,14 @@ class TracedSteps:
     def __init__(self, model: keras.Model, network: NetworkSettings) -> None:
         self.model, self.network, self._known = model, network, dict[tuple[bytes, int, int], float]()
 
-    def needed_mb(
-        self, mask: np.ndarray, batch_size: int, micro_batch: int | None = None, peaks: MemoryPeaks | None = None
-    ) -> float:
-        """Of steps that train `mask`, bool [N] over `model.trainable_variables`, in parts of at most `micro_batch`.
-
-        `peaks` are those of parts of this size.
-        """
+    def needed_mb(self, mask: np.ndarray, batch_size: int, micro_batch: int | None = None) -> float:
+        """Of steps that train `mask`, bool [N] over `model.trainable_variables`, in parts of at most `micro_batch`."""
         rows, model = part_rows(batch_size, micro_batch), self.model
         key = mask.tobytes(), batch_size, rows
         if key not in self._known:
             optimizer = idle_optimizer(model, self.network.optimizer, self.network.clips_gradients)
             step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
-            self._known[key] = training_mb(step, peaks)[0]
+            self._known[key] = training_mb(step)[0]
             del step
             gc.collect()  # the graph, whose memory the next one takes
         return self._known[key]

@@ -1,4 +1,4 @@
-"""Peaks of memory, measured: a few selections train in processes of their own, which corrects what is predicted.
+"""Measures the memory of a few selections, each in a process of its own, to correct predictions.
 
 Only one selection can be measured in a process: TensorFlow's allocator keeps what it took, and the next one takes its
 memory from that. The paper does not cover memory.
@@ -7,6 +7,7 @@ memory from that. The paper does not cover memory.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb
-from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
+from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb, silenced
+from elastic_trainer.memory.step_memory import MemoryPeaks, has_own_memory, step_memory
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
     from elastic_trainer.task import Task
 
 STEPS = 3  # after which a process takes hardly more
+RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak to what the process takes now
 
 # Makes what is trained, in the process in which it trains.
 Setup = Callable[[], "tuple[Task, keras.optimizers.Optimizer, Batch]"]
 
 
 def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
-    """Of steps that train the head, every second tensor of the upper half beside it, and everything.
+    """Of steps that train the head, the upper half of the tensors, and all of them.
 
     Args:
         setup: can be pickled.
@@ -41,14 +43,20 @@ def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
 
     Raises:
         EOFError: a process was ended, as the system does where memory is used up.
+        OSError: there is no memory to start one.
     """
-    places = np.arange(len(head))
-    half = head | ((places >= len(head) // 2) & (places % 2 == 0))
-    predicted_mb, measured_mb = zip(*sorted(peaks_mb(setup, [head, half, np.ones(len(head), bool)])), strict=True)
+    half = head | (np.arange(len(head)) >= len(head) // 2)
+    found = measure_selections(setup, [head, half, np.ones(len(head), bool)])
+    predicted_mb, measured_mb = zip(*sorted(found), strict=True)
     return MemoryPeaks(predicted_mb, measured_mb)
 
 
-def peaks_mb(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
+def can_measure() -> bool:
+    """Whether the system reports what a process takes, and counts its peak from a given moment."""
+    return resident_memory_mb() is not None and os.access(RESET, os.W_OK) and not has_own_memory()
+
+
+def measure_selections(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """Predicted and measured MB of each of `masks`, bool [N] over `model.trainable_variables`; see `measure_peaks`."""
     found, spawn = [], get_context("spawn")
     for mask in tqdm(masks, desc="measuring memory", unit="process"):
@@ -56,7 +64,8 @@ def peaks_mb(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, flo
         process = spawn.Process(target=_send_peak, args=(sender, setup, mask), daemon=True)
         process.start()
         sender.close()  # the process has it
-        found.append(receiver.recv())
+        with receiver:
+            found.append(receiver.recv())
         process.join()
     return found
 
@@ -66,15 +75,16 @@ def _send_peak(sender: Connection, setup: Setup, mask: np.ndarray) -> None:
     load_tensorflow()
     from elastic_trainer.training.step import TrainStep
 
-    task, optimizer, batch = setup()
+    with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with silenced(1):  # the other process has said what there is to say of the network
+        task, optimizer, batch = setup()
     values = batch.inputs, batch.targets, batch.weights
-    before_mb = resident_memory_mb()
-    assert before_mb is not None, "the system reports how much memory a process takes"
-    with contextlib.suppress(OSError):  # else the peak counts from the start of the process, which is no less
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # it counts from here
+    before_mb = resident_memory_mb() or 0.0
+    RESET.write_text("5", encoding="ascii")  # the peak counts from here
     step = TrainStep(task, optimizer, len(batch), mask)
     for _ in range(STEPS):
         step(*values)
-    measured_mb = (peak_memory_mb() or before_mb) - before_mb
+    measured_mb = (peak_memory_mb() or 0.0) - before_mb
     with contextlib.suppress(BrokenPipeError):  # the program that waits for it was ended
         sender.send((step_memory(step.graph, step.variables).megabytes, measured_mb))

@@ -138,13 +138,8 @@ class TimingTable:
     @property
     def peaks(self) -> MemoryPeaks | None:
         """What was measured of the memory of steps; None in tables that no process was started for."""
-        return _peaks_of(self.details)
-
-    def with_peaks(self, peaks: MemoryPeaks) -> TimingTable:
-        """This table, with its costs in memory corrected."""
-        assert self.memory is not None, "the table was just made"
-        more = {"memory": self.memory.corrected(peaks).to_record(), "memory_peaks": peaks._asdict()}
-        return replace(self, details={**self.details, **more})
+        record = self.details.get("memory_peaks")
+        return None if record is None else MemoryPeaks(**record)
 
     def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
         """MB that training `mask`, bool [N] over `model.trainable_variables`, takes (`memory.costs`).
@@ -331,16 +326,6 @@ def read_profile(folder: Path) -> dict[str, Any]:
     from elastic_trainer.timing.table_schema import Profile
 
     return read_json(folder / "profile.json", Profile)
-
-
-def read_peaks(folder: Path) -> MemoryPeaks | None:
-    """`TimingTable.peaks` of the table in `folder`. Raises `UserError` if its profile.json is damaged."""
-    return _peaks_of(read_profile(folder))
-
-
-def _peaks_of(record: dict[str, Any]) -> MemoryPeaks | None:
-    peaks = record.get("memory_peaks")
-    return None if peaks is None else MemoryPeaks(**peaks)
 
 
 def _read_rows(path: Path) -> list[Row]:

@@ -71,7 +71,7 @@ class TrainState:
         features: the cache of the frozen prefix; by default nothing is cached.
         memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
         rows: examples of most steps. Where `batch_size` is None, their memory is predicted if `memory_mb` is a limit.
-        peaks: what was measured of the memory of steps.
+        peaks: measured memory of steps on as many examples.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
@@ -152,16 +152,16 @@ class TrainState:
             if self.memory_mb == inf:
                 return
             step = self._traced(self._rows, step.mask)
-        needed_mb, forward = self._needed_mb(step)
+        needed_mb, forward = self._needed_mb(step, self._peaks)
         if self._batch_size is not None:
             self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
         if self.features.split is not None:
             needed_mb += two_parts_mb(forward) + self.features.kept_mb
         self.predicted_mb = None if self.start_mb is None else needed_mb
 
-    def _needed_mb(self, step: TrainStep) -> tuple[float, StepMemory]:
+    def _needed_mb(self, step: TrainStep, peaks: MemoryPeaks | None = None) -> tuple[float, StepMemory]:
         """What the process is expected to take at most with `step`, and the forward pass of that."""
-        needed_mb, forward = training_mb(step, self._peaks)
+        needed_mb, forward = training_mb(step, peaks)
         return (self.start_mb or 0.0) + needed_mb, forward
 
     def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common  # first: it sets the import path
 import numpy as np
@@ -22,46 +22,30 @@ from common import Setting
 
 import utils
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.settings import NetworkSettings
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.task import Task
+from profiler import idle_training_of
 
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
 CALIBRATION = [*product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
 SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections")}
 
 
-def setup(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
-    """What trains, in a process of its own."""
-    import models
-    from elastic_trainer.timing.measuring import idle_training
-
-    return idle_training(models.build(network), network)
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Peaks of some selections, and their predictions."""
-    import models
     from elastic_trainer.memory.costs import memory_costs
     from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.timing.attribution import attribute
-    from elastic_trainer.timing.measuring import calibration_masks, idle_training
-    from elastic_trainer.timing.memory_peaks import measure_peaks, peaks_mb
+    from elastic_trainer.timing.measuring import calibration_masks
+    from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks, measure_selections
     from elastic_trainer.training.step import TrainStep
 
-    if resident_memory_mb() is None:
+    if not can_measure():
         raise UserError("the system does not report how much memory a process takes")
     network = args.network
-    model = models.build(network)
-    head, here = head_mask(model), partial(setup, network)
+    task, optimizer, _ = idle_training_of(network)
+    model = task.model
+    head, here = head_mask(model), partial(idle_training_of, network)
     peaks = measure_peaks(here, head)
-    task, optimizer, _ = idle_training(model, network)
     full = TrainStep(task, optimizer, network.batch_size)
     attribution = attribute(full, model.trainable_variables)
     costs = memory_costs(full, attribution)
@@ -69,7 +53,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     masks = calibration_masks(attribution.positions, attribution.kernels, head, CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
     points = []
-    for mask, (predicted_mb, measured_mb) in zip(chosen, peaks_mb(here, chosen), strict=True):
+    for mask, (predicted_mb, measured_mb) in zip(chosen, measure_selections(here, chosen), strict=True):
         points.append(
             {
                 "tensors": int(mask.sum()),
@@ -79,17 +63,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "predicted_by_costs_mb": costs.predict(mask[attribution.positions]) - run_mb,
             }
         )
-    return {"peaks": peaks._asdict(), "selections": points, **errors(points, ""), **errors(points, "corrected_")}
-
-
-def errors(points: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    """Median, 95th percentile and mean of the errors in percent, of predictions or, by `kind`, of corrected ones."""
-    name = f"{kind}mb" if kind else "predicted_mb"
-    found = 100 * np.array([point[name] / point["measured_mb"] - 1 for point in points])
     return {
-        f"{kind}median_error_percent": float(np.median(np.abs(found))),
-        f"{kind}p95_error_percent": float(np.percentile(np.abs(found), 95)),
-        f"{kind}bias_percent": float(np.mean(found)),
+        "peaks": peaks._asdict(),
+        "selections": points,
+        **errors(points, "predicted_mb"),
+        **errors(points, "corrected_mb", "corrected_"),
+    }
+
+
+def errors(points: list[dict[str, Any]], field: str, prefix: str = "") -> dict[str, float]:
+    """Median, 95th percentile and mean of the errors of `field` in percent; their names start with `prefix`."""
+    found = 100 * np.array([point[field] / point["measured_mb"] - 1 for point in points])
+    return {
+        f"{prefix}median_error_percent": float(np.median(np.abs(found))),
+        f"{prefix}p95_error_percent": float(np.percentile(np.abs(found), 95)),
+        f"{prefix}bias_percent": float(np.mean(found)),
     }
 
 

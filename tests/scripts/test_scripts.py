@@ -32,7 +32,6 @@ def test_help_is_printed_in_any_folder(script, tmp_path):
         ("rho", {"rho", "kept"}),
         ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
         ("step", {"step_ms", "over_unfolded", "full_over_keras", "peak_memory_mb"}),
-        ("input", {"images_per_second", "waiting_percent", "step_ms", "reading_seconds"}),
     ],
 )
 def test_benchmark_prints_its_results_as_json_last(script, keys):

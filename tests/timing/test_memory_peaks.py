@@ -25,18 +25,17 @@ def test_errors_between_two_peaks_are_interpolated(predicted_mb, corrected_mb):
 
 
 def test_peaks_are_in_the_order_of_what_was_predicted(monkeypatch):
-    """Three selections, each with its own process: the head, every second tensor of the upper half, everything."""
     measured = []
 
-    def peaks_mb(setup, masks):
+    def measure_selections(setup, masks):
         measured.extend(masks)
         return [(30.0, 31.0), (20.0, 22.0), (40.0, 44.0)]
 
-    monkeypatch.setattr(memory_peaks, "peaks_mb", peaks_mb)
+    monkeypatch.setattr(memory_peaks, "measure_selections", measure_selections)
     head = np.arange(9) == 8
     peaks = memory_peaks.measure_peaks(killed, head)
     assert peaks == ((20.0, 30.0, 40.0), (22.0, 31.0, 44.0))
-    assert [np.flatnonzero(mask).tolist() for mask in measured] == [[8], [4, 6, 8], [*range(9)]]
+    assert [np.flatnonzero(mask).tolist() for mask in measured] == [[8], [4, 5, 6, 7, 8], [*range(9)]]
 
 
 def killed() -> Any:
@@ -45,19 +44,23 @@ def killed() -> Any:
 
 def test_a_process_that_is_killed_ends_the_measurement():
     with pytest.raises(EOFError):
-        memory_peaks.peaks_mb(killed, [np.ones(2, bool)])
+        memory_peaks.measure_selections(killed, [np.ones(2, bool)])
 
 
-@pytest.mark.parametrize("why", ["was ended", "does not fit", "not reported"])
+@pytest.mark.parametrize("why", ["killed", "no room", "not reported"])
 def test_a_profile_goes_on_without_peaks_that_cannot_be_measured(why, monkeypatch, capsys):
+    started = []
+
     def broken(setup, head):
+        started.append(head)
         raise EOFError
 
     monkeypatch.setattr(memory_peaks, "measure_peaks", broken)
-    if why == "does not fit":
+    if why == "no room":
         monkeypatch.setattr(memory_check, "room_mb", lambda: (resident_memory_mb() or 0.0) + 1.0)
     if why == "not reported":
-        monkeypatch.setattr(profiler, "resident_memory_mb", lambda: None)
+        monkeypatch.setattr(memory_peaks, "RESET", memory_peaks.RESET / "missing")
     assert profiler._memory_peaks(TracedSteps(make_small_model(), SETTINGS), 4) is None
     out = capsys.readouterr().out
-    assert out == "" if why == "not reported" else why in out
+    assert out == "" if why == "not reported" else "not corrected by measured peaks" in out
+    assert len(started) == (why == "killed")
