@@ -174,9 +174,8 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
     check_memory(steps, partial(steps.needed_mb, all_mask(model)), network.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    peaks = _memory_peaks(steps, network.batch_size)
-    seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
-    with writing(folder):
+        peaks = _memory_peaks(steps, network.batch_size)
+        seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
         table = profile(model, network, folder, command.timing, seconds)
     if peaks is not None:
         table.details["memory_peaks"] = peaks._asdict()

@@ -156,8 +156,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
         is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
-        specs = keras.utils.unpack_x_y_sample_weight(_without_optionals(iterator.element_spec))
-        if is_left_behind or (self._trainer is None and self._has_no_choice(specs)):
+        if is_left_behind or (self._trainer is None and self._has_no_choice(_parts(iterator.element_spec))):
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -168,7 +167,7 @@ class ElasticTraining(keras.callbacks.Callback):
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._step(values, specs)
+            logs = self._step(values, iterator.element_spec)
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
 
@@ -190,9 +189,9 @@ class ElasticTraining(keras.callbacks.Callback):
         return True
 
     def _step(self, values: Any, specs: Any) -> dict[str, float]:
-        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(_without_optionals(values))
+        inputs, targets, weights = _parts(values)
         batch = Batch(lambda: inputs, targets, weights)
-        trainer = self._trainer or self._begin(batch, specs)
+        trainer = self._trainer or self._begin(batch, _parts(specs))
         self._recent.append(batch)
         count = len(trainer.history.intervals)
         with _names_without_dashes(), trainer.history.clocks.running("training"):
@@ -307,10 +306,14 @@ def _names_without_dashes() -> Iterator[None]:
         raise UserError(str(error).replace("--", "")) from error
 
 
-def _without_optionals(values: Any) -> Any:
-    """Values or specs of an iterator of Keras, which puts an empty `tf.experimental.Optional` for a missing part."""
+def _parts(values: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and weights of values or specs of an iterator of Keras; None for a missing part.
+
+    Keras puts an empty `tf.experimental.Optional` there.
+    """
     missing = (tf.experimental.Optional, tf.OptionalSpec)
-    return tf.nest.map_structure(lambda part: None if isinstance(part, missing) else part, values)
+    given = tf.nest.map_structure(lambda part: None if isinstance(part, missing) else part, values)
+    return keras.utils.unpack_x_y_sample_weight(given)
 
 
 def _cache_folder() -> Path:
