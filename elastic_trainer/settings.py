@@ -58,12 +58,19 @@ PAPER: dict[str, Any] = {
     "recipe": "paper",
 }
 RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md compares them
-    "paper": {"train_type": "elastic_training", "gradient_clipping": 0.0, "warmup": 0.0, "validation_share": 1.0},
+    "paper": {
+        "train_type": "elastic_training",
+        "gradient_clipping": 0.0,
+        "warmup": 0.0,
+        "validation_share": 1.0,
+        "average_head": False,
+    },
     "robust": {
         "train_type": "elastic_training_upper_part",
         "gradient_clipping": CLIPPING,
         "warmup": 0.1,
         "validation_share": 0.1,
+        "average_head": True,
         "learning_rate": 0.02,  # at `RATE_BATCH` images a step, see `rate_at`
     },
 }
@@ -208,9 +215,9 @@ class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
     `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `starts_with_head`: with
-    `save_model`, the closed-form head is fitted first and is the first best model. `feature_cache`: see
-    `training.features`;
-    `gradient_clipping` and `warmup`: see `training.optimizers`.
+    `save_model`, the closed-form head is fitted first and is the first best model. `average_head`: see
+    `TrainState.average_head`; `feature_cache`: see `training.features`; `gradient_clipping` and `warmup`: see
+    `training.optimizers`.
     """
 
     trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
@@ -271,6 +278,10 @@ class Settings:
     validation_share: float = flag(1.0, TRAINED, share, "SHARE", words="by `--recipe`", is_free=True, help=(
         "validate after an epoch only while validation takes at most this share of training time, and after the last "
         "epoch; 1 validates after each"))
+    average_head: bool = flag(
+        False, TRAINED, metavar="True|False", words="by `--recipe`", used_by=(BY_STEPS,), help=(
+        "after the last step, [average the head](runs.md#the-head-is-averaged) with the closed-form head of the "
+        "trained network"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
         "minutes between two checkpoints; 0 writes one after every step"))
     checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
@@ -300,7 +311,7 @@ class RunSettings:
         help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of five flags, see [Recipes](#recipes)")
+        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of six flags, see [Recipes](#recipes)")
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))

@@ -22,6 +22,7 @@ from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
     DeadlineBudget,
     DeadlineTooShortError,
+    averaging_seconds,
     deadline_epochs,
     start_seconds,
 )
@@ -233,7 +234,7 @@ def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: Timin
     settings = command.training
     epochs, interval = deadline_epochs(
         table,
-        max(seconds - start_seconds(table, dataset, settings), 1.0),
+        max(seconds - start_seconds(table, dataset, settings) - averaging_seconds(table, dataset, settings), 1.0),
         dataset.steps_per_epoch,
         dataset.test_batches,
         max(settings.num_epochs, math.ceil(ENOUGH_STEPS / dataset.steps_per_epoch)),

@@ -218,7 +218,13 @@ def round_trainer(
     """The trainer of a board, whose rate is set in each round, and its scheme, which is of this `kind`."""
     task, data = ImageClassification(made.model), made.data
     settings = replace(
-        made.settings, num_epochs=EPOCHS, max_steps=None, validation_share=0.0, feature_cache="off", warmup=0.0
+        made.settings,
+        num_epochs=EPOCHS,
+        max_steps=None,
+        validation_share=0.0,
+        feature_cache="off",
+        warmup=0.0,
+        average_head=False,
     )
     scheme = kind(task, data, settings, budget)
     usual = optimizer_of(settings, 1, made.model)

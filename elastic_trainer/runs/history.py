@@ -57,6 +57,7 @@ class History:
         start: validation of the model that training started from; None if it was not tested.
         starts_with_head: that model had the closed-form head, with which training itself does not start.
         first_model_seconds: what fitting and saving that model took.
+        average_head_seconds: what averaging the head after the last step took; None before.
     """
 
     step: int = 0
@@ -71,6 +72,7 @@ class History:
     start: dict[str, float] | None = None
     starts_with_head: bool = False
     first_model_seconds: float = 0.0
+    average_head_seconds: float | None = None
 
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
@@ -238,6 +240,7 @@ class History:
             "start": self.start,
             "starts_with_head": self.starts_with_head,
             "first_model_seconds": self.first_model_seconds,
+            "average_head_seconds": self.average_head_seconds,
         }
 
     @classmethod

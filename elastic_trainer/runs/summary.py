@@ -49,6 +49,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "selection_part_seconds": _selection_part_seconds(history),
         "feature_seconds": history.making_ms / 1e3,
         "first_model_seconds": history.first_model_seconds,
+        "average_head_seconds": history.average_head_seconds,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
@@ -137,11 +138,13 @@ def time_line(summary: dict[str, Any]) -> str:
             parts.append((name, reached[key] - before))
             before = reached[key]
     selecting, making = summary["selection_seconds"], summary.get("feature_seconds") or 0.0
+    averaging = summary.get("average_head_seconds") or 0.0
     parts += [
         ("first model", summary.get("first_model_seconds") or 0.0),
         ("selecting and compiling", selecting),
         ("making features", making),
-        ("training steps", summary["train_seconds"] - selecting - making),
+        ("training steps", summary["train_seconds"] - selecting - making - averaging),
+        ("averaging the head", averaging),
         ("validation", summary["validation_seconds"]),
     ]
     parts.append(("everything else", reached["end"] - sum(seconds for _, seconds in parts)))

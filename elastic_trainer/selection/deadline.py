@@ -169,6 +169,13 @@ def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) ->
     return fitting + first_validation_seconds(table, data.test_batches)
 
 
+def averaging_seconds(table: TimingTable, data: ShuffledData, settings: Settings) -> float:
+    """What averaging the head after the last step takes at most; 0 for a run that does not."""
+    if not settings.average_head:
+        return 0.0
+    return (VALIDATION_MARGIN * data.steps_per_epoch * table.forward_ms + (table.compiling_ms or 0.0)) / 1e3
+
+
 def limited_validation(validation: float, share: float, training: float) -> float:
     """What validations take: at most this share of training time; 1: no limit."""
     return validation if share >= 1 else min(validation, share * training)

@@ -10,6 +10,7 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.selection.deadline import (
+    averaging_seconds,
     first_selections_seconds,
     first_validation_seconds,
     limited_validation,
@@ -127,4 +128,5 @@ def _beside_seconds(
     selections = len(schedule.selection_steps(settings.interval))
     validation = first_validation_seconds(table, data.test_batches)
     earlier = limited_validation((schedule.epochs - 1) * validation, settings.validation_share, training)
-    return start_seconds(table, data, settings) + first_selections_seconds(table, selections) + earlier + validation
+    head = start_seconds(table, data, settings) + averaging_seconds(table, data, settings)
+    return head + first_selections_seconds(table, selections) + earlier + validation

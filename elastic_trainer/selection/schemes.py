@@ -21,7 +21,7 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.memory.step_memory import has_own_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
-from elastic_trainer.selection.deadline import DeadlineBudget, start_seconds
+from elastic_trainer.selection.deadline import DeadlineBudget, averaging_seconds, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, memory_room_mb, too_little_to_measure
 from elastic_trainer.selection.schedule import Schedule
@@ -390,6 +390,6 @@ def make_budget(
         misses=misses,
         elapsed=elapsed,
         start_seconds=start_seconds(table, data, settings),
-        end_seconds=end_seconds,
+        end_seconds=end_seconds + averaging_seconds(table, data, settings),
         validation_share=settings.validation_share,
     )

@@ -92,6 +92,11 @@ class ClosedFormHead(NamedTuple):
         self.layer.kernel.assign(self.head.kernel)
         self.layer.bias.assign(self.head.bias)
 
+    def average(self) -> None:
+        """Give the network the mean of its head and this one, whose logits are the means of both heads' logits."""
+        for variable, values in zip((self.layer.kernel, self.layer.bias), self.head, strict=True):
+            variable.assign((variable + values) / 2)
+
 
 def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.

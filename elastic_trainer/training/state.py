@@ -256,6 +256,19 @@ class TrainState:
         wall_ms = 1e3 * (time.perf_counter() - start)
         return StepResult(found.loss, {"accuracy": found.accuracy}, 0.0, None, wall_ms)
 
+    def average_head(self, data: ShuffledData) -> None:
+        """Average the head with its closed form for the trained network, if it has one. No step follows.
+
+        A head that starts from random weights fits less well than the layers below allow, above all after few steps;
+        the closed form alone trusts features that the training images have shaped (docs/log/batches.md).
+        """
+        self._step = self._warm_step = self._mask = None  # their memory is free for the forward pass
+        self.features.drop()
+        gc.collect()
+        found = closed_form_head(self.task, data)
+        if found is not None:
+            found.average()
+
     def _current_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from its inputs, or from features if they are cached."""
         assert self._step is not None, "a scheme must select before the first step"

@@ -49,6 +49,7 @@ FROM_SUMMARY = (
     "train_seconds",
     "selection_seconds",
     "feature_seconds",
+    "average_head_seconds",
     "validation_seconds",
     "elapsed_seconds",
     "rho_measured",

@@ -16,7 +16,7 @@ REFERENCE_BATCH, REFERENCE_RATE = 4, 3e-3  # tuned (docs/log/learning_rate.md)
 LARGE_BATCH, LARGE_RATE = RATE_BATCH, RECIPES["robust"]["learning_rate"]
 MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the head alone needs 1,380
 FLAGS: dict[str, Any] = {
-    **{name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup")},
+    **{name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup", "average_head")},
     "validation_share": 0.1,
 }
 SELECTED_BY = {  # train type, and batches of importance

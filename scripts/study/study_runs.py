@@ -20,6 +20,7 @@ from elastic_trainer.timing.table import TimingTable
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
+AVERAGING_SECONDS = 1.5  # of the head, beside the forward pass over all images
 MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
 
 
@@ -94,6 +95,8 @@ class StudyRun:
     def _steps(self, table: TimingTable, head: np.ndarray, steps_per_epoch: int, left: float) -> int:
         """How many steps fit into `left` seconds."""
         views = 2  # with --augment flip
+        if self.more.get("average_head"):
+            left -= AVERAGING_SECONDS + steps_per_epoch * table.forward_ms / 1e3
         if self.train_type == "traditional_tl_training":
             head_ms = table.predict_ms(head, 0.0) + LOOP_MS
 
