@@ -20,7 +20,7 @@ from elastic_trainer.timing.table import TimingTable
 EPOCHS = 12  # of full training, the paper's (section 6)
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
-AVERAGING_SECONDS = 1.5  # of the head, beside the forward pass over all images
+AVERAGING_SECONDS = 0.5  # of the head, beside the forward pass over all images
 MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
 
 

@@ -99,7 +99,8 @@ def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):
 
 
 def test_the_closed_form_head_is_the_first_best_model(words, tmp_path):
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--learning_rate", "1e-9"]))
+    still = ["--learning_rate", "1e-9", "--average_head", "False"]
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", *still]))
     summary = summary_of(tmp_path / "logs" / "mine")
     assert summary["starts_with_head"] and summary["start_accuracy"] is not None
     model = load_model(tmp_path / "logs" / "mine" / "last.keras", "--weights")

@@ -1,0 +1,68 @@
+"""The head that a run ends with: the mean of the trained one and the closed form for the trained network."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import make_small_data, make_small_model
+
+from elastic_trainer import Settings, Trainer
+from elastic_trainer.errors import Stopped
+from elastic_trainer.runs.listener import Listener
+from elastic_trainer.training.closed_form_head import closed_form_head
+
+SETTINGS = Settings(learning_rate=0.05, num_epochs=2, average_head=True)
+
+
+class StopsInTheLastValidation(Listener):
+    """As a signal does."""
+
+    def on_test_begin(self, logs=None):
+        if self.trainer.history.step == self.trainer.schedule.total_steps:
+            raise Stopped(15, "now")
+
+
+def trainer(settings=SETTINGS, *listeners):
+    return Trainer(make_small_model(), make_small_data(), "full_training", settings, listeners)
+
+
+def weights(trained):
+    return [variable.numpy() for variable in trained.training.model.variables]
+
+
+def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head():
+    plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
+    results, plain_results = averaged.run(), plain.run()
+    *below, kernel, bias = weights(averaged)
+    *expected, trained_kernel, trained_bias = weights(plain)
+    for one, other in zip(below, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    head = closed_form_head(plain.task, plain.data).head
+    np.testing.assert_allclose(kernel, (trained_kernel + head.kernel) / 2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(bias, (trained_bias + head.bias) / 2, rtol=1e-4, atol=1e-6)
+    assert np.abs(kernel - trained_kernel).max() > 1e-3
+    last = averaged.history.epochs[-1]
+    assert last["test_loss"] == pytest.approx(averaged.evaluate()["loss"]), "the last validation has the mean"
+    assert averaged.history.epochs[0]["test_loss"] == plain.history.epochs[0]["test_loss"]
+    assert 0 < results["average_head_seconds"] < results["train_seconds"]
+    assert plain_results["average_head_seconds"] is None
+
+
+def test_a_run_interrupted_in_its_last_validation_averages_once():
+    whole, first, second = trainer(), trainer(SETTINGS, StopsInTheLastValidation()), trainer()
+    whole.run()
+    with pytest.raises(Stopped):
+        first.run()
+    second.load(first.state())
+    second.run()
+    for one, other in zip(weights(whole), weights(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_network_without_a_closed_form_head_stays_as_it_is(monkeypatch):
+    plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
+    monkeypatch.setattr("elastic_trainer.training.state.closed_form_head", lambda task, data: None)
+    plain.run()
+    averaged.run()
+    for one, other in zip(weights(plain), weights(averaged), strict=True):
+        np.testing.assert_array_equal(one, other)
