@@ -6,6 +6,7 @@ Results record the environment, because times depend on it. Importing this file 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import os
@@ -123,6 +124,14 @@ def quick_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def release_memory() -> None:
+    """Collect garbage, and return freed memory to the system where the C library (glibc) can do that."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def peak_memory_mb() -> float | None:

@@ -9,11 +9,13 @@ the identity (Ledoit and Wolf, J. Multivariate Analysis 2004), and all logits ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Order, ShuffledData, Structure, block_rows
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
@@ -98,12 +100,12 @@ class ClosedFormHead(NamedTuple):
             variable.assign((variable + values) / 2)
 
 
-def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
+def closed_form_head(task: Task, data: ShuffledData, room_mb: float = inf) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
     None as of `head_features`.
     """
-    found = head_features(task, data)
+    found = head_features(task, data, room_mb)
     if found is None:
         return None
     layer, features, labels = found
@@ -113,16 +115,29 @@ def closed_form_head(task: Task, data: ShuffledData) -> ClosedFormHead | None:
     return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before)
 
 
-def head_features(task: Task, data: ShuffledData) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
+def fitting_mb(count: int, features: int) -> float:
+    """MB that fitting a head to so many images and features takes, beside the forward pass."""
+    return 4 * (3 * count * features + 8 * features**2) / 1e6  # float32: features and copies; covariance and copies
+
+
+def head_features(
+    task: Task, data: ShuffledData, room_mb: float = inf
+) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
     """The last layer, what it reads of all training images in their first view (float32 [n, features]), their labels.
 
     None if this is no classifier of images that ends in a dense layer with a bias, without an activation, of at most
-    `MAX_FEATURES` features.
+    `MAX_FEATURES` features; or if fitting a head takes more than `room_mb`, which is reported.
     """
     layers = last_layers(task.model)
     if not isinstance(task, ImageClassification) or len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
         return None
     [layer] = layers
+    needed_mb = fitting_mb(data.train_count, layer.kernel.shape[0])
+    if needed_mb > room_mb:
+        tqdm.write(
+            f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left (--memory)"
+        )
+        return None
     rows = np.arange(data.train_count)
     block = min(block_rows(data.training_inputs(Order(rows[:1], rows[:1]))), data.max_rows)
     inputs_of, found = _head_inputs(task, layer), []

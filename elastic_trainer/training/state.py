@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, resident_memory_mb
+from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, release_memory, resident_memory_mb
 from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, of_parts, smaller_batch
 from elastic_trainer.memory.step_memory import MemoryPeaks, StepMemory, has_own_memory, training_mb, two_parts_mb
 from elastic_trainer.task import Task
@@ -103,6 +103,7 @@ class TrainState:
         self.can_split = batch_size is not None and why_not is None
         self.features, self.memory_mb = features or Features(), memory_mb
         self.predicted_mb: float | None = None
+        self._forward_mb = 0.0  # of the adopted step
         self.start_mb = resident_memory_mb()
         self.task = task
         self.replace(task.model, optimizer)
@@ -153,6 +154,7 @@ class TrainState:
                 return
             step = self._traced(self._rows, step.mask)
         needed_mb, forward = self._needed_mb(step, self._peaks)
+        self._forward_mb = forward.tensors_mb
         if self._batch_size is not None:
             self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
         if self.features.split is not None:
@@ -262,10 +264,10 @@ class TrainState:
         A head that starts from random weights fits less well than the layers below allow, above all after few steps;
         the closed form alone trusts features that the training images have shaped (docs/log/batches.md).
         """
-        self._step = self._warm_step = self._mask = None  # their memory is free for the forward pass
+        self._step = self._warm_step = self._mask = None
         self.features.drop()
-        gc.collect()
-        found = closed_form_head(self.task, data)
+        release_memory()
+        found = closed_form_head(self.task, data, self.memory_mb - (resident_memory_mb() or 0.0) - self._forward_mb)
         if found is not None:
             found.average()
 

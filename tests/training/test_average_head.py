@@ -37,7 +37,9 @@ def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head():
     *expected, trained_kernel, trained_bias = weights(plain)
     for one, other in zip(below, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    head = closed_form_head(plain.task, plain.data).head
+    found = closed_form_head(plain.task, plain.data)
+    assert found is not None
+    head = found.head
     np.testing.assert_allclose(kernel, (trained_kernel + head.kernel) / 2, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(bias, (trained_bias + head.bias) / 2, rtol=1e-4, atol=1e-6)
     assert np.abs(kernel - trained_kernel).max() > 1e-3
@@ -59,10 +61,12 @@ def test_a_run_interrupted_in_its_last_validation_averages_once():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_network_without_a_closed_form_head_stays_as_it_is(monkeypatch):
+def test_without_the_memory_for_it_the_head_stays_as_it_is(capsys):
     plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
-    monkeypatch.setattr("elastic_trainer.training.state.closed_form_head", lambda task, data: None)
     plain.run()
+    averaged.run(until_step=1)
+    averaged.training.memory_mb = 1.0
     averaged.run()
+    assert "MB are left (--memory)" in capsys.readouterr().out
     for one, other in zip(weights(plain), weights(averaged), strict=True):
         np.testing.assert_array_equal(one, other)
