@@ -157,7 +157,9 @@ def test_flags_page_states_what_each_recipe_sets() -> None:
     assert set(names) == set(RECIPES["robust"])
     for recipe, *cells in table[2:]:
         for name, cell in zip(names, cells, strict=True):
-            if name != "learning_rate":
+            if isinstance(RECIPES[recipe].get(name), bool):
+                assert cell == str(RECIPES[recipe][name]), (recipe, name)
+            elif name != "learning_rate":
                 assert type(RECIPES[recipe][name])(cell) == RECIPES[recipe][name], (recipe, name)
     rate, batch_size = (float(text) for text in re.findall(r"\d[\d.e-]*", table[3][-1]))
     assert (rate, batch_size) == (RECIPES["robust"]["learning_rate"], RATE_BATCH)
