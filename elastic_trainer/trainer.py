@@ -276,9 +276,10 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Validate on the test examples if that is due, and end the epoch; after the last, average the head before."""
         history = self.history
-        if self._is_last_step() and self.settings.average_head and not self.scheme.is_closed_form:
+        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
+        if is_last:
             self._average_head()
-        start, is_due = time.perf_counter(), self._is_validation_due()
+        start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         if is_due:
             history.validation_seconds.append(time.perf_counter() - start)
@@ -289,22 +290,17 @@ class Trainer:
         self._follow_deadline()
 
     def _average_head(self) -> None:
+        """Average the head if that is asked for, and was not done before the run was interrupted."""
         history, start = self.history, time.perf_counter()
-        if history.average_head_seconds is not None:
-            return  # before the run was interrupted
-        with history.clocks.running("training"):
-            self.training.average_head(self.data)
-        history.average_head_seconds = time.perf_counter() - start
+        is_wanted = self.settings.average_head and not self.scheme.is_closed_form
+        if is_wanted and history.average_head_seconds is None:
+            with history.clocks.running("training"):
+                self.training.average_head(self.data)
+            history.average_head_seconds = time.perf_counter() - start
 
-    def _is_last_step(self) -> bool:
-        """Whether no step follows the latest one."""
-        history = self.history
-        return history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
-
-    def _is_validation_due(self) -> bool:
+    def _is_validation_due(self, is_last: bool) -> bool:
         """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
         history, share = self.history, self.settings.validation_share
-        is_last = self._is_last_step()
         if share == 0:  # only the last, which a board of a fleet never reaches
             return is_last
         if is_last or share >= 1 or not history.validation_seconds:
