@@ -34,7 +34,8 @@ from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
-from elastic_trainer.timing.table import TimingTable, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 from elastic_trainer.timing.trace import read_trace
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def main() -> None:
         table = table_of_trace(task, optimizer, len(batch), table_settings(network), trace, command.from_trace.name)
     else:
         table = _measured_table(model, network, command, folder)
-    table.save(folder)
+    save_table(table, folder)
     draw_table(table, folder / "timing")
     if trace is not None and command.from_trace is not None:
         print(f"{command.from_trace.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")

@@ -36,7 +36,8 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, build
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
-from elastic_trainer.timing.table import TimingTable, load_table
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import load_table, save_table
 from elastic_trainer.trainer import Trainer
 
 DISTURBED_PERCENT = 15  # median error of a table's predictions, from which it is reported
@@ -254,7 +255,7 @@ class ElasticTraining(keras.callbacks.Callback):
                 f"busy? To measure again, delete {folder}"
             )
         try:
-            table.save(folder)
+            save_table(table, folder)
             self._say(f"timing table kept in {folder}")
         except UserError as error:
             self._say(f"the timing table is not kept: {error}")

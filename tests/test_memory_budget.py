@@ -23,7 +23,7 @@ from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.table import read_profile
+from elastic_trainer.timing.table_file import read_profile, save_table
 from elastic_trainer.training.step import TrainStep
 
 BATCH, START_MB = 16, 50.0
@@ -352,7 +352,7 @@ def test_measured_peaks_move_what_is_predicted_of_steps(network, start, tmp_path
     predicted_mb = [step_memory(step.graph, step.variables).megabytes for step in steps]
     peaks = MemoryPeaks(tuple(predicted_mb), (predicted_mb[0] + 2, predicted_mb[1] + 8))
     details = {**table.details, "memory_peaks": peaks._asdict()}
-    replace(table, settings={"optimizer": "sgd"}, details=details).save(tmp_path)
+    save_table(replace(table, settings={"optimizer": "sgd"}, details=details), tmp_path)
     corrected = replace(table, details={**table.details, "memory_peaks": read_profile(tmp_path)["memory_peaks"]})
     assert corrected.peaks is not None and [*map(tuple, corrected.peaks)] == [*peaks]
     for mask, more_mb in ((head, 2), (np.ones_like(head), 8)):

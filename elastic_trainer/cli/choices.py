@@ -41,7 +41,8 @@ from elastic_trainer.timing.memory_check import (
     surely_fits,
 )
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-from elastic_trainer.timing.table import TimingTable, load_table, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
@@ -175,7 +176,7 @@ def with_table(
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         training = idle_training(model, network)
-        profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True).save(folder)
+        save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True), folder)
         freed_mb += freed_memory_mb(before_mb, resident_memory_mb())
     # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]

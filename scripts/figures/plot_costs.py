@@ -16,7 +16,7 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.table import read_profile
+from elastic_trainer.timing.table_file import read_profile
 
 BLUE, RED = "#0072b2", "#d55e00"
 

@@ -55,7 +55,7 @@ class Run(NamedTuple):
     @property
     def table_folder(self) -> Path:
         """The folder of its timing table."""
-        from elastic_trainer.timing.table import table_folder
+        from elastic_trainer.timing.table_file import table_folder
 
         return table_folder(self.command.network, self.command.run.logdir)
 

@@ -41,7 +41,7 @@ SCHEMES = {  # by the first word of a setting
 SHOWN = (  # setting and share of the time, in the table of all data sets
     ("head in closed form", 0.0),
     ("upper 0.5, batch 32", 1 / 8),
-    ("upper 0.5, batch 32", 1 / 4),
+    ("upper 0.5, batch 32", 1 / 3),
     ("upper 0.5, batch 32", 1 / 2),
     ("full, batch 32", 1.0),
     ("full, batch 4", 1.0),
@@ -108,7 +108,7 @@ def table(path: Path) -> str:
     points = points_of(read_rows(path))
     by_rate = len({(point.setting, point.budget) for point in points}) < len(points)
     columns = sorted({point.rate if by_rate else point.budget for point in points})
-    heads = [f"rate {value:g}" if by_rate else f"{value:g} of full training's time" for value in columns]
+    heads = [f"rate {value:g}" if by_rate else f"{_share(value)} of the time" for value in columns]
     rows = []
     for setting in dict.fromkeys(point.setting for point in points):
         cells = []
@@ -131,7 +131,7 @@ def shares_table(path: Path) -> str:
     for setting, share in SHOWN:
         here = [of_data.get((setting, share)) for of_data in points.values()]
         cells = [f"{spread(100 * p.accuracies)} % ({spread(p.seconds, 0)} s)" if p else "" for p in here]
-        rows.append([_in_words(setting), f"1/{1 / share:g}" if 0 < share < 1 else f"{share:g}", *cells])
+        rows.append([_in_words(setting), _share(share), *cells])
     return _lines(["scheme", "share of the time", *(name.replace("_", " ") for name in points)], rows)
 
 
@@ -200,6 +200,11 @@ def _in_words(setting: str) -> str:
     is_rho = rho[:1].isdigit()
     parts = [WORDS.get(scheme, scheme), f"ρ = {rho}" if is_rho else rho, remark]
     return ", ".join(part for part in parts if part)
+
+
+def _share(share: float) -> str:
+    """A share of full training's time."""
+    return f"1/{1 / share:g}" if 0 < share < 1 else f"{share:g}"
 
 
 def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from study_runs import StudyRun
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import RATE_BATCH, RECIPES, rate_at
 
-SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 2, 1.0)  # of full training's time at `REFERENCE_BATCH`
+SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 3, 1 / 2, 1.0)  # of full training's time at `REFERENCE_BATCH`
 REFERENCE_BATCH, REFERENCE_RATE = 4, 3e-3  # tuned (docs/log/learning_rate.md)
 LARGE_BATCH, LARGE_RATE = RATE_BATCH, RECIPES["robust"]["learning_rate"]
 MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the head alone needs 1,380

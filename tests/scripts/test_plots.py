@@ -15,7 +15,7 @@ from made_up_runs import EPOCHS, made_up_run, rows_of
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.table import table_settings
+from elastic_trainer.timing.table_file import save_table, table_settings
 
 
 def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
@@ -115,7 +115,7 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
     monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
     settings = table_settings(NetworkSettings("resnet50", num_classes=200))
     table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
-    replace(table, details={"profiling_seconds": 30.0}).save(tmp_path / "net")
+    save_table(replace(table, details={"profiling_seconds": 30.0}), tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
     plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
     [row] = rows_of(tmp_path / "profiling")
@@ -188,7 +188,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         make_table(make_small_model()), settings=table_settings(NetworkSettings("resnet50", num_classes=200))
     )
     table.details["profiling_seconds"] = 3.0
-    table.save(tmp_path / "$^$")
+    save_table(table, tmp_path / "$^$")
     plot_costs.draw_profiling({tmp_path / "$^$": 1500}, tmp_path / "profiling")
     for stem in ("curves", "bars", "maps", "time", "profiling"):
         assert rows_of(tmp_path / stem)

@@ -27,7 +27,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.machine import environment
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
-from elastic_trainer.timing.table import table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 from main import train_run
 
 
@@ -104,7 +104,7 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
     model = models.build(settings)
     table = dataclasses.replace(make_table(model), settings=table_settings(settings))
     table.details["environment"] = environment()
-    table.save(table_folder(settings, tmp_path))
+    save_table(table, table_folder(settings, tmp_path))
     steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
     for run in runs:
         mask = trainable_mask(run.command.train_type, model, run.command.training.trained_layers)

@@ -201,7 +201,7 @@ HEAD = ("head", 0.5, 0.01, 0, 0.4, 3.4)
 
 def test_table_has_mean_and_spread_over_seeds(tmp_path):
     lines = results_page.table(write_results(tmp_path, [*FULL, HEAD])).splitlines()
-    assert lines[0] == "| setting | 0.25 of full training's time | 0.5 of full training's time |"
+    assert lines[0] == "| setting | 1/4 of the time | 1/2 of the time |"
     assert lines[2:] == ["| full | 60.0 ± 10.0 % (10 ± 0 s) |  |", "| head |  | 40.0 % (3 s) |"]
 
 

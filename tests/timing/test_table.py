@@ -17,10 +17,11 @@ from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.table import (
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import (
     TABLE_SETTINGS,
-    TimingTable,
     load_table,
+    save_table,
     stale_since,
     table_folder,
     table_settings,
@@ -34,7 +35,7 @@ def saved(tmp_path, small_model):
     table = make_table(small_model, t_fw_ms=0.5)
     table.settings.update(table_settings(SETTINGS))
     table.details.update(environment=environment(), graph_digest=GRAPH)
-    table.save(table_folder(SETTINGS, tmp_path))
+    save_table(table, table_folder(SETTINGS, tmp_path))
     return tmp_path, tensor_names(small_model), table
 
 
@@ -64,7 +65,7 @@ def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_fa
     logdir, names, table = saved
     features_mb = np.linspace(4, 1, len(names))  # the deeper the cut, the smaller
     table = replace(table, features_mb=features_mb, fit=replace(table.fit, reading_factor=0.5, writing_factor=0.25))
-    table.save(table_folder(SETTINGS, logdir))
+    save_table(table, table_folder(SETTINGS, logdir))
     loaded = load(logdir, names, table)
     mask, misses = np.zeros(len(names), bool), 0.2
     mask[table.positions[3]] = True
@@ -84,7 +85,7 @@ def test_gammas_load_with_their_kernels_and_wait_for_them(saved):
     kernels = np.full(len(names), -1)
     kernels[3] = 5
     table = replace(table, kernels=kernels)
-    table.save(table_folder(SETTINGS, logdir))
+    save_table(table, table_folder(SETTINGS, logdir))
     loaded = load(logdir, names, table)
     np.testing.assert_array_equal(loaded.kernels, kernels)
     for chosen, kept in (([3, 4], [4]), ([3, 5], [3, 5]), ([5], [5])):
@@ -135,7 +136,7 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
 def test_table_of_another_graph_is_refused_or_used_with_a_warning(saved, capsys, was, why):
     logdir, names, table = saved
     table.details["graph_digest"] = was
-    table.save(table_folder(SETTINGS, logdir))
+    save_table(table, table_folder(SETTINGS, logdir))
     with pytest.raises(UserError, match=f"{why}.*; make it again: .*; or use it anyway with --allow_stale_profile"):
         load(logdir, names, table)
     assert load(logdir, names, table, allow_stale=True).names == names[::-1]
@@ -321,7 +322,7 @@ def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, sm
     table = make_table(small_model)
     table.settings.update(table_settings(network))
     unknown = Fit(2.0, 1.0, 1.0, 1.0, None, None, 0, 0)
-    TimingTable(**{**vars(table), "fit": unknown}).save(folder)
+    save_table(TimingTable(**{**vars(table), "fit": unknown}), folder)
     shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
     names, settings = tensor_names(small_model), table_settings(network)
     assert load_table(folder, settings, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
