@@ -279,7 +279,7 @@ class Settings:
         "validate after an epoch only while validation takes at most this share of training time, and after the last "
         "epoch; 1 validates after each"))
     average_head: bool = flag(
-        False, TRAINED, metavar="True|False", words="by `--recipe`", used_by=(BY_STEPS,), help=(
+        False, TRAINED, metavar="True|False", words="by `--recipe`", used_by=(BY_STEPS,), is_free=True, help=(
         "after the last step, [average the head](runs.md#the-head-is-averaged) with the closed-form head of the "
         "trained network"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(

@@ -90,7 +90,7 @@ class Trainer:
         before_mb = resident_memory_mb()
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
         if self.scheme.is_closed_form:
-            settings = replace(settings, num_epochs=1, max_steps=1)
+            settings = replace(settings, num_epochs=1, max_steps=1, average_head=False)
         self.settings = settings
         check_limit(settings.memory)
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
@@ -131,7 +131,7 @@ class Trainer:
         """Train up to step `until_step` of the run, or to its end. The next call goes on from there.
 
         Training time excludes validation and what listeners pause it for. It includes measuring importance, solving,
-        and compiling a new step.
+        compiling a new step, and averaging the head.
 
         Returns:
             See `runs.summary.run_results`; None while steps or a validation are left. A finished run trains no more.
@@ -226,11 +226,13 @@ class Trainer:
         self.schedule = self._planned = Schedule.of(self.settings, steps_per_epoch)
         self.scheme.plan(self.schedule)
 
-    def _is_out_of_time(self) -> bool:
-        """Whether the deadline leaves no time for another step and the validation after it; once true, always true."""
+    def _is_out_of_time(self, later: float = 0.0) -> bool:
+        """Whether the deadline leaves no time for a step and its validation `later` seconds from now; stays true."""
         history = self.history
         if self.settings.deadline is not None and history.intervals:
-            history.out_of_time |= self.scheme.is_out_of_time(history.progress(self.schedule))
+            progress = history.progress(self.schedule)
+            progress = progress._replace(elapsed_seconds=progress.elapsed_seconds + later)
+            history.out_of_time |= self.scheme.is_out_of_time(progress)
         return history.out_of_time
 
     def _select(self) -> None:
@@ -274,11 +276,15 @@ class Trainer:
             self._step_flops = self.training.parts * sum(count_flops(self.training.step_graph).values())
 
     def _end_epoch(self) -> None:
-        """Validate on the test examples if that is due, and end the epoch; after the last, average the head before."""
+        """End the epoch, and validate if that is due. At the end of the run, average the head first."""
         history = self.history
-        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time()
-        if is_last:
-            self._average_head()
+        # A run whose time this validation uses up must average before it.
+        validates = self._averages_later and self._is_validation_due(is_last=False)
+        later = max(history.validation_seconds, default=0.0) if validates else 0.0
+        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time(later)
+        if is_last and self._averages_later:
+            with history.clocks.running("training"):
+                history.average_head_seconds = self.training.average_head(self.data, self._between_batches)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         if is_due:
@@ -289,14 +295,10 @@ class Trainer:
         history.is_stopped |= bool(self.training.model.stop_training)
         self._follow_deadline()
 
-    def _average_head(self) -> None:
-        """Average the head if that is asked for, and was not done before the run was interrupted."""
-        history, start = self.history, time.perf_counter()
-        is_wanted = self.settings.average_head and not self.scheme.is_closed_form
-        if is_wanted and history.average_head_seconds is None:
-            with history.clocks.running("training"):
-                self.training.average_head(self.data)
-            history.average_head_seconds = time.perf_counter() - start
+    @property
+    def _averages_later(self) -> bool:
+        """Whether the head is still to be averaged; an interrupted run may have done it."""
+        return self.settings.average_head and self.history.average_head_seconds is None
 
     def _is_validation_due(self, is_last: bool) -> bool:
         """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
@@ -315,7 +317,8 @@ class Trainer:
             return
         steps = self.scheme.fitting_steps(history.progress(self.schedule))
         if steps is not None:
-            fewest = history.step if history.is_validated else history.step + 1  # the last epoch is validated
+            # The last epoch is validated, with the head that the run ends with.
+            fewest = history.step if history.is_validated and not self._averages_later else history.step + 1
             self._end_at(min(max(steps, fewest), planned))
 
     def _end_at(self, total_steps: int) -> None:
@@ -328,11 +331,13 @@ class Trainer:
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
             self._listeners.notify("on_test_begin")
-            results = self.training.evaluation(
-                self.data.test(), lambda: self._listeners.notify("on_test_batch_begin", 0)
-            )
+            results = self.training.evaluation(self.data.test(), self._between_batches)
             self._listeners.notify("on_test_end", results)
         return results
+
+    def _between_batches(self) -> None:
+        """A run can be stopped here."""
+        self._listeners.notify("on_test_batch_begin", 0)
 
     def _last_results(self) -> dict[str, Any]:
         """Of the latest epoch, under Keras' names."""

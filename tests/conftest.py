@@ -24,7 +24,7 @@ from elastic_trainer.training.step import TrainStep
 SIZE, CLASSES, BATCH = 8, 3, 4
 
 
-def make_small_model(seed=0):
+def make_small_model(seed=0, classes=CLASSES):
     """Two convolutions with frozen batch norm, two parallel branches, dropout and a head, at SIZE×SIZE."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((SIZE, SIZE, 3))
@@ -38,7 +38,7 @@ def make_small_model(seed=0):
     x = keras.layers.BatchNormalization(name="tail_bn")(x)
     x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Dropout(0.2, seed=seed)(x)
-    return freeze_batch_norm(keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x)))
+    return freeze_batch_norm(keras.Model(inputs, keras.layers.Dense(classes, name="head")(x)))
 
 
 def make_small_data(count=24, seed=0, augment="none"):

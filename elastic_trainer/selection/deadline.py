@@ -41,6 +41,7 @@ class DeadlineBudget(TimeBudget):
         misses: as for `smallest_rho`.
         elapsed: seconds that have passed of it before training starts.
         start_seconds: what the run does between its first selection and its first step.
+        averaging_seconds: what averaging the head after the last step takes at the table's speed.
         end_seconds: kept for what follows training.
         validation_share: of training time, which validations before the last one take at most; 1: no limit.
 
@@ -60,13 +61,15 @@ class DeadlineBudget(TimeBudget):
         misses: float = 1.0,
         elapsed: float = 0.0,
         start_seconds: float = 0.0,
+        averaging_seconds: float = 0.0,
         end_seconds: float = 0.0,
         validation_share: float = 1.0,
     ) -> None:
         super().__init__(table, head, misses)
         self._selection_steps, self._validation_batches = selection_steps, validation_batches
         self._seconds = seconds - end_seconds
-        self._start_seconds, self._validation_share = start_seconds, validation_share
+        self._start_seconds, self._averaging_seconds = start_seconds, averaging_seconds
+        self._validation_share = validation_share
         self._max_rho = 1.0
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
@@ -118,6 +121,7 @@ class DeadlineBudget(TimeBudget):
         left = (self._seconds - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE) - VALIDATION_MARGIN * validation
         due = [step for step in self._selection_steps if step >= progress.step]
         left -= self._making_seconds(progress, min(due, default=progress.total_steps))
+        left -= self._averaging_seconds * (progress.slowdown or 1.0)
         for selections in range(len(due) + 1):
             left_ms = 1e3 * (left - selections * (progress.selection_seconds or 0.0))
             steps = progress.step + max(int(left_ms / pace_ms), 0)
@@ -141,13 +145,13 @@ class DeadlineBudget(TimeBudget):
         else:
             first_seconds = VALIDATION_MARGIN * first_validation_seconds(self.table, self._validation_batches)
             needed = (first_seconds + (self.table.compiling_ms or 0.0) / 1e3) * (progress.slowdown or 1.0)
-        needed += sum(progress.step_ms[-1:]) / 1e3
+        needed += sum(progress.step_ms[-1:]) / 1e3 + self._averaging_seconds * (progress.slowdown or 1.0)
         if selection_is_due:
             needed += progress.selection_seconds or 0.0
         return progress.elapsed_seconds + needed > self._seconds
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float, left: float) -> float:
-        """Seconds of those `left` to keep for validations and selections still to come, and for what comes first."""
+        """Seconds of those `left` to keep beside steps: for what comes first, validations, selections, averaging."""
         validation = first_validation_seconds(self.table, self._validation_batches) * slowdown
         if progress.validation_seconds:
             validation = statistics.median(progress.validation_seconds)
@@ -158,7 +162,9 @@ class DeadlineBudget(TimeBudget):
             selecting = selections_left * progress.selection_seconds
         earlier = limited_validation((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
         first = 0.0 if progress.step else self._start_seconds * slowdown
-        return max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first
+        return (
+            max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first + self._averaging_seconds * slowdown
+        )
 
 
 def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) -> float:
@@ -170,7 +176,7 @@ def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) ->
 
 
 def averaging_seconds(table: TimingTable, data: ShuffledData, settings: Settings) -> float:
-    """What averaging the head after the last step takes at most; 0 for a run that does not."""
+    """What averaging the head after the last step takes at the table's speed; 0 for a run that does not."""
     if not settings.average_head:
         return 0.0
     return (VALIDATION_MARGIN * data.steps_per_epoch * table.forward_ms + (table.compiling_ms or 0.0)) / 1e3

@@ -390,6 +390,7 @@ def make_budget(
         misses=misses,
         elapsed=elapsed,
         start_seconds=start_seconds(table, data, settings),
-        end_seconds=end_seconds + averaging_seconds(table, data, settings),
+        averaging_seconds=averaging_seconds(table, data, settings),
+        end_seconds=end_seconds,
         validation_share=settings.validation_share,
     )

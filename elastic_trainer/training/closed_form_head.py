@@ -8,7 +8,7 @@ the identity (Ledoit and Wolf, J. Multivariate Analysis 2004), and all logits ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -81,6 +81,8 @@ class ClosedFormHead(NamedTuple):
     Attributes:
         loss, accuracy: of the training images with it.
         accuracy_before: of the training images with the head that the network has.
+        is_scaled: bool [classes], whose logits have the scale of a trained head's: those with images; none if no class
+            had enough images to choose the scale by.
     """
 
     layer: keras.layers.Dense
@@ -88,6 +90,7 @@ class ClosedFormHead(NamedTuple):
     loss: float
     accuracy: float
     accuracy_before: float
+    is_scaled: np.ndarray
 
     def assign(self) -> None:
         """Give the network this head."""
@@ -95,62 +98,70 @@ class ClosedFormHead(NamedTuple):
         self.layer.bias.assign(self.head.bias)
 
     def average(self) -> None:
-        """Give the network the mean of its head and this one, whose logits are the means of both heads' logits."""
+        """Give the network the mean of its head and this one, whose logits are the means of both heads' logits.
+
+        Outputs that are not `is_scaled` stay as they are.
+        """
         for variable, values in zip((self.layer.kernel, self.layer.bias), self.head, strict=True):
-            variable.assign((variable + values) / 2)
+            variable.assign(tf.where(self.is_scaled, (variable + values) / 2, variable))
 
 
-def closed_form_head(task: Task, data: ShuffledData, room_mb: float = inf) -> ClosedFormHead | None:
+def closed_form_head(
+    task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
+) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
-    None as of `head_features`.
+    Arguments and None as of `head_features`.
     """
-    found = head_features(task, data, room_mb)
+    found = head_features(task, data, room_mb, between)
     if found is None:
         return None
     layer, features, labels = found
     head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
     logits, logits_before = head.logits(features), before.logits(features)
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
-    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before)
+    is_scaled = (np.bincount(labels, minlength=layer.units) > 0) & held_back(labels).any()
+    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before, is_scaled)
 
 
 def fitting_mb(count: int, features: int) -> float:
     """MB that fitting a head to so many images and features takes, beside the forward pass."""
-    return 4 * (3 * count * features + 8 * features**2) / 1e6  # float32: features and copies; covariance and copies
+    return 4 * (3.5 * count * features + 8 * features**2) / 1e6  # float32: features and copies; covariance and copies
 
 
 def head_features(
-    task: Task, data: ShuffledData, room_mb: float = inf
+    task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
 ) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
     """The last layer, what it reads of all training images in their first view (float32 [n, features]), their labels.
 
     None if this is no classifier of images that ends in a dense layer with a bias, without an activation, of at most
-    `MAX_FEATURES` features; or if fitting a head takes more than `room_mb`, which is reported.
+    `MAX_FEATURES` features; or if fitting a head takes more than `room_mb`, which is reported. `between` is called
+    before each block of images.
     """
     layers = last_layers(task.model)
     if not isinstance(task, ImageClassification) or len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
         return None
     [layer] = layers
+    is_linear = layer.activation is keras.activations.linear
+    if layer.kernel.shape[0] > MAX_FEATURES or not layer.use_bias or not is_linear:
+        return None
     needed_mb = fitting_mb(data.train_count, layer.kernel.shape[0])
     if needed_mb > room_mb:
-        tqdm.write(
-            f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left (--memory)"
-        )
+        tqdm.write(f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left")
         return None
     rows = np.arange(data.train_count)
     block = min(block_rows(data.training_inputs(Order(rows[:1], rows[:1]))), data.max_rows)
     inputs_of, found = _head_inputs(task, layer), []
     for start in range(0, len(rows), block):
+        between()
         some = rows[start : start + block]
         inputs, logits = inputs_of(data.training_inputs(Order(some, np.zeros_like(some))))
-        if inputs is None or inputs.shape.rank != 2 or inputs.shape[1] > MAX_FEATURES or not layer.use_bias:
+        if inputs is None or inputs.shape.rank != 2:
             return None
-        follows = layer.activation is not keras.activations.linear
-        if not start and (follows or not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3)):
+        if not start and not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3):
             return None  # something follows the layer
         found.append(inputs.numpy())
-    return layer, np.concatenate(found).astype(np.float32), np.asarray(data.training_targets(rows)[0])
+    return layer, np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
 
 
 def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:

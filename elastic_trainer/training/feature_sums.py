@@ -45,8 +45,8 @@ class FeatureSums(NamedTuple):
         means = np.zeros((classes, features.shape[1]), np.float32)
         np.add.at(means, labels, centred)
         means /= np.maximum(counts, 1)[:, None].astype(np.float32)
-        rest = centred - means[labels]
-        return cls(counts, np.where(counts[:, None], means.astype(np.float64) + centre, 0.0), rest.T @ rest)
+        centred -= means[labels]
+        return cls(counts, np.where(counts[:, None], means.astype(np.float64) + centre, 0.0), centred.T @ centred)
 
     @classmethod
     def together(cls, parts: Sequence[FeatureSums]) -> FeatureSums:

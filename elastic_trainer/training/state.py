@@ -198,9 +198,19 @@ class TrainState:
     @property
     def excess_mb(self) -> float:
         """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
-        if self.predicted_mb is None or available_memory_mb() is None or has_own_memory():
-            return 0.0
-        return self.predicted_mb - min(self.memory_mb, reachable_memory_mb())
+        return 0.0 if self.predicted_mb is None else self.predicted_mb - self._limit_mb
+
+    @property
+    def _limit_mb(self) -> float:
+        """What the process may take; infinite where that is not known."""
+        if available_memory_mb() is None or has_own_memory():
+            return inf
+        return min(self.memory_mb, reachable_memory_mb())
+
+    @property
+    def head_room_mb(self) -> float:
+        """What is left for fitting a head in closed form, beside a forward pass."""
+        return self._limit_mb - (resident_memory_mb() or 0.0) - self._forward_mb
 
     @property
     def is_adopted(self) -> bool:
@@ -258,18 +268,24 @@ class TrainState:
         wall_ms = 1e3 * (time.perf_counter() - start)
         return StepResult(found.loss, {"accuracy": found.accuracy}, 0.0, None, wall_ms)
 
-    def average_head(self, data: ShuffledData) -> None:
-        """Average the head with its closed form for the trained network, if it has one. No step follows.
+    def average_head(self, data: ShuffledData, between: Callable[[], None]) -> float | None:
+        """Replace the head by the mean of itself and the closed-form head of the trained network, if there is one.
+
+        No step follows. Nothing has changed if `between`, which is called before each block of images, raises.
+        Returns the seconds that it took, or None if the head stays.
 
         A head that starts from random weights fits less well than the layers below allow, above all after few steps;
         the closed form alone trusts features that the training images have shaped (docs/log/batches.md).
         """
+        start = time.perf_counter()
         self._step = self._warm_step = self._mask = None
         self.features.drop()
         release_memory()
-        found = closed_form_head(self.task, data, self.memory_mb - (resident_memory_mb() or 0.0) - self._forward_mb)
-        if found is not None:
-            found.average()
+        found = closed_form_head(self.task, data, self.head_room_mb, between)
+        if found is None or not found.is_scaled.any():
+            return None
+        found.average()
+        return time.perf_counter() - start
 
     def _current_step(self) -> TrainStep | SplitStep:
         """What trains the adopted selection: from its inputs, or from features if they are cached."""

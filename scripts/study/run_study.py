@@ -20,6 +20,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
@@ -117,7 +119,17 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
 
 
 def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int, core: int) -> float | None:
-    """What the budgets of `run` are shares of, if that is not full training at its own batch size."""
+    """What the budgets of `run` are shares of, if that is not full training at its own batch size.
+
+    Raises `UserError` if wall times of full training are needed, and there are none.
+    """
+    if run.part == "one_command":
+        path = args.results / f"equal_time_{args.data}.csv"
+        rows = read_rows(path) if path.exists() else []
+        seconds = [float(row["elapsed_seconds"]) for row in rows if row["setting"] == "full, batch 4"]
+        if not seconds:
+            raise UserError(f"{path}: has no row of full training at batches of 4; run the part equal_time first")
+        return float(np.mean(seconds))
     if run.part not in ("equal_time", "memory", "selected_by"):
         return None
     shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))

@@ -80,6 +80,13 @@ def selected_by(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, [*found, *(replace(run, budget=SHARES[0]) for run in others)])
 
 
+def one_command(data: str, seeds: int) -> list[StudyRun]:
+    """What `main.py --deadline` reaches in a share of the wall time that full training at batches of 4 takes in all."""
+    full = _full("one_command", data)
+    run = replace(full, label="deadline", train_type="elastic_training_upper_part", more={**FLAGS, "recipe": "robust"})
+    return _each_seed(seeds, [replace(run, budget=share) for share in (1 / 4, 1 / 3, 1 / 2)])
+
+
 def memory(data: str, seeds: int) -> list[StudyRun]:
     """What is reached in memory of which size, in an eighth of full training's time at batches of 4."""
     full = _full("memory", data)
@@ -130,6 +137,7 @@ def rows(data: str, seeds: int) -> list[StudyRun]:
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "equal_time": equal_time,
     "selected_by": selected_by,
+    "one_command": one_command,
     "memory": memory,
     "second_network": second_network,
     "rows": rows,

@@ -32,11 +32,11 @@ class StudyRun:
         part: of the study.
         label: of the setting in tables; runs of one label differ in budget, rate and seed.
         data, split: see `study_data`; "digits" are those of main.py.
-        train_type, rho: flags.
+        train_type, rho: flags. An elastic run without rho gets its budget as a deadline, and chooses its epochs.
         rate: learning rate.
-        budget: share of full training's time for `EPOCHS` epochs.
-        batch_size: of the network's steps. In the parts `equal_time`, `selected_by` and `memory`, a budget is a share
-            of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
+        budget: share of full training's time for `EPOCHS` epochs; in the part `one_command` of its wall time in all.
+        batch_size: of the network's steps. In the parts `equal_time`, `selected_by`, `one_command` and `memory`, a
+            budget is a share of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
         network: mobilenetv2, or a function of `study_networks`.
         more: further flags of main.py; with `num_epochs` the run has no budget.
     """
@@ -84,6 +84,8 @@ class StudyRun:
         full = reference_seconds or full_seconds(table, steps_per_epoch)
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
         is_elastic = SCHEMES[self.train_type].is_elastic
+        if is_elastic and self.rho is None:
+            return {**values, "deadline": round(self.budget * full, 1)}
         if "num_epochs" not in self.more:
             steps = self._steps(table, head, steps_per_epoch, self.budget * full)
             values["num_epochs"] = max(math.ceil(steps / steps_per_epoch), 1)

@@ -17,7 +17,7 @@ from made_up_runs import made_up_run
 from run_study import study_parser
 from study_data import split_folder
 from study_parts import PARTS
-from study_runs import EPOCHS, LOOP_MS, SELECTION_SECONDS, StudyRun
+from study_runs import EPOCHS, LOOP_MS, SELECTION_SECONDS, StudyRun, full_seconds
 from study_variants import VARIANTS, register_variants
 
 import train
@@ -57,6 +57,10 @@ def test_each_run_has_a_name_of_its_own_and_flags_that_main_takes(part, data, sm
         training = command.training
         if run.train_type == "closed_form_head":
             assert training.max_steps == 1
+            continue
+        if run.part == "one_command":
+            seconds = run.budget * full_seconds(make_table(small_model), STEPS)
+            assert training.deadline == pytest.approx(seconds, abs=0.1) and training.starts_with_head
             continue
         if "num_epochs" in run.more:
             assert training.num_epochs == run.more["num_epochs"] and training.max_steps is None
@@ -141,6 +145,17 @@ def test_second_network_without_weights_names_the_command_that_makes_them(tmp_pa
     command = r"scripts/tools/convert_efficientnet_lite.py FILE.pth .*efficientnet_lite.keras"
     with pytest.raises(UserError, match=rf"efficientnet_lite.keras: is missing; make it with {command}"):
         run_study.make_runs(study_parser().parse_args(words), PARTS["second_network"]("sign_digits", 1), 0)
+
+
+def test_one_command_gets_a_share_of_the_wall_time_of_full_training(tmp_path):
+    args = study_parser().parse_args(["one_command", "--results", str(tmp_path)])
+    run = PARTS["one_command"]("grocery", 1)[0]
+    with pytest.raises(UserError, match=r"equal_time_grocery.csv: has no row of full training .* run .* equal_time"):
+        run_study._reference_seconds(args, run, 100, 0)
+    rows = [("full, batch 4", 100), ("full, batch 4", 110), ("full, batch 32", 50)]
+    with (tmp_path / "equal_time_grocery.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("setting", "elapsed_seconds"), *rows])
+    assert run_study._reference_seconds(args, run, 100, 0) == 105
 
 
 def test_a_part_that_needs_photos_names_the_flags_that_give_them(tmp_path):

@@ -18,6 +18,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import ElasticScheme, make_budget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.evaluation import Evaluation
+from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep
 
 
@@ -66,10 +67,12 @@ class FakeTime:
         monkeypatch.setattr(owner, name, called)
 
 
-def run_with_deadline(folder, deadline, stop=None, epochs=10):
+def run_with_deadline(folder, deadline, stop=None, epochs=10, **more):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
-    settings = Settings(learning_rate=0.05, num_epochs=epochs, interval=2, deadline=deadline, feature_cache="off")
+    settings = Settings(
+        learning_rate=0.05, num_epochs=epochs, interval=2, deadline=deadline, feature_cache="off", **more
+    )
     budget = make_budget(model, data, settings, make_table(model))
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:
@@ -97,6 +100,17 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
     summary = run_with_deadline(tmp_path, deadline)
     assert summary["steps"] == steps and summary["epochs"] == -(-steps // 6)
     assert clock.now <= deadline
+
+
+@pytest.mark.parametrize("deadline", [21.0, 22.0, 24.0, 26.0, 28.0])
+def test_a_run_with_a_deadline_ends_in_time_with_an_averaged_head(deadline, tmp_path, monkeypatch):
+    """Wherever the deadline falls, also where a validation uses up the time for another step."""
+    clock = FakeTime(monkeypatch)
+    monkeypatch.setattr("elastic_trainer.selection.schemes.averaging_seconds", lambda *_: 3.0)
+    clock.let_pass(monkeypatch, Evaluation, "__call__", [2])
+    clock.let_pass(monkeypatch, TrainState, "average_head", [3.0])
+    assert run_with_deadline(tmp_path, deadline, average_head=True)["average_head_seconds"] is not None
+    assert 0.75 * deadline < clock.now <= deadline
 
 
 def test_the_rate_ends_with_a_deadline_within_the_only_epoch(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import make_small_data, make_small_model
+from conftest import CLASSES, make_small_data, make_small_model
 
 from elastic_trainer import Settings, Trainer
 from elastic_trainer.errors import Stopped
@@ -20,6 +20,22 @@ class StopsInTheLastValidation(Listener):
     def on_test_begin(self, logs=None):
         if self.trainer.history.step == self.trainer.schedule.total_steps:
             raise Stopped(15, "now")
+
+
+class StopsInItsFirstPass(Listener):
+    """As a signal does while the head is averaged, before the last validation."""
+
+    is_validating = False
+
+    def on_test_begin(self, logs=None):
+        self.is_validating = True
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if not self.is_validating:
+            raise Stopped(15, "now")
+
+    def on_test_end(self, logs=None):
+        self.is_validating = False
 
 
 def trainer(settings=SETTINGS, *listeners):
@@ -61,12 +77,54 @@ def test_a_run_interrupted_in_its_last_validation_averages_once():
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_run_stopped_while_it_averages_has_changed_nothing_and_averages_later():
+    whole, plain = trainer(), trainer(replace(SETTINGS, average_head=False))
+    whole.run()
+    plain.run()
+    first, second = trainer(SETTINGS, StopsInItsFirstPass()), trainer()
+    with pytest.raises(Stopped):
+        first.run()
+    assert first.history.step == first.schedule.total_steps and first.history.average_head_seconds is None
+    for one, other in zip(weights(plain), weights(first), strict=True):
+        np.testing.assert_array_equal(one, other)
+    second.load(first.state())
+    second.run()
+    for one, other in zip(weights(whole), weights(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_outputs_without_images_stay_as_trained():
+    model, data = make_small_model(classes=CLASSES + 2), make_small_data()
+    averaged = Trainer(model, data, "full_training", SETTINGS)
+    averaged.run()
+    plain = Trainer(
+        make_small_model(classes=CLASSES + 2), make_small_data(), "full_training", replace(SETTINGS, average_head=False)
+    )
+    plain.run()
+    (kernel, bias), (trained_kernel, trained_bias) = weights(averaged)[-2:], weights(plain)[-2:]
+    np.testing.assert_array_equal(kernel[:, CLASSES:], trained_kernel[:, CLASSES:])
+    np.testing.assert_array_equal(bias[CLASSES:], trained_bias[CLASSES:])
+    assert (np.abs(kernel - trained_kernel)[:, :CLASSES].max(axis=0) > 1e-3).all()
+
+
+def test_a_head_whose_scale_nothing_tells_is_not_averaged():
+    """With fewer than five images of each class, none is held back."""
+    plain, averaged = (
+        Trainer(make_small_model(), make_small_data(count=4 * CLASSES), "full_training", settings)
+        for settings in (replace(SETTINGS, average_head=False), SETTINGS)
+    )
+    plain.run()
+    assert averaged.run()["average_head_seconds"] is None
+    for one, other in zip(weights(plain), weights(averaged), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_without_the_memory_for_it_the_head_stays_as_it_is(capsys):
     plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
     plain.run()
     averaged.run(until_step=1)
     averaged.training.memory_mb = 1.0
     averaged.run()
-    assert "MB are left (--memory)" in capsys.readouterr().out
+    assert "MB are left" in capsys.readouterr().out
     for one, other in zip(weights(plain), weights(averaged), strict=True):
         np.testing.assert_array_equal(one, other)
