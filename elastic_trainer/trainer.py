@@ -311,15 +311,15 @@ class Trainer:
         return clocks.seconds("validation") + 2 * latest <= share * clocks.seconds("training")
 
     def _follow_deadline(self) -> None:
-        """Let training, and with it the learning-rate schedule, end where the deadline does, if that is earlier."""
-        history, planned = self.history, self._planned.total_steps
+        """Let training, and with it the learning-rate schedule, end where the deadline does."""
+        history = self.history
         if self.settings.deadline is None or self.is_finished:
             return
         steps = self.scheme.fitting_steps(history.progress(self.schedule))
         if steps is not None:
             # The last epoch is validated, with the head that the run ends with.
             fewest = history.step if history.is_validated and not self._averages_later else history.step + 1
-            self._end_at(min(max(steps, fewest), planned))
+            self._end_at(max(steps, min(fewest, self.schedule.total_steps)))
 
     def _end_at(self, total_steps: int) -> None:
         if total_steps != self.schedule.total_steps:

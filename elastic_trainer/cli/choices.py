@@ -220,30 +220,34 @@ def with_budget(
     if chooses_epochs:
         assert isinstance(budget, DeadlineBudget)
         budget.limit_rho(DEADLINE_RHO)
-        selections = "one selection"
-        if settings.interval < settings.num_epochs:
-            selections = f"a selection every {settings.interval:g}"
-        print(
-            f"--deadline {deadline:g}: {settings.num_epochs} epochs, {selections}; --num_epochs and "
-            "--interval set other numbers"
-        )
+        length, selections = f"{settings.num_epochs} epochs", f"a selection every {settings.interval:g}"
+        if settings.interval >= settings.num_epochs:
+            most = min(_most_epochs(given, dataset), int(settings.interval))
+            budget.lengthen_to(most * dataset.steps_per_epoch)
+            length, selections = f"about {length}", "one selection"
+        print(f"--deadline {deadline:g}: {length}, {selections}; --num_epochs and --interval set other numbers")
     return command, budget
 
 
 def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: TimingTable, seconds: float) -> TrainCommand:
     """A copy with the epochs that fit into `seconds`, and their interval of selections."""
-    settings = command.training
+    settings, most = command.training, _most_epochs(command, dataset)
     epochs, interval = deadline_epochs(
         table,
         max(seconds - start_seconds(table, dataset, settings) - averaging_seconds(table, dataset, settings), 1.0),
         dataset.steps_per_epoch,
         dataset.test_batches,
-        max(settings.num_epochs, math.ceil(ENOUGH_STEPS / dataset.steps_per_epoch)),
+        most,
         settings.interval if settings.interval < settings.num_epochs else math.inf,
         may_lengthen=command.chooses_interval,
         validation_share=settings.validation_share,
     )
-    return command.with_epochs(epochs, min(interval, epochs))
+    return command.with_epochs(epochs, min(interval, most))
+
+
+def _most_epochs(command: TrainCommand, dataset: ImageData) -> int:
+    """How many epochs are enough for a run whose epochs are chosen."""
+    return max(command.training.num_epochs, math.ceil(ENOUGH_STEPS / dataset.steps_per_epoch))
 
 
 def _without_steps(command: TrainCommand, why: str) -> TrainCommand:

@@ -36,6 +36,7 @@ class ProgressBar(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._losses.append(self.trainer.history.results[-1].loss)
+        self._bar.total = self.trainer.schedule.total_steps  # a deadline may move the end
         if self._bar.update():  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 

@@ -70,7 +70,7 @@ class DeadlineBudget(TimeBudget):
         self._seconds = seconds - end_seconds
         self._start_seconds, self._averaging_seconds = start_seconds, averaging_seconds
         self._validation_share = validation_share
-        self._max_rho = 1.0
+        self._max_rho, self._most_steps = 1.0, total_steps
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
@@ -99,13 +99,18 @@ class DeadlineBudget(TimeBudget):
         """Use no more time than steps of `rho` take, unless the head alone takes more."""
         self._max_rho = max(rho, self.smallest_rho)
 
+    def lengthen_to(self, steps: int) -> None:
+        """Where time is left over, take up to so many steps in all instead of those planned."""
+        self._most_steps = max(steps, self._most_steps)
+
     def to_record(self) -> dict[str, float]:
         """See `TimeBudget.to_record`."""
-        return {**super().to_record(), "max_rho": self._max_rho}
+        return {**super().to_record(), "max_rho": self._max_rho, "most_steps": self._most_steps}
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """See `TimeBudget.resume`."""
         self._max_rho = record.get("max_rho", 1.0)
+        self._most_steps = int(record.get("most_steps", self._most_steps))
         super().resume(record, mask)
 
     def fitting_steps(self, progress: Progress) -> int | None:
@@ -127,7 +132,7 @@ class DeadlineBudget(TimeBudget):
             steps = progress.step + max(int(left_ms / pace_ms), 0)
             if sum(step < steps for step in due) <= selections:
                 break
-        return steps
+        return min(steps, self._most_steps)
 
     def _making_seconds(self, progress: Progress, end: int) -> float:
         """What making features still takes until step `end`, before which the next selection is due."""

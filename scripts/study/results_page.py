@@ -47,13 +47,15 @@ SHOWN = (  # setting and share of the time, in the table of all data sets
     ("full, batch 4", 1.0),
 )
 MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
-MEASURED = ("final_accuracy", "train_seconds")
+MEASURED = ("final_accuracy", "train_seconds", "elapsed_seconds")
+REFERENCE = ("full, batch 4", 1.0)  # what times are shares of
 WORDS = {
     "full": "full training",
     "elastic": "ElasticTrainer, by importance",
     "upper": "ElasticTrainer, upper part",
     "random": "random tensors",
     "head": "new head alone",
+    "deadline": "`main.py --deadline`",
 }
 TITLES = {
     "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
@@ -68,6 +70,7 @@ class Point(NamedTuple):
     Attributes:
         accuracies: after the last epoch, 0…1.
         seconds: of training.
+        elapsed_seconds: of the whole run; not a number where earlier versions did not record it.
     """
 
     setting: str
@@ -75,6 +78,7 @@ class Point(NamedTuple):
     rate: float
     accuracies: np.ndarray
     seconds: np.ndarray
+    elapsed_seconds: np.ndarray
 
 
 def scheme_of(setting: str) -> str:
@@ -93,7 +97,7 @@ def points_of(rows: Sequence[dict[str, str]]) -> list[Point]:
     found: dict[tuple[str, float, float], list[list[float]]] = {}
     for row in rows:
         key = row["setting"], float(row["budget"]), float(row["learning_rate"])
-        found.setdefault(key, []).append([float(row[name]) for name in MEASURED])
+        found.setdefault(key, []).append([float(row.get(name) or "nan") for name in MEASURED])
     return [Point(*key, *np.array(values).T) for key, values in found.items()]
 
 
@@ -121,18 +125,42 @@ def table(path: Path) -> str:
 
 def shares_table(path: Path) -> str:
     """The settings of `SHOWN`, a column for each file of the study's part `path`, whose names go on with a data set."""
-    points = {
-        one.stem.removeprefix(f"{path.stem}_"): {
-            (point.setting, point.budget): point for point in points_of(read_rows(one))
+    return _by_data(SHOWN, {data: _points_at(one) for data, one in _files(path).items()})
+
+
+def waited_table(path: Path) -> str:
+    """The deadlines of the part `path` and full training, as `shares_table`, with the wall time of the whole run."""
+    found = {}
+    for data, one in _files(path).items():
+        full = _points_at(path.with_name(f"equal_time_{data}.csv"))[REFERENCE]
+        found[data] = {
+            key: p._replace(seconds=p.elapsed_seconds) for key, p in {**_points_at(one), REFERENCE: full}.items()
         }
-        for one in sorted(path.parent.glob(f"{path.stem}_*.csv"))
-    }
+    return _by_data([*dict.fromkeys(key for points in found.values() for key in points)], found)
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """The files of a part of the study, by data set."""
+    return {one.stem.removeprefix(f"{path.stem}_"): one for one in sorted(path.parent.glob(f"{path.stem}_*.csv"))}
+
+
+def _points_at(path: Path) -> dict[tuple[str, float], Point]:
+    return {(point.setting, point.budget): point for point in points_of(read_rows(path))}
+
+
+def _by_data(shown: Sequence[tuple[str, float]], found: dict[str, dict[tuple[str, float], Point]]) -> str:
+    """A row for each setting and planned share of `shown`, a column a data set: accuracy, time, and measured share."""
     rows = []
-    for setting, share in SHOWN:
-        here = [of_data.get((setting, share)) for of_data in points.values()]
-        cells = [f"{spread(100 * p.accuracies)} % ({spread(p.seconds, 0)} s)" if p else "" for p in here]
+    for setting, share in shown:
+        cells = []
+        for points in found.values():
+            point, full = points.get((setting, share)), points[REFERENCE]
+            measured = point.seconds.mean() / full.seconds.mean() if point else 0.0
+            cells.append(
+                f"{spread(100 * point.accuracies)} % ({point.seconds.mean():.0f} s, {measured:.2f})" if point else ""
+            )
         rows.append([_in_words(setting), _share(share), *cells])
-    return _lines(["scheme", "share of the time", *(name.replace("_", " ") for name in points)], rows)
+    return _lines(["scheme", "planned share", *(name.replace("_", " ") for name in found)], rows)
 
 
 def memory_table(path: Path) -> str:
@@ -215,6 +243,7 @@ def _lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TABLES = {
     "all": table,
     "shares": shares_table,
+    "waited": waited_table,
     "rows": rows_table,
     "memory": memory_table,
 }

@@ -201,10 +201,10 @@ def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path, monkeypatc
     assert [float(row["train_seconds"]) for row in rows] == [40.0, 80.0, 40.0]
 
 
-def write_results(folder, rows):
-    """A file of runs: (setting, budget, learning rate, seed, accuracy, seconds)."""
+def write_results(folder, rows, name="budget_x"):
+    """A file of runs: (setting, budget, learning rate, seed, accuracy, seconds, seconds in all)."""
     columns = ["setting", "budget", "learning_rate", "seed", *results_page.MEASURED]
-    path = folder / "budget_x.csv"
+    path = folder / f"{name}.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
     return path
@@ -218,6 +218,22 @@ def test_table_has_mean_and_spread_over_seeds(tmp_path):
     lines = results_page.table(write_results(tmp_path, [*FULL, HEAD])).splitlines()
     assert lines[0] == "| setting | 1/4 of the time | 1/2 of the time |"
     assert lines[2:] == ["| full | 60.0 ± 10.0 % (10 ± 0 s) |  |", "| head |  | 40.0 % (3 s) |"]
+
+
+def test_deadlines_stand_beside_full_training_with_what_all_of_it_took(tmp_path):
+    for data, seconds in (("a", 7.0), ("b", 9.0)):
+        write_results(tmp_path, [("deadline", 0.25, 0.02, 0, 0.6, 5.0, seconds)], f"one_command_{data}")
+        full = [
+            (*results_page.REFERENCE, 0.003, 0, 0.7, 20.0, 4 * seconds),
+            ("full, batch 32", 1.0, 0.02, 0, 0.5, 9.0, 9.0),
+        ]
+        write_results(tmp_path, full, f"equal_time_{data}")
+    lines = results_page.waited_table(tmp_path / "one_command.csv").splitlines()
+    assert lines[0] == "| scheme | planned share | a | b |"
+    assert lines[2:] == [
+        "| `main.py --deadline` | 1/4 | 60.0 % (7 s, 0.25) | 60.0 % (9 s, 0.25) |",
+        "| full training, batch 4 | 1 | 70.0 % (28 s, 1.00) | 70.0 % (36 s, 1.00) |",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,11 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     resumed = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
     resumed.resume(budget.to_record(), head)
     assert resumed.allow(Progress(1, 12, 100, 1200)).rho == 0.6
+    fast = Progress(1, 12, 100, 1200, step_ms=[1.0] * 60, steps_per_epoch=100)
+    for most, expected in ((0, 1200), (2400, 2400)):
+        budget.lengthen_to(most)
+        resumed.resume(budget.to_record(), head)
+        assert budget.fitting_steps(fast) == resumed.fitting_steps(fast) == expected
     seconds = 0.8 * 1200 * table.full_step_ms / 1e3
     rhos = [
         DeadlineBudget(table, head, seconds + elapsed, 1200, 12, [0], 3, elapsed=elapsed, start_seconds=start)

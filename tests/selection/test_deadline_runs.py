@@ -67,13 +67,16 @@ class FakeTime:
         monkeypatch.setattr(owner, name, called)
 
 
-def run_with_deadline(folder, deadline, stop=None, epochs=10, **more):
+def run_with_deadline(folder, deadline, stop=None, epochs=10, most_steps=0, **more):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(
-        learning_rate=0.05, num_epochs=epochs, interval=2, deadline=deadline, feature_cache="off", **more
+        **{"learning_rate": 0.05, "num_epochs": epochs, "interval": 2, "deadline": deadline, "feature_cache": "off"}
+        | more
     )
     budget = make_budget(model, data, settings, make_table(model))
+    assert isinstance(budget, deadlines.DeadlineBudget)
+    budget.lengthen_to(most_steps)
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:
         return train.elastic_training(model, data, settings, log, budget, stop)
@@ -120,6 +123,18 @@ def test_the_rate_ends_with_a_deadline_within_the_only_epoch(tmp_path, monkeypat
     assert (summary["steps"], summary["planned_steps"]) == (5, 6)
     [row] = rows_of(tmp_path / "metrics.csv")
     assert float(row["learning_rate"]) == pytest.approx(0.05 * (1 + math.cos(math.pi * 4 / 5)) / 2)
+
+
+@pytest.mark.parametrize(("deadline", "steps"), [(60.0, 50), (100.0, 60)])
+def test_a_run_whose_epochs_are_chosen_uses_the_time_that_is_left_over(deadline, steps, tmp_path, monkeypatch):
+    """By the table there is time for 12 steps. The schedule ends where the longer run does."""
+    clock = FakeTime(monkeypatch)
+    clock.let_pass(monkeypatch, Evaluation, "__call__", [0.5])
+    summary = run_with_deadline(tmp_path, deadline, epochs=2, most_steps=60, interval=10)
+    assert summary["planned_steps"] == 12 and steps <= summary["steps"] <= 60
+    assert clock.now <= deadline
+    rows = rows_of(tmp_path / "metrics.csv")
+    assert float(rows[-1]["learning_rate"]) < 0.001 < 0.04 < float(rows[1]["learning_rate"])
 
 
 def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkeypatch):
