@@ -45,7 +45,7 @@ from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
-ENOUGH_STEPS = 300  # of a run whose epochs are chosen, however few images there are
+ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)
 MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
 EXPORT_SECONDS = 20  # of a deadline, kept for the export
 # What measuring a table takes over a full step, several of whose graphs are there at once, and beside it, as seen with

@@ -67,7 +67,7 @@ def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(word
     assert command.chooses_epochs and command.chooses_batch
     train_run(command)
     summary = summary_of(tmp_path / "logs" / "mine")
-    assert summary["steps"] == summary["planned_steps"] == 300
+    assert summary["steps"] == summary["planned_steps"] == 600
     assert 1 < summary["elapsed_seconds"] < 120
     assert summary["elapsed_seconds"] > summary["train_seconds"] + summary["validation_seconds"]
 
