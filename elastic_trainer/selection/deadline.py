@@ -70,7 +70,7 @@ class DeadlineBudget(TimeBudget):
         self._seconds = seconds - end_seconds
         self._start_seconds, self._averaging_seconds = start_seconds, averaging_seconds
         self._validation_share = validation_share
-        self._max_rho, self._most_steps = 1.0, total_steps
+        self._max_rho, self._most_steps, self._has_open_end = 1.0, total_steps, False
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
@@ -90,7 +90,10 @@ class DeadlineBudget(TimeBudget):
         left = self._seconds - progress.elapsed_seconds
         reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
         left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio, left)
-        step_ms = 1e3 * left / max(progress.total_steps - progress.step, 1) - progress.overhead_ms
+        steps = progress.total_steps - progress.step
+        if self._has_open_end:  # the largest rho at which there is time for an epoch; the length follows from it
+            steps = min(steps, progress.steps_per_epoch)
+        step_ms = 1e3 * left / max(steps, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * ratio
         rho = min(max(step_ms / full_step_ms, self.smallest_rho), self._max_rho)
         return Allowance(rho, rho, full_step_ms, ratio, correction=1.0)
@@ -100,8 +103,8 @@ class DeadlineBudget(TimeBudget):
         self._max_rho = max(rho, self.smallest_rho)
 
     def lengthen_to(self, steps: int) -> None:
-        """Where time is left over, take up to so many steps in all instead of those planned."""
-        self._most_steps = max(steps, self._most_steps)
+        """Let the length of the run follow from the time, up to so many steps in all, instead of rho."""
+        self._has_open_end, self._most_steps = True, max(steps, self._most_steps)
 
     def to_record(self) -> dict[str, float]:
         """See `TimeBudget.to_record`."""

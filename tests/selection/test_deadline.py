@@ -85,6 +85,16 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     resumed.resume(budget.to_record(), head)
     assert resumed.allow(Progress(1, 12, 100, 1200)).rho == 0.6
     fast = Progress(1, 12, 100, 1200, step_ms=[1.0] * 60, steps_per_epoch=100)
+    start = Progress(epochs=12, total_steps=1200, steps_per_epoch=100)
+    tight = DeadlineBudget(table, head, 0.55 * 1200 * table.full_step_ms / 1e3, 1200, 12, [0], 3)
+    tight.limit_rho(0.6)
+    assert tight.allow(start).rho < 0.55
+    tight.lengthen_to(1200)
+    assert tight.allow(start).rho == 0.6, "there are fewer steps instead"
+    short = DeadlineBudget(table, head, 0.75 * 100 * table.full_step_ms / 1e3, 100, 1, [0], 3)
+    short.limit_rho(0.6)
+    short.lengthen_to(1200)
+    assert short.allow(start._replace(epochs=1, total_steps=100)).rho < 0.55, "there is no time for one epoch at 0.6"
     for most, expected in ((0, 1200), (2400, 2400)):
         budget.lengthen_to(most)
         resumed.resume(budget.to_record(), head)
