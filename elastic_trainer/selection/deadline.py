@@ -108,12 +108,14 @@ class DeadlineBudget(TimeBudget):
 
     def to_record(self) -> dict[str, float]:
         """See `TimeBudget.to_record`."""
-        return {**super().to_record(), "max_rho": self._max_rho, "most_steps": self._most_steps}
+        own = {"max_rho": self._max_rho, "most_steps": self._most_steps, "has_open_end": self._has_open_end}
+        return {**super().to_record(), **own}
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """See `TimeBudget.resume`."""
         self._max_rho = record.get("max_rho", 1.0)
         self._most_steps = int(record.get("most_steps", self._most_steps))
+        self._has_open_end = bool(record.get("has_open_end", False))
         super().resume(record, mask)
 
     def fitting_steps(self, progress: Progress) -> int | None:

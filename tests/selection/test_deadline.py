@@ -89,8 +89,13 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     tight = DeadlineBudget(table, head, 0.55 * 1200 * table.full_step_ms / 1e3, 1200, 12, [0], 3)
     tight.limit_rho(0.6)
     assert tight.allow(start).rho < 0.55
+    record = tight.to_record()
     tight.lengthen_to(1200)
     assert tight.allow(start).rho == 0.6, "there are fewer steps instead"
+    opened = tight.to_record()
+    for kept, is_open in ((record, False), (opened, True)):
+        tight.resume(kept, head)
+        assert (tight.allow(start).rho == 0.6) is is_open
     short = DeadlineBudget(table, head, 0.75 * 100 * table.full_step_ms / 1e3, 100, 1, [0], 3)
     short.limit_rho(0.6)
     short.lengthen_to(1200)
