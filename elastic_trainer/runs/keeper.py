@@ -53,8 +53,8 @@ class Keeper(Listener):
         trainer, start = self.trainer, time.perf_counter()
         clocks = trainer.history.clocks
         validated = clocks.seconds("validation")
-        training, wants_head = trainer.training, trainer.settings.starts_with_head
-        found = closed_form_head(trainer.task, trainer.data, training.head_room_mb) if wants_head else None
+        room_mb = trainer.training.head_room_mb
+        found = closed_form_head(trainer.task, trainer.data, room_mb) if trainer.settings.starts_with_head else None
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):
             if found and found.accuracy > found.accuracy_before:

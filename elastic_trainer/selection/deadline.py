@@ -70,7 +70,8 @@ class DeadlineBudget(TimeBudget):
         self._seconds = seconds - end_seconds
         self._start_seconds, self._averaging_seconds = start_seconds, averaging_seconds
         self._validation_share = validation_share
-        self._max_rho, self._most_steps, self._has_open_end = 1.0, total_steps, False
+        self._max_rho, self._total_steps = 1.0, total_steps
+        self._most_steps: int | None = None  # of a run whose length follows from the time
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
@@ -91,7 +92,9 @@ class DeadlineBudget(TimeBudget):
         reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
         left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio, left)
         steps = progress.total_steps - progress.step
-        if self._has_open_end:  # the largest rho at which there is time for an epoch; the length follows from it
+        if (
+            self._most_steps is not None
+        ):  # the largest rho at which there is time for an epoch; the length follows from it
             steps = min(steps, progress.steps_per_epoch)
         step_ms = 1e3 * left / max(steps, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * ratio
@@ -104,18 +107,17 @@ class DeadlineBudget(TimeBudget):
 
     def lengthen_to(self, steps: int) -> None:
         """Let the length of the run follow from the time, up to so many steps in all, instead of rho."""
-        self._has_open_end, self._most_steps = True, max(steps, self._most_steps)
+        self._most_steps = max(steps, self._total_steps)
 
     def to_record(self) -> dict[str, float]:
         """See `TimeBudget.to_record`."""
-        own = {"max_rho": self._max_rho, "most_steps": self._most_steps, "has_open_end": self._has_open_end}
-        return {**super().to_record(), **own}
+        record = {**super().to_record(), "max_rho": self._max_rho}
+        return record if self._most_steps is None else {**record, "most_steps": self._most_steps}
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """See `TimeBudget.resume`."""
         self._max_rho = record.get("max_rho", 1.0)
-        self._most_steps = int(record.get("most_steps", self._most_steps))
-        self._has_open_end = bool(record.get("has_open_end", False))
+        self._most_steps = int(record["most_steps"]) if "most_steps" in record else None
         super().resume(record, mask)
 
     def fitting_steps(self, progress: Progress) -> int | None:
@@ -137,7 +139,7 @@ class DeadlineBudget(TimeBudget):
             steps = progress.step + max(int(left_ms / pace_ms), 0)
             if sum(step < steps for step in due) <= selections:
                 break
-        return min(steps, self._most_steps)
+        return min(steps, self._most_steps or self._total_steps)
 
     def _making_seconds(self, progress: Progress, end: int) -> float:
         """What making features still takes until step `end`, before which the next selection is due."""

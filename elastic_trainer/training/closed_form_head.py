@@ -120,7 +120,8 @@ def closed_form_head(
     head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
     logits, logits_before = head.logits(features), before.logits(features)
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
-    is_scaled = (np.bincount(labels, minlength=layer.units) > 0) & held_back(labels).any()
+    counts = np.bincount(labels, minlength=layer.units)
+    is_scaled = (counts > 0) & (counts.max() >= HELD_BACK)
     return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before, is_scaled)
 
 

@@ -38,17 +38,17 @@ SCHEMES = {  # by the first word of a setting
     "random": "elastic_training_random",
     "head": "traditional_tl_training",
 }
+REFERENCE = ("full, batch 4", 1.0)  # what times are shares of
 SHOWN = (  # setting and share of the time, in the table of all data sets
     ("head in closed form", 0.0),
     ("upper 0.5, batch 32", 1 / 8),
     ("upper 0.5, batch 32", 1 / 3),
     ("upper 0.5, batch 32", 1 / 2),
     ("full, batch 32", 1.0),
-    ("full, batch 4", 1.0),
+    REFERENCE,
 )
 MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
 MEASURED = ("final_accuracy", "train_seconds", "elapsed_seconds")
-REFERENCE = ("full, batch 4", 1.0)  # what times are shares of
 WORDS = {
     "full": "full training",
     "elastic": "ElasticTrainer, by importance",
@@ -125,17 +125,15 @@ def table(path: Path) -> str:
 
 def shares_table(path: Path) -> str:
     """The settings of `SHOWN`, a column for each file of the study's part `path`, whose names go on with a data set."""
-    return _by_data(SHOWN, {data: _points_at(one) for data, one in _files(path).items()})
+    return _by_data(SHOWN, {data: points_at(one) for data, one in _files(path).items()})
 
 
 def waited_table(path: Path) -> str:
     """The deadlines of the part `path` and full training, as `shares_table`, with the wall time of the whole run."""
     found = {}
     for data, one in _files(path).items():
-        full = _points_at(path.with_name(f"equal_time_{data}.csv"))[REFERENCE]
-        found[data] = {
-            key: p._replace(seconds=p.elapsed_seconds) for key, p in {**_points_at(one), REFERENCE: full}.items()
-        }
+        points = points_at(one) | {REFERENCE: points_at(path.with_name(f"equal_time_{data}.csv"))[REFERENCE]}
+        found[data] = {key: point._replace(seconds=point.elapsed_seconds) for key, point in points.items()}
     return _by_data([*dict.fromkeys(key for points in found.values() for key in points)], found)
 
 
@@ -144,21 +142,23 @@ def _files(path: Path) -> dict[str, Path]:
     return {one.stem.removeprefix(f"{path.stem}_"): one for one in sorted(path.parent.glob(f"{path.stem}_*.csv"))}
 
 
-def _points_at(path: Path) -> dict[tuple[str, float], Point]:
+def points_at(path: Path) -> dict[tuple[str, float], Point]:
+    """The points of a file, by setting and budget."""
     return {(point.setting, point.budget): point for point in points_of(read_rows(path))}
 
 
 def _by_data(shown: Sequence[tuple[str, float]], found: dict[str, dict[tuple[str, float], Point]]) -> str:
     """A row for each setting and planned share of `shown`, a column a data set: accuracy, time, and measured share."""
+
+    def cell(point: Point | None, full: Point) -> str:
+        if point is None:
+            return ""
+        seconds = point.seconds.mean()
+        return f"{spread(100 * point.accuracies)} % ({seconds:.0f} s, {seconds / full.seconds.mean():.2f})"
+
     rows = []
     for setting, share in shown:
-        cells = []
-        for points in found.values():
-            point, full = points.get((setting, share)), points[REFERENCE]
-            measured = point.seconds.mean() / full.seconds.mean() if point else 0.0
-            cells.append(
-                f"{spread(100 * point.accuracies)} % ({point.seconds.mean():.0f} s, {measured:.2f})" if point else ""
-            )
+        cells = [cell(points.get((setting, share)), points[REFERENCE]) for points in found.values()]
         rows.append([_in_words(setting), _share(share), *cells])
     return _lines(["scheme", "planned share", *(name.replace("_", " ") for name in found)], rows)
 

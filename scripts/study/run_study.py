@@ -20,13 +20,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import plotting  # first: it sets the import path
 from common import ROOT
-from results_page import read_rows
+from results_page import REFERENCE, points_at, read_rows
 from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
 from study_parts import PARTS, REFERENCE_BATCH
@@ -125,11 +123,10 @@ def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int
     """
     if run.part == "one_command":
         path = args.results / f"equal_time_{args.data}.csv"
-        rows = read_rows(path) if path.exists() else []
-        seconds = [float(row["elapsed_seconds"]) for row in rows if row["setting"] == "full, batch 4"]
-        if not seconds:
+        points = points_at(path) if path.exists() else {}
+        if REFERENCE not in points:
             raise UserError(f"{path}: has no row of full training at batches of 4; run the part equal_time first")
-        return float(np.mean(seconds))
+        return float(points[REFERENCE].elapsed_seconds.mean())
     if run.part not in ("equal_time", "memory", "selected_by"):
         return None
     shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))

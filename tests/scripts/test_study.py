@@ -152,9 +152,9 @@ def test_one_command_gets_a_share_of_the_wall_time_of_full_training(tmp_path):
     run = PARTS["one_command"]("grocery", 1)[0]
     with pytest.raises(UserError, match=r"equal_time_grocery.csv: has no row of full training .* run .* equal_time"):
         run_study._reference_seconds(args, run, 100, 0)
-    rows = [("full, batch 4", 100), ("full, batch 4", 110), ("full, batch 32", 50)]
-    with (tmp_path / "equal_time_grocery.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("setting", "elapsed_seconds"), *rows])
+    seconds = [("full, batch 4", 100), ("full, batch 4", 110), ("full, batch 32", 50)]
+    rows = [(setting, 1.0, 0.01, seed, 0.5, 9.0, elapsed) for seed, (setting, elapsed) in enumerate(seconds)]
+    write_results(tmp_path, rows, "equal_time_grocery")
     assert run_study._reference_seconds(args, run, 100, 0) == 105
 
 

@@ -67,16 +67,21 @@ class FakeTime:
         monkeypatch.setattr(owner, name, called)
 
 
-def run_with_deadline(folder, deadline, stop=None, epochs=10, most_steps=0, **more):
+def run_with_deadline(folder, deadline, stop=None, epochs=10, interval=2, average_head=False, most_steps=None):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(
-        **{"learning_rate": 0.05, "num_epochs": epochs, "interval": 2, "deadline": deadline, "feature_cache": "off"}
-        | more
+        learning_rate=0.05,
+        num_epochs=epochs,
+        interval=interval,
+        deadline=deadline,
+        feature_cache="off",
+        average_head=average_head,
     )
     budget = make_budget(model, data, settings, make_table(model))
     assert isinstance(budget, deadlines.DeadlineBudget)
-    budget.lengthen_to(most_steps)
+    if most_steps is not None:
+        budget.lengthen_to(most_steps)
     folder.mkdir(exist_ok=True)
     with RunLog(folder, {}, tensor_names(model)) as log:
         return train.elastic_training(model, data, settings, log, budget, stop)
