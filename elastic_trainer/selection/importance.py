@@ -160,6 +160,8 @@ class GradientMagnitude(ImportanceEvaluator):
 class Random(ImportanceEvaluator):
     """I_k uniform in 0…1, drawn again at each selection: a baseline (TraDy, arXiv 2510.19675, selects at random)."""
 
+    reads_gradients = False
+
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
         parts = tf.nest.flatten((batches[0].targets, batches[0].inputs))
         seed = zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))  # a resumed run repeats it

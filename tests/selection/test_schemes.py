@@ -9,7 +9,7 @@ import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection import schemes
-from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
+from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
 from elastic_trainer.selection.schemes import ElasticScheme, feature_misses, make_budget
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.selection.time_budget import (
@@ -117,6 +117,15 @@ def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
     assert (repeated.rho, repeated.correction) == (given_up.rho, given_up.correction)
     assert repeated.correction == budget.correction != 1.0
     np.testing.assert_array_equal(repeated.importance, given_up.importance)
+
+
+@pytest.mark.parametrize("importance", [NoImportance, Random])
+@pytest.mark.parametrize("interval", [40, 20])
+def test_gradients_are_compiled_for_the_speed_alone_only_where_a_later_selection_uses_it(importance, interval):
+    settings = Settings(num_epochs=40, interval=interval, rho=0.6)
+    scheme, _, state = elastic_scheme(settings, selector=(importance,))
+    selection = scheme.select(Progress(total_steps=240), state)
+    assert ("_gradients" in vars(scheme._evaluator)) == (selection.slowdown != 1.0) == (interval < 40)
 
 
 def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypatch):
