@@ -301,14 +301,7 @@ class Trainer:
         return self.settings.average_head and self.history.average_head_seconds is None
 
     def _is_validation_due(self, is_last: bool) -> bool:
-        """Whether the epoch is the last, or this validation and the last one stay in `settings.validation_share`."""
-        history, share = self.history, self.settings.validation_share
-        if share == 0:  # only the last, which a board of a fleet never reaches
-            return is_last
-        if is_last or share >= 1 or not history.validation_seconds:
-            return True
-        clocks, latest = history.clocks, history.validation_seconds[-1]
-        return clocks.seconds("validation") + 2 * latest <= share * clocks.seconds("training")
+        return is_last or self.history.may_validate(self.settings.validation_share)
 
     def _follow_deadline(self) -> None:
         """Let training, and with it the learning-rate schedule, end where the deadline does."""

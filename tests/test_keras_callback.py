@@ -10,6 +10,7 @@ from conftest import SIZE, make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import available_memory_mb
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.training.step import TrainStep
 
@@ -368,3 +369,24 @@ def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
     for kind in ("MatMul", "Conv2D"):  # a small pointwise convolution is a product of matrices
         assert kinds[0].count(kind) == kinds[1].count(kind)
     assert "Conv2D" not in kinds[0]
+
+
+def test_limits_of_memory_that_are_none_are_refused_in_one_line():
+    wrong: list[Any] = ["900", "lots", "-3M", "0%", 0, -1.0, float("nan"), True, [900]]
+    for memory in wrong:
+        with pytest.raises(UserError, match=r"^memory .* must be a size, such as 900M, 1\.5G or 80%") as error:
+            ElasticTraining(memory=memory)
+        assert "\n" not in str(error.value)
+    share = ElasticTraining(memory="50%")._settings.memory or 0.0
+    assert share == pytest.approx(0.5 * (available_memory_mb() or 0.0), rel=0.2)
+
+
+def test_a_limit_needs_examples_of_one_shape():
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
+    model.compile("sgd", "mse")
+    parts = [np.ones((8, length, 4), np.float32) for length in (6, 4)]
+    spec = tf.TensorSpec((None, None, 4))
+    data = tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec))
+    with pytest.raises(UserError, match="memory: needs examples of one shape"):
+        model.fit(data, verbose=0, callbacks=[ElasticTraining(memory="80%", verbose=0)])

@@ -3,18 +3,16 @@
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from command_line import command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import PROCESS_LIMITS, available_memory_mb, cores
+from elastic_trainer.machine import PROCESS_LIMITS, cores
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 from elastic_trainer.networks.tensors import head_mask
@@ -391,26 +389,8 @@ def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(networ
     assert history.selection.importance.any()
 
 
-def test_limits_that_are_none_or_too_small_are_refused_by_the_callback_in_one_line(network, start):
-    wrong: list[Any] = ["900", "lots", "-3M", "0%", 0, -1.0, float("nan"), True, [900]]
-    for memory in wrong:
-        with pytest.raises(UserError, match=r"^memory .* must be a size, such as 900M, 1\.5G or 80%") as error:
-            ElasticTraining(memory=memory)
-        assert "\n" not in str(error.value)
-    share = ElasticTraining(memory="50%")._settings.memory or 0.0
-    assert share == pytest.approx(0.5 * (available_memory_mb() or 0.0), rel=0.2)
+def test_limits_that_are_too_small_are_refused_by_the_callback_in_one_line(network, start):
     head_mb, _ = limits(network[2], head_mask(network[0]))
     with pytest.raises(UserError, match=r"are too little, training the head alone takes") as error:
         fitted(network, START_MB + head_mb - 20)
     assert "--" not in str(error.value) and "micro_batch" not in str(error.value), "fit has no parts"
-
-
-def test_a_limit_needs_examples_of_one_shape():
-    inputs = keras.Input((None, 4))
-    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
-    model.compile("sgd", "mse")
-    parts = [np.ones((8, length, 4), np.float32) for length in (6, 4)]
-    spec = tf.TensorSpec((None, None, 4))
-    data = tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec))
-    with pytest.raises(UserError, match="memory: needs examples of one shape"):
-        model.fit(data, verbose=0, callbacks=[ElasticTraining(memory="80%", verbose=0)])

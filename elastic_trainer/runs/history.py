@@ -136,6 +136,15 @@ class History:
         """Whether the latest epoch was validated; True before the first."""
         return not self.epochs or _is_validated(self.epochs[-1])
 
+    def may_validate(self, share: float) -> bool:
+        """Whether another validation, and the last one, stay within this share of training time; 1: no limit."""
+        if share == 0:  # only the last, which a board of a fleet never reaches
+            return False
+        if share >= 1 or not self.validation_seconds:
+            return True
+        seconds = self.clocks.seconds
+        return seconds("validation") + 2 * self.validation_seconds[-1] <= share * seconds("training")
+
     def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
         """End the current epoch.
 

@@ -92,9 +92,7 @@ class DeadlineBudget(TimeBudget):
         reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
         left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio, left)
         steps = progress.total_steps - progress.step
-        if (
-            self._most_steps is not None
-        ):  # the largest rho at which there is time for an epoch; the length follows from it
+        if self._most_steps is not None:  # the largest rho that leaves time for an epoch; the length follows from it
             steps = min(steps, progress.steps_per_epoch)
         step_ms = 1e3 * left / max(steps, 1) - progress.overhead_ms
         full_step_ms = self.table.full_step_ms * ratio
