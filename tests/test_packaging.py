@@ -107,7 +107,7 @@ def listed(name: str) -> set[Requirement]:
 
 @pytest.mark.parametrize(
     ("extra", "name"),
-    [("", "requirements.txt"), ("dev", "requirements-dev.txt"), ("study", "requirements-study.txt")],
+    [("", "requirements.txt"), ("dev", "requirements-dev.txt")],
 )
 def test_the_wheel_requires_what_the_requirements_say(
     distribution: metadata.Distribution, extra: str, name: str
@@ -123,7 +123,7 @@ def test_the_wheel_requires_what_the_requirements_say(
 
 def test_the_wheel_says_what_it_is(distribution: metadata.Distribution) -> None:
     about = distribution.metadata
-    assert set(about.get_all("Provides-Extra") or []) == {"dev", "study"}
+    assert set(about.get_all("Provides-Extra") or []) == {"dev"}
     assert about["License-Expression"] == "MIT"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"name: {about['Author']}\n" in citation

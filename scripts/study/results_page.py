@@ -31,7 +31,7 @@ from elastic_trainer.runs import reader
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]
 BLOCK = re.compile(r"<!-- (?P<kind>\w+) (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
-SCHEMES = {  # by the first word of a setting
+TRAIN_TYPES = {  # by the first word of a setting
     "full": "full_training",
     "elastic": "elastic_training",
     "upper": "elastic_training_upper_part",
@@ -189,7 +189,7 @@ def draw_memory(path: Path, title: str) -> None:
     for setting, (accuracies, grown_mb, _) in _memory_of(path).items():
         of_scheme.setdefault(scheme_of(setting), []).append(np.array([grown_mb, 100 * accuracies]))
     for scheme, points in of_scheme.items():
-        look = plotting.LOOKS[SCHEMES[scheme]]
+        look = plotting.LOOKS[TRAIN_TYPES[scheme]]
         means = np.array(sorted(point.mean(axis=1).tolist() for point in points)).T
         axes.plot(*means, look.marker, ls=look.dashes, color=look.colour, ms=6, label=WORDS[scheme])
         for point in points:
@@ -259,7 +259,7 @@ def draw(points: Sequence[Point], stem: Path, title: str) -> None:
     seen: set[str] = set()
     settings = [*dict.fromkeys(point.setting for point in points)]
     for setting, marker in zip(settings, cycle(MARKERS), strict=False):
-        scheme = SCHEMES[scheme_of(setting)]
+        scheme = TRAIN_TYPES[scheme_of(setting)]
         look, face = plotting.LOOKS[scheme], "none" if scheme in seen else None
         seen.add(scheme)
         here = sorted((p for p in points if p.setting == setting), key=lambda p: p.budget)

@@ -29,7 +29,6 @@ from runner import Run, carry_out, make_run, make_table
 from study_data import INPUT_SIZES, split_folder
 from study_parts import PARTS, REFERENCE_BATCH
 from study_runs import StudyRun, full_seconds
-from study_variants import VARIANTS, register_variants
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser, as_words
@@ -111,8 +110,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         reference = _reference_seconds(args, of_kind[0], images.train.count, core)
         for run in of_kind:
             flags = {**shared, **run.flags(table, head_mask(model), steps, reference), "run_name": run.name}
-            script = "scripts/study/study_variants.py" if run.train_type in VARIANTS else "main.py"
-            found[run.name] = make_run(flags, script=script)
+            found[run.name] = make_run(flags)
     return [found[run.name] for run in wanted]
 
 
@@ -127,7 +125,7 @@ def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int
         if REFERENCE not in points:
             raise UserError(f"{path}: has no row of full training at batches of 4; run the part equal_time first")
         return float(points[REFERENCE].elapsed_seconds.mean())
-    if run.part not in ("equal_time", "memory", "selected_by"):
+    if run.part not in ("equal_time", "memory"):
         return None
     shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))
     basis = make_run(shared)
@@ -203,7 +201,6 @@ def study_parser() -> OneLineParser:
 
 
 def main() -> None:
-    register_variants()
     args = study_parser().parse_args()
     runs, cores = PARTS[args.part](args.data, args.seeds), sorted(os.sched_getaffinity(0))
     wanted = [run for run in runs if fnmatch(run.name, args.only)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from results_page import TRAIN_TYPES, scheme_of
 from study_runs import StudyRun
 
 from elastic_trainer.registry import SCHEMES
@@ -19,21 +20,6 @@ FLAGS: dict[str, Any] = {
     **{name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup", "average_head")},
     "validation_share": 0.1,
 }
-SELECTED_BY = {  # train type, and batches of importance
-    "upper part": ("elastic_training_upper_part", None),
-    "importance, 1 batch": ("elastic_training", 1),
-    "importance, 4 batches": ("elastic_training", 4),
-    "importance per ms, 4 batches": ("elastic_training_greedy", 4),
-    "random": ("elastic_training_random", None),
-}
-ALSO_SELECTED_BY = {
-    "whole layers": ("elastic_training_layers", 4),
-    "the paper's problem": ("elastic_training_published", 4),
-    "weight magnitude": ("elastic_training_weight_magnitude", None),
-    "gradient magnitude": ("elastic_training_grad_magnitude", 4),
-    "Betti numbers": ("elastic_training_betti", 4),
-    "gain over 128 steps": ("elastic_training_path", 129),  # the first is judged by none
-}
 
 
 def _full(part: str, data: str) -> StudyRun:
@@ -43,10 +29,10 @@ def _full(part: str, data: str) -> StudyRun:
     )
 
 
-def _selecting(full: StudyRun, label: str, by: str) -> StudyRun:
-    """Elastic training at rho 0.5 that selects once."""
-    train_type, batches = (SELECTED_BY | ALSO_SELECTED_BY)[by]
-    more = {"importance_batches": batches} if batches else {}
+def _selecting(full: StudyRun, label: str) -> StudyRun:
+    """Elastic training at rho 0.5 that selects once: the upper part, by importance (*elastic*) or at random."""
+    train_type = TRAIN_TYPES[scheme_of(label)]
+    more = {"importance_batches": 4} if train_type == "elastic_training" else {}
     return replace(full, label=label, train_type=train_type, rho=0.5, more={**full.more, **more})
 
 
@@ -58,9 +44,7 @@ def _each_seed(seeds: int, runs: Sequence[StudyRun], **changed: Any) -> list[Stu
 def equal_time(data: str, seeds: int) -> list[StudyRun]:
     """What each scheme reaches at batches of 32 in a share of the time that full training takes at batches of 4."""
     full = _full("equal_time", data)
-    names = {"elastic": "importance, 4 batches", "random": "random"}
-    upper = _selecting(full, "upper 0.5, batch 32", "upper part")
-    others = [_selecting(full, f"{name} 0.5, batch 32", by) for name, by in names.items()]
+    upper, *others = (_selecting(full, f"{by} 0.5, batch 32") for by in ("upper", "elastic", "random"))
     head = replace(upper, label="head in closed form", train_type="closed_form_head", budget=0.0, rho=None)
     reference = replace(full, label="full, batch 4", batch_size=REFERENCE_BATCH, rate=REFERENCE_RATE)
     found = [head]
@@ -69,15 +53,6 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
         compared += others if share in SHARES[:2] else []
         found += [replace(run, budget=share) for run in compared]
     return _each_seed(seeds, [*found, reference])
-
-
-def selected_by(data: str, seeds: int) -> list[StudyRun]:
-    """What tensors are selected by: depth, importance, importance per ms, chance; at one budget by other rules."""
-    full = _full("selected_by", data)
-    deciding = [_selecting(full, by, by) for by in SELECTED_BY]
-    others = [_selecting(full, by, by) for by in ALSO_SELECTED_BY]
-    found = [replace(run, budget=share) for run in deciding for share in SHARES[:2]]
-    return _each_seed(seeds, [*found, *(replace(run, budget=SHARES[0]) for run in others)])
 
 
 def one_command(data: str, seeds: int) -> list[StudyRun]:
@@ -96,8 +71,8 @@ def memory(data: str, seeds: int) -> list[StudyRun]:
     ]
     found.append(replace(full, label="head", train_type="traditional_tl_training"))
     for limit in MEMORY_LIMITS:
-        for name, by in (("upper", "upper part"), ("elastic", "importance, 4 batches")):
-            run = _selecting(full, f"{name} 0.5, {limit:,} MB", by)
+        for by in ("upper", "elastic"):
+            run = _selecting(full, f"{by} 0.5, {limit:,} MB")
             found.append(replace(run, more={**run.more, "memory": f"{limit}M"}))
     return _each_seed(seeds, found, budget=1 / 8)
 
@@ -108,7 +83,7 @@ def second_network(data: str, seeds: int) -> list[StudyRun]:
     All at batches of 32, the recipe's; full training in a third of that time, too.
     """
     full = replace(_full("second_network", data), label="full", network="efficientnet_lite")
-    upper = _selecting(full, "upper 0.5", "upper part")
+    upper = _selecting(full, "upper 0.5")
     found = [full, *(replace(upper, budget=share) for share in (1 / 3, 1 / 4, 1 / 6))]
     return _each_seed(seeds, [*found, replace(full, budget=1 / 3)])
 
@@ -136,7 +111,6 @@ def rows(data: str, seeds: int) -> list[StudyRun]:
 
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "equal_time": equal_time,
-    "selected_by": selected_by,
     "one_command": one_command,
     "memory": memory,
     "second_network": second_network,

@@ -3,44 +3,26 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import results_page
 import run_study
 import study_networks
-import study_schemes
-from conftest import make_small_data, make_small_model, make_table
-from interrupted_runs import InterruptingData, PowerCut
+from conftest import make_small_model, make_table
 from made_up_runs import made_up_run
 from run_study import study_parser
 from study_data import split_folder
 from study_parts import PARTS
 from study_runs import EPOCHS, LOOP_MS, SELECTION_SECONDS, StudyRun, full_seconds
-from study_variants import VARIANTS, register_variants
 
-import train
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
 from elastic_trainer.networks.custom_model import build_custom_model
-from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.registry import IMPORTANCES, SCHEMES
-from elastic_trainer.runs.reader import CONFIG
-from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import make_budget
-from elastic_trainer.settings import Settings
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import SCHEMES
 
 STEPS = 100  # an epoch
-
-
-@pytest.fixture(autouse=True)
-def variants():
-    """The study's schemes are registered in its tests only."""
-    with patch.dict(SCHEMES), patch.dict(IMPORTANCES):
-        register_variants()
-        yield
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -78,41 +60,6 @@ def test_steps_fill_the_budget_by_the_table(train_type):
     step_ms = {"full_training": 50.0, "elastic_training": 0.3 * 50.0}[train_type]
     seconds = steps * (step_ms + LOOP_MS) / 1e3 + (SELECTION_SECONDS if rho else 0)
     assert seconds == pytest.approx(0.5 * EPOCHS * STEPS * (50.0 + LOOP_MS) / 1e3, abs=0.1)
-
-
-def test_a_variant_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_path, monkeypatch):
-    words = ["--train_type", "elastic_training_greedy", "--logdir", str(tmp_path), "--run_name", "mine"]
-    started = parse_training([*words, "--recipe", "robust"])
-    assert started.config["train_type"] == "elastic_training_greedy"
-    write_json(tmp_path / "mine" / CONFIG, started.config)
-    assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_greedy"
-    for name in VARIANTS:
-        monkeypatch.delitem(SCHEMES, name)
-    with pytest.raises(UserError, match="--train_type: 'elastic_training_greedy' is not one of"):
-        parse_training(["--resume", str(tmp_path / "mine")])
-
-
-def test_an_interrupted_variant_continues_with_its_own_selector(tmp_path, monkeypatch):
-    calls, select_greedy = [], study_schemes.select_greedy
-
-    def recording(*args):
-        calls.append(args)
-        return select_greedy(*args)
-
-    monkeypatch.setattr(study_schemes, "select_greedy", recording)
-    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_steps=1)
-
-    def run(data):
-        model = make_small_model()
-        budget = make_budget(model, data, settings, make_table(model))
-        with RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log:
-            train.train("elastic_training_greedy", model, data, settings, log, budget)
-
-    with pytest.raises(PowerCut):
-        run(InterruptingData(3))
-    assert len(calls) == 1
-    run(make_small_data())
-    assert len(calls) == 2, "the selection of the second epoch"
 
 
 def test_no_person_is_in_two_splits(tmp_path):
@@ -186,7 +133,6 @@ def test_rows_of_earlier_sessions_stay_and_are_not_repeated(tmp_path, monkeypatc
         return []
 
     monkeypatch.setattr(run_study, "make_runs", make_no_runs)
-    monkeypatch.setattr(run_study, "register_variants", lambda: None)  # they are
     monkeypatch.setattr("sys.argv", ["run_study.py", *words, str(later.logdir), "--seeds", "2"])
     run_study.main()
     assert [run for run in asked if run.seed == 0] == [first, *PARTS["memory"]("grocery", 1)[3:]]
