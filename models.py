@@ -15,10 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import keras
-import tensorflow as tf
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import has_bfloat16
+from elastic_trainer.machine import has_bfloat16, has_gpu
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone, image_shape
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
@@ -77,7 +76,7 @@ def mixed_precision_policy() -> str:
     Raises:
         UserError: the CPU has none (it would convert to float32 and back).
     """
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         return "mixed_float16"
     if not has_bfloat16():
         raise UserError("--mixed_precision: this machine has neither a GPU nor a CPU with bfloat16; leave it out")

@@ -153,6 +153,13 @@ def resident_memory_mb(root: Path = Path("/")) -> float | None:
     return None if kilobytes is None else kilobytes * 1024 / 1e6
 
 
+def has_gpu() -> bool:
+    """Whether TensorFlow trains on a GPU, which has memory of its own."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def gpu_peak_memory_mb() -> float | None:
     """Peak memory of TensorFlow's allocators on all GPUs so far in MB, or None without a GPU."""
     import tensorflow as tf

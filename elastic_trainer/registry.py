@@ -185,24 +185,21 @@ def add_importance(name: str, entry: ImportanceEntry, label: str, trains: str) -
 # --- schemes and importances ------------------------------------------------------------------------------------------
 
 
-def _add_fixed(name: str, mask: str, label: str, trains: str, uses: tuple[str, ...] = ()) -> None:
+def _add_fixed(name: str, mask: str, label: str, trains: str, **more: Any) -> None:
     make = Lazy("elastic_trainer.selection.schemes:fixed_scheme", train_type=name)
-    SCHEMES.add(name, SchemeEntry(make, label, trains, Lazy(f"elastic_trainer.networks.tensors:{mask}"), uses=uses))
+    SCHEMES.add(name, SchemeEntry(make, label, trains, Lazy(f"elastic_trainer.networks.tensors:{mask}"), **more))
 
 
 _IMPORTANCE = "elastic_trainer.selection.importance"
 
 _add_fixed("full_training", "all_mask", "Full training", "every tensor")
 _add_fixed("traditional_tl_training", "head_mask", "Traditional TL", "the head alone (transfer learning)")
-SCHEMES.add(
+_add_fixed(
     "closed_form_head",
-    SchemeEntry(
-        Lazy("elastic_trainer.selection.schemes:closed_form_scheme"),
-        "Closed-form head",
-        "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
-        Lazy("elastic_trainer.networks.tensors:head_mask"),
-        is_closed_form=True,
-    ),
+    "head_mask",
+    "Closed-form head",
+    "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
+    is_closed_form=True,
 )
 _add_fixed(
     "bn_plus_bias_training",
@@ -211,7 +208,11 @@ _add_fixed(
     "scales and shifts of normalisation, biases, and the head",
 )
 _add_fixed(
-    "last_layers_training", "last_layers_mask", "Last layers", "the last layers (paper, Fig 2)", ("trained_layers",)
+    "last_layers_training",
+    "last_layers_mask",
+    "Last layers",
+    "the last layers (paper, Fig 2)",
+    uses=("trained_layers",),
 )
 IMPORTANCES.add("gain", ImportanceEntry(Lazy(f"{_IMPORTANCE}:ImportanceEvaluator")))
 SCHEMES.add("elastic_training", elastic("ElasticTrainer", "tensors selected by importance"))

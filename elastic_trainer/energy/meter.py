@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastic_trainer.machine import text_of
+from elastic_trainer.machine import has_gpu, text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
@@ -111,7 +111,7 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     """
     try:
         board, gpus = _jetson(root), [*_nvml()]
-        if not board and not gpus and _has_gpu():
+        if not board and not gpus and has_gpu():
             why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
             return EnergyMeter([], why)
         sensors = board or [*_rapl(root), *gpus]
@@ -122,13 +122,6 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     except OSError as error:
         why = f"{error.filename}: cannot be read: {error.strerror or error}"
     return EnergyMeter([], why)
-
-
-def _has_gpu() -> bool:
-    """Whether TensorFlow trains on a GPU here."""
-    import tensorflow as tf
-
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _read_number(path: Path, unit: float) -> float:

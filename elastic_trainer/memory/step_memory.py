@@ -132,13 +132,6 @@ def freed_memory_mb(before_mb: float | None, now_mb: float | None) -> float:
     return 0.0 if before_mb is None or now_mb is None else FREED_SHARE * max(now_mb - before_mb, 0.0)
 
 
-def has_own_memory() -> bool:
-    """Whether a GPU with memory of its own trains, for which nothing here holds."""
-    import tensorflow as tf
-
-    return bool(tf.config.list_physical_devices("GPU"))
-
-
 def variables_mb(variables: Iterable[Any]) -> float:
     """What variables take, in MB."""
     import tensorflow as tf

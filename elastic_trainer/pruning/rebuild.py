@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph
 from elastic_trainer.pruning.channel_groups import ChannelGroups
@@ -69,9 +69,9 @@ def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray
         with keras.saving.custom_object_scope(classes):
             rebuilt = type(model).from_config(config)
     except Exception as error:  # Keras and custom layers raise many kinds
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = first_line(error)
         raise UserError(
-            f"--train_type prunetrain: Keras cannot rebuild {model.name} from its configuration: {lines[0]}"
+            f"--train_type prunetrain: Keras cannot rebuild {model.name} from its configuration: {why}"
         ) from error
     for new, old in zip(rebuilt._flatten_layers(), model._flatten_layers(), strict=True):
         new.trainable = old.trainable  # from_config sets a model's flag on each of its layers

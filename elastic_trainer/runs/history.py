@@ -5,7 +5,7 @@ A checkpoint keeps all of it (`History.to_record`), so a resumed run continues a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -237,19 +237,9 @@ class History:
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types, which keep floats to the last bit."""
         return {
-            "step": self.step,
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "intervals": [_interval_record(interval) for interval in self.intervals],
-            "epochs": self.epochs,
-            "results": self.results,
-            "validation_seconds": self.validation_seconds,
             "clocks": self.clocks.to_record(),
-            "out_of_time": self.out_of_time,
-            "is_stopped": self.is_stopped,
-            "saved_score": self.saved_score,
-            "start": self.start,
-            "starts_with_head": self.starts_with_head,
-            "first_model_seconds": self.first_model_seconds,
-            "average_head_seconds": self.average_head_seconds,
         }
 
     @classmethod
@@ -270,17 +260,17 @@ def _is_validated(row: dict[str, Any]) -> bool:
 
 
 def _interval_record(interval: SelectionInterval) -> dict[str, Any]:
-    fields, selection = dict(vars(interval)), interval.selection
-    del fields["selection"]
+    record, selection = dict(vars(interval)), interval.selection
+    del record["selection"]
     importance = None if selection.importance is None else selection.importance.tolist()
     chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**fields, "selection": chosen}
+    return {**record, "selection": chosen}
 
 
 def _interval(record: dict[str, Any]) -> SelectionInterval:
-    fields, chosen = dict(record), dict(record["selection"])
-    del fields["selection"]
+    rest, chosen = dict(record), dict(record["selection"])
+    del rest["selection"]
     chosen["mask"] = np.array(chosen["mask"], bool)
     if chosen["importance"] is not None:
         chosen["importance"] = np.array(chosen["importance"])
-    return SelectionInterval(Selection(**chosen), **fields)
+    return SelectionInterval(Selection(**chosen), **rest)

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.memory.step_memory import has_own_memory
+from elastic_trainer.machine import has_gpu
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, averaging_seconds, start_seconds
@@ -235,7 +235,7 @@ class ElasticScheme(Scheme):
             UserError: training the head alone takes more, or measuring importance on one example at a time.
         """
         table, limit_mb, start_mb = self._budget.table, self._settings.memory, state.start_mb
-        if self._is_limited or start_mb is None or has_own_memory() or (limit_mb is None and table.memory is None):
+        if self._is_limited or start_mb is None or has_gpu() or (limit_mb is None and table.memory is None):
             return
         self._is_limited = True
         if limit_mb is not None:
@@ -336,12 +336,8 @@ def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> 
 
 def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
     """The scheme that trains all of its `trainable_mask` from start to end."""
-    return FixedScheme(trainable_mask(train_type, context.task.model, context.settings.trained_layers))
-
-
-def closed_form_scheme(context: SchemeContext) -> Scheme:
-    """The scheme whose one step gives the head its closed form."""
-    return FixedScheme(head_mask(context.task.model), is_closed_form=True)
+    mask = trainable_mask(train_type, context.task.model, context.settings.trained_layers)
+    return FixedScheme(mask, SCHEMES[train_type].is_closed_form)
 
 
 def elastic_scheme(

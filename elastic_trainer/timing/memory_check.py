@@ -15,9 +15,9 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, resident_memory_mb
+from elastic_trainer.machine import available_memory_mb, has_gpu, resident_memory_mb
 from elastic_trainer.memory.alternatives import Alternative, larger_limit, named, of_batch, of_parts, smaller_batch
-from elastic_trainer.memory.step_memory import has_own_memory, training_mb, variables_mb
+from elastic_trainer.memory.step_memory import training_mb, variables_mb
 from elastic_trainer.networks.layer_graph import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
@@ -61,14 +61,14 @@ def room_mb(limit_mb: float | None = None, freed_mb: float = 0.0) -> float:
     Infinity if the system does not report its memory, or if a GPU with memory of its own trains.
     """
     available_mb = available_memory_mb()
-    if available_mb is None or has_own_memory():
+    if available_mb is None or has_gpu():
         return inf
     return freed_mb + min(available_mb, inf if limit_mb is None else limit_mb - (resident_memory_mb() or 0.0))
 
 
 def check_limit(limit_mb: float | None) -> None:
     """Raise `UserError` if a limit is given and nothing here can keep to one."""
-    if limit_mb is not None and (resident_memory_mb() is None or has_own_memory()):
+    if limit_mb is not None and (resident_memory_mb() is None or has_gpu()):
         raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb, silenced
-from elastic_trainer.memory.step_memory import MemoryPeaks, has_own_memory, step_memory
+from elastic_trainer.machine import has_gpu, load_tensorflow, peak_memory_mb, resident_memory_mb, silenced
+from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -53,7 +53,7 @@ def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
 
 def can_measure() -> bool:
     """Whether the system reports what a process takes, and counts its peak from a given moment."""
-    return resident_memory_mb() is not None and os.access(RESET, os.W_OK) and not has_own_memory()
+    return resident_memory_mb() is not None and os.access(RESET, os.W_OK) and not has_gpu()
 
 
 def measure_selections(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, float]]:

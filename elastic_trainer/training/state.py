@@ -14,9 +14,15 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, reachable_memory_mb, release_memory, resident_memory_mb
+from elastic_trainer.machine import (
+    available_memory_mb,
+    has_gpu,
+    reachable_memory_mb,
+    release_memory,
+    resident_memory_mb,
+)
 from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, of_parts, smaller_batch
-from elastic_trainer.memory.step_memory import MemoryPeaks, StepMemory, has_own_memory, training_mb, two_parts_mb
+from elastic_trainer.memory.step_memory import MemoryPeaks, StepMemory, training_mb, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -203,7 +209,7 @@ class TrainState:
     @property
     def _limit_mb(self) -> float:
         """What the process may take; infinite where that is not known."""
-        if available_memory_mb() is None or has_own_memory():
+        if available_memory_mb() is None or has_gpu():
             return inf
         return min(self.memory_mb, reachable_memory_mb())
 

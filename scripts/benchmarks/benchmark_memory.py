@@ -18,7 +18,7 @@ from typing import Any
 
 import common  # first: it sets the import path
 import numpy as np
-from common import Setting
+from common import Setting, errors
 
 import utils
 from elastic_trainer.errors import UserError
@@ -52,8 +52,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     run_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)  # no part of a step
     masks = calibration_masks(attribution.positions, attribution.kernels, head, CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
-    points = []
-    for mask, (predicted_mb, measured_mb) in zip(chosen, measure_selections(here, chosen), strict=True):
+    points: list[dict[str, Any]] = []
+    predicted, measured = np.array(measure_selections(here, chosen)).T
+    for mask, predicted_mb, measured_mb in zip(chosen, predicted, measured, strict=True):
         points.append(
             {
                 "tensors": int(mask.sum()),
@@ -66,18 +67,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "peaks": peaks._asdict(),
         "selections": points,
-        **errors(points, "predicted_mb"),
-        **errors(points, "corrected_mb", "corrected_"),
-    }
-
-
-def errors(points: list[dict[str, Any]], field: str, prefix: str = "") -> dict[str, float]:
-    """Median, 95th percentile and mean of the errors of `field` in percent; their names start with `prefix`."""
-    found = 100 * np.array([point[field] / point["measured_mb"] - 1 for point in points])
-    return {
-        f"{prefix}median_error_percent": float(np.median(np.abs(found))),
-        f"{prefix}p95_error_percent": float(np.percentile(np.abs(found), 95)),
-        f"{prefix}bias_percent": float(np.mean(found)),
+        **errors(predicted, measured),
+        **errors(np.array([point["corrected_mb"] for point in points]), measured, "corrected_"),
     }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import common
 import numpy as np
-from common import Setting
+from common import Setting, errors
 
 import utils
 from elastic_trainer.timing.fit import selection_sums
@@ -64,16 +64,6 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
         if len(masks) == count:
             break
     return masks
-
-
-def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
-    """Median, 95th percentile and mean signed relative error in per cent; arrays in ms."""
-    relative = 100 * (predicted / measured - 1)
-    return {
-        "median_error_percent": float(np.median(np.abs(relative))),
-        "p95_error_percent": float(np.percentile(np.abs(relative), 95)),
-        "bias_percent": float(np.mean(relative)),
-    }
 
 
 def _without_reading(table: TimingTable) -> TimingTable:

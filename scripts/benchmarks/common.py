@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_trainer.cli.commands import fill_in_defaults
@@ -95,6 +97,16 @@ def _parse(prog: str, description: str | None, settings: dict[str, Setting], tak
         fill_in_defaults(args)
         args.network = built(NetworkSettings, vars(args)).with_classes(10)
     return args
+
+
+def errors(predicted: np.ndarray, measured: np.ndarray, prefix: str = "") -> dict[str, float]:
+    """Median, 95th percentile and mean signed relative error in percent; names start with `prefix`."""
+    relative = 100 * (predicted / measured - 1)
+    return {
+        f"{prefix}median_error_percent": float(np.median(np.abs(relative))),
+        f"{prefix}p95_error_percent": float(np.percentile(np.abs(relative), 95)),
+        f"{prefix}bias_percent": float(np.mean(relative)),
+    }
 
 
 def trainable_network(network: NetworkSettings, steps: int = 100_000) -> tuple[keras.Model, keras.optimizers.Optimizer]:

@@ -89,7 +89,6 @@ def count_classes(images: DataSettings) -> int:
 def make_run(
     flags: Mapping[str, Any],
     more: Sequence[str] = (),
-    script: str = "main.py",
     classes: Callable[[DataSettings], int] = count_classes,
 ) -> Run:
     """A run without a timing table of its own.
@@ -97,14 +96,13 @@ def make_run(
     Args:
         flags: of main.py, value by name.
         more: further words of the command line.
-        script: that takes the flags of main.py.
         classes: their number, if the flags do not give it.
     """
     words = [*as_words(flags), *more]
     command = parse_training(words)
     if command.network.num_classes is None:
         command = command.with_classes(classes(command.data))
-    return Run(command, [script, *words, "--resume"])
+    return Run(command, ["main.py", *words, "--resume"])
 
 
 def carry_out(

@@ -105,7 +105,7 @@ def test_where_the_memory_is_not_known_nothing_is_refused(small, steps, monkeypa
     has_free(monkeypatch, None)
     check(steps, all_mask(small), count=10**9)
     has_free(monkeypatch, 1.0)
-    monkeypatch.setattr(memory_check, "has_own_memory", lambda: True)
+    monkeypatch.setattr(memory_check, "has_gpu", lambda: True)
     check(steps, all_mask(small), count=10**9)
 
 
