@@ -105,10 +105,7 @@ def listed(name: str) -> set[Requirement]:
     return {Requirement(line) for line in lines if line and not line.startswith("-r ")}
 
 
-@pytest.mark.parametrize(
-    ("extra", "name"),
-    [("", "requirements.txt"), ("dev", "requirements-dev.txt")],
-)
+@pytest.mark.parametrize(("extra", "name"), [("", "requirements.txt"), ("dev", "requirements-dev.txt")])
 def test_the_wheel_requires_what_the_requirements_say(
     distribution: metadata.Distribution, extra: str, name: str
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import plotting
 import pytest
 from conftest import CLASSES, SIZE, make_small_data, make_small_model, make_table
+from interrupted_runs import InterruptingData, PowerCut
 from small_networks import values
 from small_runs import rows_of, run
 
@@ -22,7 +23,7 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.datasets.sources import DataSource, count_classes
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_text
+from elastic_trainer.files import write_json, write_text
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import built, flag, flags_of, names_of, share
 from elastic_trainer.registry import (
@@ -38,10 +39,13 @@ from elastic_trainer.registry import (
     OptimizerEntry,
     SchemeEntry,
     add_importance,
+    elastic,
 )
+from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.schemes import FixedScheme
+from elastic_trainer.selection.schemes import FixedScheme, make_budget
+from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import (
     MAIN_FLAGS,
     PAPER,
@@ -54,6 +58,7 @@ from elastic_trainer.settings import (
 )
 from elastic_trainer.training.optimizers import SGDW, make_optimizer
 
+SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
 REGISTRIES = (SCHEMES, IMPORTANCES, OPTIMIZERS, DATASETS, EXPORTERS)
 TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, correct_budget=False)
 
@@ -128,6 +133,47 @@ def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
     run(tmp_path, train.elastic_training_stem, settings, model, make_table(model))
     chosen = {row["name"] for row in rows_of(tmp_path / "selections.csv") if row["chosen"] == "1"}
     assert chosen == {"stem/kernel", "head/kernel", "head/bias"}
+
+
+def select_counted(*args):
+    """The upper part, by a Tensor Selector from outside."""
+    SELECTED.append(args)
+    return select_upper_part(*args)
+
+
+def add_counted():
+    SELECTED.clear()
+    entry = elastic("Counted", "the upper part, counted", select=f"{__name__}:select_counted")
+    SCHEMES.add("elastic_training_counted", entry)
+
+
+def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_path, monkeypatch):
+    add_counted()
+    words = ["--train_type", "elastic_training_counted", "--logdir", str(tmp_path), "--run_name", "mine"]
+    started = parse_training([*words, "--recipe", "robust"])
+    assert started.config["train_type"] == "elastic_training_counted"
+    write_json(tmp_path / "mine" / CONFIG, started.config)
+    assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_counted"
+    monkeypatch.delitem(SCHEMES, "elastic_training_counted")
+    with pytest.raises(UserError, match="--train_type: 'elastic_training_counted' is not one of"):
+        parse_training(["--resume", str(tmp_path / "mine")])
+
+
+def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
+    add_counted()
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_steps=1)
+
+    def start(data):
+        model = make_small_model()
+        budget = make_budget(model, data, settings, make_table(model))
+        with RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log:
+            train.train("elastic_training_counted", model, data, settings, log, budget)
+
+    with pytest.raises(PowerCut):
+        start(InterruptingData(3))
+    assert len(SELECTED) == 1
+    start(make_small_data())
+    assert len(SELECTED) == 2, "the selection of the second epoch"
 
 
 def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):

@@ -9,7 +9,6 @@ from typing import Any
 from results_page import TRAIN_TYPES, scheme_of
 from study_runs import StudyRun
 
-from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import RATE_BATCH, RECIPES, rate_at
 
 SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 3, 1 / 2, 1.0)  # of full training's time at `REFERENCE_BATCH`
@@ -91,17 +90,16 @@ def second_network(data: str, seeds: int) -> list[StudyRun]:
 def rows(data: str, seeds: int) -> list[StudyRun]:
     """Recurrent and attention networks that read the digits row by row, from random weights; `data` is not used."""
     more = {"augment": "none", "num_epochs": 40}
-    schemes = {"full": "full_training", "elastic": "elastic_training", "upper": "elastic_training_upper_part"}
     found = []
     for network in ("gru", "vit"):
         run = StudyRun("rows", "", "digits", "test", "full_training", 1e-3, 1.0, network=network, more=more)
-        for label, train_type in schemes.items():
-            is_elastic = SCHEMES[train_type].is_elastic
+        for scheme in ("full", "elastic", "upper"):
+            is_elastic = scheme != "full"
             found.append(
                 replace(
                     run,
-                    label=f"{network}, {label}",
-                    train_type=train_type,
+                    label=f"{network}, {scheme}",
+                    train_type=TRAIN_TYPES[scheme],
                     rho=0.5 if is_elastic else None,
                     more={**more, "interval": 10} if is_elastic else more,
                 )

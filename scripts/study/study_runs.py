@@ -35,8 +35,8 @@ class StudyRun:
         train_type, rho: flags. An elastic run without rho gets its budget as a deadline, and chooses its epochs.
         rate: learning rate.
         budget: share of full training's time for `EPOCHS` epochs; in the part `one_command` of its wall time in all.
-        batch_size: of the network's steps. In the parts `equal_time`, `one_command` and `memory`, a
-            budget is a share of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
+        batch_size: of the network's steps. In the parts `equal_time`, `one_command` and `memory`, a budget is
+            a share of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
         network: mobilenetv2, or a function of `study_networks`.
         more: further flags of main.py; with `num_epochs` the run has no budget.
     """
