@@ -6,6 +6,8 @@ elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are 
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +29,9 @@ from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_r
 from elastic_trainer.runs.summary import summary_line, time_line
 from elastic_trainer.settings import BEST_MODEL
 
+# Of a deadline, kept for the export, in times of converting the model once: two files, and checking them.
+EXPORT_CONVERSIONS = 3
+
 if TYPE_CHECKING:
     import keras
     import numpy as np
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line. Raises `UserError` for mistakes that the user can fix."""
-    start = time.perf_counter()
+    start = time.perf_counter() - (seconds_since_start() or 0.0)
     command = parse_main()
     if isinstance(command, EvaluateCommand):
         load_tensorflow()
@@ -85,6 +90,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.timing.memory_check import TracedSteps
 
     start = time.perf_counter() if start is None else start
+    left = functools.partial(_seconds_left, command, start)
     run, images = command.run, command.data
     reached = {"tensorflow": seconds_since_start()}
     if run.deterministic:
@@ -107,7 +113,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
-    command, table, freed_mb = with_table(command, steps, time.perf_counter() - start, freed_mb)
+    command, table, freed_mb = with_table(command, steps, left(), freed_mb)
+    end_seconds = 0.0 if table is None else _export_seconds(command, model)
     if run.board_times is not None and table is not None:
         from elastic_trainer.board.times import board_table
 
@@ -119,7 +126,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     _check_unchanged(command, dataset)
     reached["images"] = seconds_since_start()
     chooses_epochs = command.chooses_epochs
-    command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start)
+    command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start, end_seconds)
     settings = command.training
     if budget is not None and (settings.deadline is None or chooses_epochs):
         rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
@@ -150,8 +157,26 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             lambda: _write_txt(command, folder, summary),
             lambda: _add_power(command, folder),
             lambda: print(summary_line(summary, settings.deadline), time_line(summary), sep="\n"),
-            lambda: _export_best(command, model, dataset, folder),
+            lambda: _export_best(command, model, dataset, folder, left()),
         )
+
+
+def _seconds_left(command: TrainCommand, start: float) -> float:
+    """Until the deadline of a run whose program started then by `time.perf_counter`; infinity without a deadline."""
+    deadline = command.training.deadline
+    return math.inf if deadline is None else deadline - (time.perf_counter() - start)
+
+
+def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
+    """Seconds of a deadline to keep for the export, by a first conversion; 0 without a deadline.
+
+    Raises:
+        UserError: the model cannot be converted, which is better said before training.
+    """
+    entry = EXPORTERS[command.run.export] if command.run.export else None
+    if command.training.deadline is None or command.run.plan or entry is None or entry.conversion_seconds is None:
+        return 0.0
+    return EXPORT_CONVERSIONS * entry.conversion_seconds(model, command.run.allow_tensorflow_kernels)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:
@@ -164,8 +189,13 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
         check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and changes_network)
 
 
-def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path) -> None:
-    """Write the run's best model in the format of `--export`, if given. Raises `UserError` if the run saved none."""
+def _export_best(
+    command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, seconds: float = math.inf
+) -> None:
+    """Write the run's best model in the format of `--export`, if given; `seconds` are left before a deadline.
+
+    Raises `UserError` if the run saved none.
+    """
     if not command.run.export:
         return
     from elastic_trainer.networks.saved_model import load_model
@@ -181,15 +211,22 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
     else:  # also for networks with custom layers, which Keras cannot load
         model.load_weights(best)
     allows = command.run.allow_tensorflow_kernels
-    print(_exported(command.run.export, model, dataset, folder, str(best), allows))
+    print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
 
 
 def _exported(
-    name: str, model: keras.Model, dataset: ImageData, folder: Path, source: str, allow_tensorflow_kernels: bool
+    name: str,
+    model: keras.Model,
+    dataset: ImageData,
+    folder: Path,
+    source: str,
+    allow_tensorflow_kernels: bool,
+    seconds: float = math.inf,
 ) -> str:
-    """Write a trained model in the format `name`. Returns the text to print."""
+    """Write a trained model in the format `name`, `seconds` before a deadline. Returns the text to print."""
     entry, options = EXPORTERS[name], {"allow_tensorflow_kernels": allow_tensorflow_kernels}
-    return entry.export(model, dataset, folder, source, **{flag: options[flag] for flag in entry.uses})
+    more = {} if entry.conversion_seconds is None else {"seconds": seconds}
+    return entry.export(model, dataset, folder, source, **{flag: options[flag] for flag in entry.uses}, **more)
 
 
 def _export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None) -> str:

@@ -95,7 +95,8 @@ def train(
         finally:
             bar.close()
     assert results is not None, "it ran to its end"
-    return {**results, **meter.report(results["energy_joules"])}
+    doubt = None if budget is None else budget.table.doubt
+    return {**results, **meter.report(results["energy_joules"]), "table_doubt": doubt}
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,6 @@ from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import load_table, save_table
 from elastic_trainer.trainer import Trainer
 
-DISTURBED_PERCENT = 15  # median error of a table's predictions, from which it is reported
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
 
 
@@ -242,17 +241,21 @@ class ElasticTraining(keras.callbacks.Callback):
         folder = Path(self._table) if self._table is not None else _cache_folder() / key
         if (folder / "profile.json").exists():
             try:
-                return load_table(folder, settings, names, shapes, graph, "it is measured again")
+                table = load_table(folder, settings, names, shapes, graph, "it is measured again")
             except UserError as error:
                 self._say(str(error))
+            else:
+                if table.doubt is None:
+                    return table
+                self._say(f"the timing table in {folder} is unreliable: {table.doubt}; it is measured again")
         self._say("measuring what each tensor costs to train")
         before_mb = resident_memory_mb()
         table = profile_compiled(task, batch)
         self._freed_mb = freed_memory_mb(before_mb, resident_memory_mb())
-        if (table.fit.median_error_percent or 0.0) > DISTURBED_PERCENT:
+        if table.doubt is not None:
             self._say(
-                f"the table predicts measured steps only to {table.fit.median_error_percent:.0f} %: was the device "
-                f"busy? To measure again, delete {folder}"
+                f"the timing table is unreliable: {table.doubt}; was the device busy? It is used now; the next fit "
+                "measures again"
             )
         try:
             save_table(table, folder)

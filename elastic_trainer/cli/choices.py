@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,11 +15,13 @@ from elastic_trainer.cli.commands import TrainCommand, profiler_command
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.registry import DATASETS, SCHEMES
+from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.deadline import (
     DEADLINE_RHO,
     DeadlineBudget,
@@ -31,7 +35,7 @@ from elastic_trainer.selection.time_budget import TimeBudget, check_rho
 from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
-from elastic_trainer.timing.measuring import idle_training
+from elastic_trainer.timing.measuring import NoTimeToMeasureError, idle_training
 from elastic_trainer.timing.memory_check import (
     TracedSteps,
     check_limit,
@@ -46,8 +50,9 @@ from elastic_trainer.timing.table_file import load_table, save_table, table_fold
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)
-MIN_SECONDS_FOR_TABLE = 45  # left of a deadline; a short table takes 15 to 25
-EXPORT_SECONDS = 20  # of a deadline, kept for the export
+TABLE_SHARE = 0.4  # of the time left before a deadline, that measuring a short timing table may take
+TABLE_TRACES = 30  # times tracing the forward pass: a short table takes more on any device (docs/log/deadlines.md)
+NO_TIME = "there is no time to measure a timing table"
 # What measuring a table takes over a full step, several of whose graphs are there at once, and beside it, as seen with
 # MobileNetV2 and ResNet50 (docs/memory.md).
 MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
@@ -141,47 +146,56 @@ def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
 
 
 def with_table(
-    command: TrainCommand, steps: TracedSteps, elapsed: float, freed_mb: float = 0.0
+    command: TrainCommand, steps: TracedSteps, left: float = math.inf, freed_mb: float = 0.0
 ) -> tuple[TrainCommand, TimingTable | None, float]:
-    """The timing table of an elastic run; a short one is measured if there is none.
+    """The timing table of an elastic run; a short one is measured if there is none that can be relied on.
 
     A rho that is too small is refused here, before images are read for minutes.
 
     Args:
         command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
         steps: of its network.
-        elapsed: seconds of the deadline that have passed.
+        left: seconds before a deadline.
         freed_mb: as of `with_memory`.
 
     Returns:
         The command, the table, and MB of memory that were taken so far and that training takes again.
+
+    Raises:
+        UserError: a deadline leaves no time to measure a table, and the number of epochs was given.
     """
     if not SCHEMES[command.train_type].is_elastic:
         return command, None, freed_mb
     network, run, settings, model = command.part, command.run, command.training, steps.model
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
-    wanted, before_mb = table_settings(network), resident_memory_mb()
-    if not _has_table(network, command):
-        if command.chooses_epochs and (settings.deadline or math.inf) - elapsed < MIN_SECONDS_FOR_TABLE:
-            return _without_steps(command, "there is no timing table, and no time to measure one"), None, freed_mb
-        print(f"no timing table in {folder}: measuring a short one; a longer one: {remake}")
-        room, count = room_mb(settings.memory, freed_mb), network.batch_size
-        if not surely_fits(model, count, room):
-            expected_mb = MEASURING_FACTOR * steps.needed_mb(all_mask(model), count) + MEASURING_MB
-            if expected_mb > room:
-                print(
-                    f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {room:,.0f} MB are "
-                    "available; once there is a table, runs keep to the limit"
-                )
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        training = idle_training(model, network)
-        save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, is_quick=True), folder)
-        freed_mb += freed_memory_mb(before_mb, resident_memory_mb())
-    # A new one, too: its file rounds times, and a resumed run compares its table with that of the checkpoint.
+    before_mb, start = resident_memory_mb(), time.perf_counter()
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
-    table = load_table(folder, wanted, tensor_names(model), shapes, graph, remake, run.allow_stale_profile)
+    tracing, until = time.perf_counter() - start, start + TABLE_SHARE * left
+
+    def load() -> TimingTable:
+        wanted, names = table_settings(network), tensor_names(model)
+        return load_table(folder, wanted, names, shapes, graph, remake, run.allow_stale_profile)
+
+    table = load() if _has_table(network, command) else None
+    is_continued = run.resume and is_run(run.folder)  # with the table that it started with
+    if table is None or (table.doubt is not None and not is_continued):
+        found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
+        print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
+        try:
+            if TABLE_TRACES * tracing > until - time.perf_counter():
+                raise NoTimeToMeasureError
+            _measure_table(command, steps, folder, until, freed_mb)
+        except NoTimeToMeasureError as error:
+            if table is None and command.chooses_epochs:
+                return _without_steps(command, NO_TIME), None, freed_mb
+            if table is None:
+                raise UserError(f"--deadline {settings.deadline:g}: {NO_TIME}; first run: {remake}") from error
+            print(f"--deadline {settings.deadline:g}: {NO_TIME}; the unreliable one is used")
+        # The new one is loaded: its file rounds times, and a resumed run compares its table with the checkpoint's.
+        table, freed_mb = load(), freed_mb + freed_memory_mb(before_mb, resident_memory_mb())
+    if table.doubt is not None:
+        print(f"the timing table is unreliable: {table.doubt}; was the device busy? The next run measures again")
     table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
@@ -190,22 +204,47 @@ def with_table(
     return command, table, freed_mb
 
 
+def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, until: float, freed_mb: float) -> None:
+    """Measure a short timing table into `folder` until that time of `time.perf_counter`.
+
+    Raises:
+        NoTimeToMeasureError: the time does not suffice.
+    """
+    network, room = command.part, room_mb(command.training.memory, freed_mb)
+    if not surely_fits(steps.model, network.batch_size, room):
+        expected_mb = MEASURING_FACTOR * steps.needed_mb(all_mask(steps.model), network.batch_size) + MEASURING_MB
+        if expected_mb > room:
+            print(
+                f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {room:,.0f} MB are "
+                "available; once there is a table, runs keep to the limit"
+            )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    training, wanted = idle_training(steps.model, network), table_settings(network)
+    save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, quick_until=until), folder)
+
+
 def with_budget(
-    command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None, elapsed: float
+    command: TrainCommand,
+    model: keras.Model,
+    dataset: ImageData,
+    table: TimingTable | None,
+    elapsed: float,
+    end_seconds: float = 0.0,
 ) -> tuple[TrainCommand, TimeBudget | None]:
     """The time budget of an elastic run, and a copy of `command` with what a deadline leaves open.
 
     Args:
         command, model, dataset, table: of the run.
         elapsed: seconds of the deadline that have passed.
+        end_seconds: of the deadline, kept for the export.
 
     Raises:
         UserError: as `make_budget`, where there is nothing to choose.
     """
     if table is None:
         return command, None
-    given, end_seconds = command, EXPORT_SECONDS if command.run.export else 0.0
-    chooses_epochs, deadline = command.chooses_epochs, command.training.deadline
+    given, chooses_epochs, deadline = command, command.chooses_epochs, command.training.deadline
     if chooses_epochs:
         assert deadline is not None
         command = _with_fitting_epochs(command, dataset, table, deadline - elapsed - end_seconds)

@@ -11,7 +11,9 @@ every version of Keras 3; `from_keras_model` calls methods that some versions of
 from __future__ import annotations
 
 import contextlib
+import math
 import re
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from elastic_trainer.timing.wall_time import measure_ms
 MAX_CHECKED_IMAGES = 1000  # test images that each file predicts, evenly spread over the split
 LATENCY_SECONDS = 5.0  # for measuring, within the bounds on the number of turns
 LATENCY_TURNS = (10, 100)  # minimum and maximum
+CHECKING_SHARE = 0.6  # of the time left before a deadline, for predicting images; the rest is for latencies
 FILES = ("model.tflite", "model_dynamic.tflite")
 RESULTS = {  # of Keras and each file: key in export.json -> title and format in the printed table
     "accuracy": ("accuracy", ".1%"),
@@ -89,6 +92,13 @@ def convert(model: keras.Model, quantise: bool, allow_tensorflow_kernels: bool =
         ) from error
     found = set(re.findall(rb"Flex([A-Z]\w+)", content))
     return Converted(content, tuple(sorted(name.decode() for name in found)))
+
+
+def conversion_seconds(model: keras.Model, allow_tensorflow_kernels: bool = False) -> float:
+    """Wall time of converting `model` once on this device now. Raises `UserError` as `convert` does."""
+    start = time.perf_counter()
+    convert(model, False, allow_tensorflow_kernels)
+    return time.perf_counter() - start
 
 
 def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> tf.Module:
@@ -153,7 +163,12 @@ class Interpreter:
 
 
 def export_tflite(
-    model: keras.Model, dataset: ImageData, folder: Path, source: str, allow_tensorflow_kernels: bool = False
+    model: keras.Model,
+    dataset: ImageData,
+    folder: Path,
+    source: str,
+    allow_tensorflow_kernels: bool = False,
+    seconds: float = math.inf,
 ) -> str:
     """Write both files, labels.txt and export.json to `folder`, check the files, and return the text to print.
 
@@ -163,10 +178,13 @@ def export_tflite(
         folder: where the files are written.
         source: where the model comes from, for the record.
         allow_tensorflow_kernels: see `convert`.
+        seconds: left before a deadline. Where they are few, fewer images are checked, and latencies not measured; both
+            files are written whatever they take.
 
     Raises:
         UserError: as of `convert`, or a file cannot be written.
     """
+    end = time.perf_counter() + seconds
     files = {name: convert(model, name != FILES[0], allow_tensorflow_kernels) for name in FILES}
     for name, converted in files.items():
         with atomic_path(folder / name) as temporary:
@@ -175,15 +193,15 @@ def export_tflite(
     write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
 
     images, labels = checked_images(dataset)
+    compared = _compare(model, files, images, labels, end)
     record = {
         "model": source,
         "dataset_name": dataset.name,
         "input": [1, *model.input_shape[1:]],
         "outputs": len(names),
-        "checked_images": len(images),
         "test_images": dataset.test_count,
         "threads": cores(),
-        **_compare(model, files, images, labels),
+        **compared,
         "environment": environment(),
     }
     write_json(folder / "export.json", record)
@@ -206,17 +224,21 @@ def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _compare(model: keras.Model, files: dict[str, Converted], images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _compare(
+    model: keras.Model, files: dict[str, Converted], images: np.ndarray, labels: np.ndarray, end: float = math.inf
+) -> dict[str, Any]:
     """Accuracy, agreement with Keras and latency of one image, for Keras and for each file.
 
     Args:
         model: the model in Keras.
         files: the converted models by file name.
         images, labels: [images, size, size, 3] and [images].
+        end: when to be done, by `time.perf_counter`; one image is checked in any case.
 
     Returns:
         Fields of export.json: for "keras" and each file the `RESULTS`, which are None if no interpreter can run the
-        file; the largest absolute logit by Keras; and the number of calls behind each latency.
+        file, or if there was no time; the largest absolute logit by Keras; how many images were checked; and the number
+        of calls behind each latency.
     """
     forward = forward_function(model, 1)
     predictors: dict[str, Callable[[np.ndarray], np.ndarray]] = {"keras": lambda image: forward(image[None])[0].numpy()}
@@ -235,21 +257,31 @@ def _compare(model: keras.Model, files: dict[str, Converted], images: np.ndarray
         rows[name]["runtime"], predictors[name] = interpreter.runtime, interpreter
         timed[name, "latency_one_thread_ms"] = partial(interpreter, images[0])
         timed[name, "latency_all_threads_ms"] = partial(Interpreter(converted, cores()), images[0])
-    logits = {
-        name: np.array([predict(image) for image in tqdm(images, f"checking {name}", unit="image", dynamic_ncols=True)])
-        for name, predict in predictors.items()
-    }
-    for name, found in logits.items():
-        classes = found.argmax(axis=1)
-        rows[name]["accuracy"] = float(np.mean(classes == labels))
+    start, found = time.perf_counter(), dict[str, list[np.ndarray]]()
+    order = np.random.default_rng(0).permutation(len(images))  # where time ends the check, all classes were checked
+    for k in tqdm(order, "checking files", unit="image", dynamic_ncols=True):
+        for name, predict in predictors.items():
+            found.setdefault(name, []).append(predict(images[k]))
+        if time.perf_counter() > start + CHECKING_SHARE * (end - start):
+            break
+    logits = {name: np.array(rows_of_images) for name, rows_of_images in found.items()}
+    checked = len(logits["keras"])
+    for name, own in logits.items():
+        classes = own.argmax(axis=1)
+        rows[name]["accuracy"] = float(np.mean(classes == labels[order[:checked]]))
         rows[name]["same_class_share"] = float(np.mean(classes == logits["keras"].argmax(axis=1)))
-        rows[name]["largest_logit_difference"] = float(np.abs(found - logits["keras"]).max())
-    turn_ms = float(measure_ms([*timed.values()], 2, warmup=1).sum(axis=1).min())
-    turns = int(np.clip(LATENCY_SECONDS * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
-    medians = np.median(measure_ms([*timed.values()], turns, warmup=1), axis=0)
-    for (name, key), median in zip(timed, medians, strict=True):
-        rows[name][key] = float(median)
-    return {**rows, "largest_logit": float(np.abs(logits["keras"]).max()), "latency_turns": turns}
+        rows[name]["largest_logit_difference"] = float(np.abs(own - logits["keras"]).max())
+    turns, image_seconds = 0, (time.perf_counter() - start) / checked
+    # A turn takes about twice as long as checking an image; each is preceded by another one that fills the caches.
+    if time.perf_counter() + 4 * (2 + LATENCY_TURNS[0]) * image_seconds < end:
+        turn_ms = float(measure_ms([*timed.values()], 2, warmup=1).sum(axis=1).min())
+        seconds = min(LATENCY_SECONDS, end - time.perf_counter())
+        turns = int(np.clip(seconds * 1e3 / (2 * turn_ms), *LATENCY_TURNS))
+        medians = np.median(measure_ms([*timed.values()], turns, warmup=1), axis=0)
+        for (name, key), median in zip(timed, medians, strict=True):
+            rows[name][key] = float(median)
+    largest = float(np.abs(logits["keras"]).max())
+    return {**rows, "largest_logit": largest, "checked_images": checked, "latency_turns": turns}
 
 
 def _report(record: dict[str, Any]) -> list[str]:
@@ -260,12 +292,16 @@ def _report(record: dict[str, Any]) -> list[str]:
         size = f"{row['bytes'] / 1e6:.2f}" if name in FILES else "-"
         results = ("-" if row[key] is None else format(row[key], form) for key, (_, form) in RESULTS.items())
         table.append([name, size, *results])
-    runtime = record[FILES[0]]["runtime"]
+    runtime, turns = record[FILES[0]]["runtime"], record["latency_turns"]
+    times = (
+        f"times are medians of {turns} calls, on 1 or {record['threads']} threads{f', of {runtime}' if runtime else ''}"
+    )
+    if not turns:
+        times = "the deadline left no time to measure times"
     lines = [
         *text_table(table),
         f"on {record['checked_images']} of {record['test_images']} test images; logits are up to "
-        f"{record['largest_logit']:.3g}; times are medians of {record['latency_turns']} calls, on 1 or "
-        f"{record['threads']} threads{f', of {runtime}' if runtime else ''}",
+        f"{record['largest_logit']:.3g}; {times}",
     ]
     for name in FILES:
         kernels = record[name]["tensorflow_kernels"]

@@ -222,6 +222,7 @@ class History:
             features_possible=features_possible,
             feature_steps=self._feature_steps() if features_possible else 0,
             making_ms=latest.making_ms if latest else 0.0,
+            first_model_seconds=self.first_model_seconds,
         )
 
     def _feature_steps(self) -> int:

@@ -21,6 +21,7 @@ DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen (docs/results.md)
 DEADLINE_RESERVE, FIRST_RESERVE = 0.02, 0.1
 # Times the longest of the latest validations, kept for the last one before a deadline (docs/log/deadlines.md).
 VALIDATION_MARGIN = 1.5
+FIRST_STEPS = 5  # whose median time is the speed at which the export's time was measured
 # Assumed until it is measured: a selection takes so many full steps, if the table does not say how long compiling
 # takes, and a validation so many forward passes over all test images, since it also reads them.
 FIRST_SELECTION_STEPS, FIRST_VALIDATION = 30, 1.5
@@ -42,7 +43,7 @@ class DeadlineBudget(TimeBudget):
         elapsed: seconds that have passed of it before training starts.
         start_seconds: what the run does between its first selection and its first step.
         averaging_seconds: what averaging the head after the last step takes at the table's speed.
-        end_seconds: kept for what follows training.
+        end_seconds: kept for what follows training, at the speed of the first steps; more if the device slows down.
         validation_share: of training time, which validations before the last one take at most; 1: no limit.
 
     Raises:
@@ -67,7 +68,8 @@ class DeadlineBudget(TimeBudget):
     ) -> None:
         super().__init__(table, head, misses)
         self._selection_steps, self._validation_batches = selection_steps, validation_batches
-        self._seconds = seconds - end_seconds
+        self._all_seconds, self._end_seconds = seconds, end_seconds
+        self._first_ratio: float | None = None  # of the first steps' times in this process over the table's prediction
         self._start_seconds, self._averaging_seconds = start_seconds, averaging_seconds
         self._validation_share = validation_share
         self._max_rho, self._total_steps = 1.0, total_steps
@@ -75,7 +77,7 @@ class DeadlineBudget(TimeBudget):
         start = Progress(epochs=epochs, total_steps=total_steps)
         training = total_steps * self.smallest_rho * table.full_step_ms / 1e3
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
-        if self._seconds < shortest:
+        if seconds - end_seconds < shortest:
             raise DeadlineTooShortError(
                 f"--deadline {seconds:g}: training the head alone for {total_steps} steps takes about "
                 f"{shortest + end_seconds:.0f} s "
@@ -88,7 +90,7 @@ class DeadlineBudget(TimeBudget):
         A slower device and a wrong prediction need the same answer here, so the latest steps stand for both.
         """
         ratio = statistics.median(self._step_over_prediction(progress) or [latest_slowdown(progress)])
-        left = self._seconds - progress.elapsed_seconds
+        left = self._seconds(progress) - progress.elapsed_seconds
         reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
         left = left * (1 - reserve) - self._beside_steps_seconds(progress, ratio, left)
         steps = progress.total_steps - progress.step
@@ -98,6 +100,25 @@ class DeadlineBudget(TimeBudget):
         full_step_ms = self.table.full_step_ms * ratio
         rho = min(max(step_ms / full_step_ms, self.smallest_rho), self._max_rho)
         return Allowance(rho, rho, full_step_ms, ratio, correction=1.0)
+
+    def _seconds(self, progress: Progress) -> float:
+        """When training must have ended, so that what follows it ends in time."""
+        return self._all_seconds - self._end_seconds * self._slowdown(progress)
+
+    def _averaging(self, progress: Progress) -> float:
+        """What averaging the head takes: as much as the first model, if this run has fitted one."""
+        if not self._averaging_seconds:
+            return 0.0
+        measured = VALIDATION_MARGIN * progress.first_model_seconds * self._slowdown(progress)
+        return measured or self._averaging_seconds * (progress.slowdown or 1.0)
+
+    def _slowdown(self, progress: Progress) -> float:
+        """How much slower steps are now than the first ones of this process; at least 1."""
+        ratios = self._step_over_prediction(progress)
+        if self._first_ratio is None:
+            self._first_ratio = statistics.median(ratios) if len(ratios) >= FIRST_STEPS else None
+            return 1.0
+        return max(statistics.median(ratios) / self._first_ratio, 1.0) if ratios else 1.0
 
     def limit_rho(self, rho: float) -> None:
         """Use no more time than steps of `rho` take, unless the head alone takes more."""
@@ -128,10 +149,11 @@ class DeadlineBudget(TimeBudget):
             later = min(validation, usual)
         pace_ms = statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms
         pace_ms += limited_validation(1e3 * later / progress.steps_per_epoch, self._validation_share, pace_ms)
-        left = (self._seconds - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE) - VALIDATION_MARGIN * validation
+        left = (self._seconds(progress) - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE)
+        left -= VALIDATION_MARGIN * validation
         due = [step for step in self._selection_steps if step >= progress.step]
         left -= self._making_seconds(progress, min(due, default=progress.total_steps))
-        left -= self._averaging_seconds * (progress.slowdown or 1.0)
+        left -= self._averaging(progress)
         for selections in range(len(due) + 1):
             left_ms = 1e3 * (left - selections * (progress.selection_seconds or 0.0))
             steps = progress.step + max(int(left_ms / pace_ms), 0)
@@ -155,10 +177,10 @@ class DeadlineBudget(TimeBudget):
         else:
             first_seconds = VALIDATION_MARGIN * first_validation_seconds(self.table, self._validation_batches)
             needed = (first_seconds + (self.table.compiling_ms or 0.0) / 1e3) * (progress.slowdown or 1.0)
-        needed += sum(progress.step_ms[-1:]) / 1e3 + self._averaging_seconds * (progress.slowdown or 1.0)
+        needed += sum(progress.step_ms[-1:]) / 1e3 + self._averaging(progress)
         if selection_is_due:
             needed += progress.selection_seconds or 0.0
-        return progress.elapsed_seconds + needed > self._seconds
+        return progress.elapsed_seconds + needed > self._seconds(progress)
 
     def _beside_steps_seconds(self, progress: Progress, slowdown: float, left: float) -> float:
         """Seconds of those `left` to keep beside steps: for what comes first, validations, selections, averaging."""
@@ -172,9 +194,8 @@ class DeadlineBudget(TimeBudget):
             selecting = selections_left * progress.selection_seconds
         earlier = limited_validation((progress.epochs - progress.epoch - 1) * validation, self._validation_share, left)
         first = 0.0 if progress.step else self._start_seconds * slowdown
-        return (
-            max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first + self._averaging_seconds * slowdown
-        )
+        averaging = self._averaging(progress) if progress.step else self._averaging_seconds * slowdown
+        return max(earlier, 0.0) + VALIDATION_MARGIN * validation + selecting + first + averaging
 
 
 def start_seconds(table: TimingTable, data: ShuffledData, settings: Settings) -> float:

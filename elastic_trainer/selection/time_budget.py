@@ -59,6 +59,7 @@ class Progress(NamedTuple):
         feature_steps: latest steps that used the features of one selection; 0 if the last step used none.
         making_ms: what making features took since the last selection.
         steps_per_epoch: of a complete epoch.
+        first_model_seconds: what fitting and saving the model before training took; 0 if there was none.
     """
 
     epoch: int = 0
@@ -76,6 +77,7 @@ class Progress(NamedTuple):
     feature_steps: int = 0
     making_ms: float = 0.0
     steps_per_epoch: int = 1
+    first_model_seconds: float = 0.0
 
 
 class Allowance(NamedTuple):

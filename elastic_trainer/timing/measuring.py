@@ -37,7 +37,16 @@ CALIBRATION = (
 )
 
 
-QUICK_CALIBRATION = ((0.25, 1.0), (0.5, 1.0))  # of a table that a run makes for itself
+# Of a table that a run makes for itself. Without a sparse one, the error chain and the weight gradients grow alike, and
+# the fit may take either of them for free (docs/log/time_model.md).
+QUICK_CALIBRATION = ((0.25, 1.0), (0.5, 1.0), (0.75, 1 / 6))
+# What is left of such a table once its full step is compiled, in times of that and in full steps, and the fewest rounds
+# (docs/log/deadlines.md). Both numbers are ratios, so they hold on slower devices, too.
+QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 4.0, 40, 2
+
+
+class NoTimeToMeasureError(Exception):
+    """A timing table would not be complete in time."""
 
 
 def calibration_masks(
@@ -71,19 +80,21 @@ def calibration_masks(
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, within bounds.
+def measure_steps(
+    runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS, fewest: int = MIN_ROUNDS
+) -> np.ndarray:
+    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, at least `fewest`.
 
     Disturbed steps are repeated (`measure_ms`), and drift is removed (`without_drift`).
     """
     warm_ms = measure_ms(runs, rounds=1)
     warmup = int(np.median(warm_ms) < LONG_STEP_MS)
     fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + warmup)))
-    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
+    rounds = min(max(fitting, fewest), MAX_ROUNDS)
     times: list[np.ndarray] = []
     end = time.perf_counter() + seconds
     with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
-        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
+        while len(times) < rounds and (len(times) < fewest or time.perf_counter() < end):
             times.append(measure_ms(runs, rounds=1, warmup=warmup, max_tries=MAX_TRIES))
             bar.update()
     return without_drift(np.concatenate(times))
@@ -182,7 +193,7 @@ class Measurement:
         forward_ms, gradient_pass_ms: medians of the forward pass, and of all gradients without an update.
         compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
         plain_ms: median of the call `plain` of `measure`; None without one.
-        is_quick: as of `measure`.
+        is_quick: only the fewest selections were measured.
     """
 
     task: Task
@@ -207,7 +218,7 @@ def measure(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
-    is_quick: bool = False,
+    quick_until: float | None = None,
 ) -> Measurement:
     """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
 
@@ -215,15 +226,28 @@ def measure(
         task: what is trained.
         optimizer: built for all of `task.model.trainable_variables`.
         batch: that every step trains on.
-        seconds: time for measuring steps; at least five rounds are measured, however long they take.
+        seconds: time for measuring steps; at least five rounds are measured, however long they take, or two before
+            `quick_until`.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
-        is_quick: measure the fewest selections that a fit needs.
+        quick_until: measure the fewest selections that a fit needs, and be complete, with the trace, at this time of
+            `time.perf_counter`; infinity: whenever. None: measure all selections.
+
+    Raises:
+        NoTimeToMeasureError: that time does not suffice, by how long compiling and running the full step took.
     """
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import AllGradients, forward_pass
 
+    start, is_quick = time.perf_counter(), quick_until is not None
     [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
+    fewest = MIN_ROUNDS
+    if quick_until is not None and quick_until < np.inf:
+        compiling, full_seconds = time.perf_counter() - start, measure_ms([run_full], 1).item() / 1e3
+        left = quick_until - time.perf_counter() - QUICK_COMPILING * compiling
+        if left < QUICK_STEPS * full_seconds:
+            raise NoTimeToMeasureError
+        seconds, fewest = min(seconds, left / 2), QUICK_ROUNDS
     attribution = attribute(full, task.model.trainable_variables)
     calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
     masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
@@ -236,7 +260,7 @@ def measure(
     # The gradient pass is next to the full step, so that both see the same disturbances.
     calls = [partial(forward, *run_full.args), *runs, partial(gradients.run, batch)]
     calls += [run for run in from_features if run is not None]
-    times = measure_steps(calls if plain is None else [*calls, plain], seconds)
+    times = measure_steps(calls if plain is None else [*calls, plain], seconds, fewest)
     count = len(runs)
     forward_ms, step_ms, pass_ms, cached_ms, plain_ms = np.split(times, [1, 1 + count, 2 + count, len(calls)], axis=1)
     return Measurement(

@@ -133,22 +133,22 @@ def profile_task(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
-    is_quick: bool = False,
+    quick_until: float | None = None,
 ) -> TimingTable:
     """Measure the timing table of a task. Its weights change unless the rate of `optimizer` is 0.
 
     Args:
-        task, optimizer, batch, seconds, with_features, plain, is_quick: as of `measuring.measure`.
+        task, optimizer, batch, seconds, with_features, plain, quick_until: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
             Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested on a live GPU).
 
     Raises:
-        UserError: TensorFlow wrote no trace.
+        UserError: TensorFlow wrote no trace. As of `measuring.measure`.
     """
     start = time.perf_counter()
-    measurement = measure(task, optimizer, batch, seconds, with_features, plain, is_quick)
+    measurement = measure(task, optimizer, batch, seconds, with_features, plain, quick_until)
     table = make_table(measurement, settings, folder, timing)
     table.details["profiling_seconds"] = time.perf_counter() - start
     return table

@@ -20,6 +20,10 @@ from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, with_kernels
 from elastic_trainer.timing.forward_costs import ForwardCosts, forward_costs, forward_sums
 
+# Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
+# predictions are not relied on.
+MAX_ERROR, MAX_FREE = 0.15, 0.15
+
 
 class StepPrediction(NamedTuple):
     """Wall time of a step by the table, in ms.
@@ -77,6 +81,20 @@ class TimingTable:
     def wall_t_dw_ms(self) -> np.ndarray:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.t_dw_factor * self.t_dw_ms
+
+    @property
+    def doubt(self) -> str | None:
+        """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
+        error, free = (self.fit.median_error_percent or 0.0) / 100, MAX_FREE * self.full_step_ms
+        if error > MAX_ERROR:
+            return f"it predicts measured steps with a median error of {error:.0%}"
+        parts = (
+            ("passing the error on", self.fit.t_dy_factor, self.t_dy_ms),
+            ("computing weight gradients", self.fit.t_dw_factor, self.t_dw_ms),
+            ("the forward pass", self.fit.t_fw_factor, self.t_fw_ms),
+        )
+        ignored = [name for name, factor, times_ms in parts if not factor and times_ms.sum() > free]
+        return f"{ignored[0]} takes no time by it" if ignored else None
 
     @property
     def compiling_ms(self) -> float | None:

@@ -54,7 +54,7 @@ def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(wor
     [profile] = (tmp_path / "logs" / "profiles").glob("*/profile.json")
     record = json.loads(profile.read_text())
     assert (
-        record["is_quick"] and record["fit"]["selections"] <= 4 and "measuring a short one" in capsys.readouterr().out
+        record["is_quick"] and record["fit"]["selections"] <= 5 and "measuring a short one" in capsys.readouterr().out
     )
     written = profile.stat().st_mtime_ns
     train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
@@ -74,7 +74,9 @@ def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(word
 
 @pytest.mark.parametrize("deadline", ["40", "46"])
 def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadline, tmp_path, capsys, monkeypatch):
-    if deadline == "46":  # there is a table, but no time to train by it
+    if deadline == "40":
+        monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
+    else:  # there is a table, but no time to train by it
         train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--run_name", "before"]))
         monkeypatch.setattr(choices, "start_seconds", lambda *_: 1e3)
         monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
@@ -88,6 +90,44 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadli
     resumed = parse_training([*words, "--deadline", deadline, "--resume"]).with_choices_of(read_config(run))
     assert (resumed.train_type, resumed.training.max_steps) == ("closed_form_head", 1)
     assert first_change(resumed.config, read_config(run), FREE_ON_RESUME) is None
+
+
+def test_an_unreliable_timing_table_is_reported_and_measured_again_by_the_next_run(
+    words, tmp_path, capsys, monkeypatch
+):
+    given = [*words, "--num_epochs", "1", "--rho", "1"]
+    train_run(parse_training(given))
+    [path] = (tmp_path / "logs" / "profiles").glob("*/profile.json")
+    record = json.loads(path.read_text())
+    write_json(path, {**record, "fit": {**record["fit"], "median_error_percent": 31.0}})
+    measured, doubt = [], "it predicts measured steps with a median error of 31%"
+    monkeypatch.setattr(choices, "_measure_table", lambda *_: measured.append("again"))  # on a machine still busy
+    capsys.readouterr()
+
+    train_run(parse_training([*given, "--run_name", "second"]))
+    out = capsys.readouterr().out
+    assert measured == ["again"] and f"an unreliable timing table ({doubt}) in {path.parent}: measuring" in out
+    assert f"the timing table is unreliable: {doubt}; was the device busy? The next run measures again" in out
+    assert summary_of(tmp_path / "logs" / "second")["table_doubt"] == doubt
+
+    train_run(parse_training([*given, "--run_name", "second", "--resume"]))
+    assert measured == ["again"], "a run that is continued keeps the table that it started with"
+    assert "the timing table is unreliable" in capsys.readouterr().out
+
+
+def test_a_deadline_without_time_to_measure_again_uses_the_unreliable_table(words, tmp_path, capsys, monkeypatch):
+    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
+    monkeypatch.setattr("elastic_trainer.timing.table.MAX_ERROR", -1.0)
+    monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
+    train_run(parse_training([*words, "--deadline", "60", "--run_name", "second"]))
+    assert "no time to measure a timing table; the unreliable one is used" in capsys.readouterr().out
+    assert summary_of(tmp_path / "logs" / "second")["steps"] > 1
+
+
+def test_a_given_number_of_epochs_without_time_for_a_timing_table_is_refused(words, monkeypatch):
+    monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
+    with pytest.raises(UserError, match=r"--deadline 60: .*no time to measure a timing table; first run: python prof"):
+        train_run(parse_training([*words, "--deadline", "60", "--num_epochs", "2"]))
 
 
 def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):

@@ -121,6 +121,16 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
     np.testing.assert_allclose(run(image=images[:1])["logits"], model(images[:1]), rtol=1e-4, atol=1e-5)
 
 
+def test_a_deadline_cuts_the_check_short_but_not_the_files(tmp_path):
+    model, dataset = as_if_trained(make_small_model()), make_small_data()
+    text = export.export_tflite(model, dataset, tmp_path, "m", seconds=0.0)
+    record = json.loads((tmp_path / "export.json").read_text())
+    assert (record["checked_images"], record["latency_turns"]) == (1, 0)
+    assert record["model.tflite"]["latency_one_thread_ms"] is None and record["model.tflite"]["accuracy"] in (0.0, 1.0)
+    assert "on 1 of 24 test images" in text and "the deadline left no time to measure times" in text
+    assert (tmp_path / "model_dynamic.tflite").stat().st_size > 0
+
+
 def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
     model, dataset = as_if_trained(make_small_model()), make_small_data()
     other = as_if_trained(make_small_model(), seed=1)

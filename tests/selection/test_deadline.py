@@ -244,3 +244,30 @@ def test_deadline_counts_what_making_features_takes(with_forward):
             DeadlineBudget(table, head, 0.1, 100_000, 1, [0], 3, misses)
         shortest.append(int(str(caught.value).split("about ")[1].split(" s")[0]))
     assert shortest[0] < shortest[1] < shortest[2]
+
+
+def slow_progress(step_ms, elapsed=0.0, first_model=0.0):
+    return Progress(
+        step=10, total_steps=1000, elapsed_seconds=elapsed, step_ms=step_ms, steps_per_epoch=100,
+        first_model_seconds=first_model,
+    )  # fmt: skip
+
+
+def test_what_follows_training_is_kept_longer_on_a_device_that_slows_down(small_model):
+    table = make_table(small_model)
+    head = np.arange(len(table.names)) >= len(table.names) - 2
+    budget = DeadlineBudget(table, head, 100.0, 1000, 10, [0], 3, end_seconds=20.0)
+    budget.adopt(plan_of(table, head, None, 1e6, 1.0))
+    assert budget.is_out_of_time(slow_progress([5.0] * 10, 81.0), False)
+    assert not budget.is_out_of_time(slow_progress([5.0] * 10, 78.0), False)
+    assert budget.is_out_of_time(slow_progress([15.0] * 50, 41.0), False), "40 s before, the export takes 60"
+    assert not budget.is_out_of_time(slow_progress([15.0] * 50, 38.0), False)
+    assert not budget.is_out_of_time(slow_progress([2.0] * 50, 78.0), False)
+
+
+def test_averaging_is_expected_to_take_as_long_as_the_first_model_did(small_model):
+    table = make_table(small_model)
+    head = np.arange(len(table.names)) >= len(table.names) - 2
+    budget = DeadlineBudget(table, head, 100.0, 1000, 10, [0], 3, averaging_seconds=2.0)
+    assert not budget.is_out_of_time(slow_progress([5.0] * 10, 90.0), False)
+    assert budget.is_out_of_time(slow_progress([5.0] * 10, 90.0, first_model=8.0), False)
