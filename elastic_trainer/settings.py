@@ -322,7 +322,8 @@ class RunSettings:
         "`--correct_budget False`"))
     allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
         "use a timing table that was made [on another machine, with other versions or before the network "
-        "changed](runs.md#a-stale-timing-table)"))
+        "changed](runs.md#a-stale-timing-table), or that is "
+        "[unreliable](time_budget.md#predicted-and-measured-step-time)"))
     plan: bool = flag(False, BUDGET, is_free=True, help=(
         "do not train; print what an epoch and the run [would take](memory.md#the-plan) in time and memory, at "
         "`--rho` and at others; for elastic schemes"))

@@ -178,8 +178,9 @@ def with_table(
         return load_table(folder, wanted, names, shapes, graph, remake, run.allow_stale_profile)
 
     table = load() if _has_table(network, command) else None
-    is_continued = run.resume and is_run(run.folder)  # with the table that it started with
-    if table is None or (table.doubt is not None and not is_continued):
+    # A run that is continued keeps the table that it started with.
+    keeps_table = run.allow_stale_profile or (run.resume and is_run(run.folder))
+    if table is None or (table.doubt is not None and not keeps_table):
         found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
         print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
         try:

@@ -62,10 +62,10 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
     assert len((tmp_path / "mine" / "mine.txt").read_text().split()) == 2
 
-    hurried = [*flags, "--deadline", "15", "--run_name", "hurried"]
+    hurried = [*flags, "--deadline", "40", "--run_name", "hurried"]
     done = command("main.py", *hurried)
     assert done.returncode == 0, done.stderr
-    [epochs] = re.findall(r"--deadline 15: (\d+) epochs, ", done.stdout)
+    [epochs] = re.findall(r"--deadline 40: (\d+) epochs, ", done.stdout)
     assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
     here("--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine")
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
