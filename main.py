@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,14 @@ from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.config import FREE_ON_RESUME, changed_class, changed_images, first_change
+from elastic_trainer.runs.config import (
+    FREE_ON_RESUME,
+    changed_class,
+    changed_images,
+    check_network,
+    first_change,
+    network_record,
+)
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_run, read_summary
 from elastic_trainer.runs.summary import summary_line, time_line
@@ -106,6 +114,10 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
         check_folder(run.board_folder)
     model = models.build(command.network)
+    network_of_user = network_record(model, command.network.model_name)
+    if run.resume and is_run(run.folder):
+        what = f"--resume {run.folder}: {command.network.model_name}"
+        check_network(network_of_user, read_config(run.folder).get("network"), what, ["inference", "training"])
     _check_saving(model, command)
     steps = TracedSteps(model, command.network)
     command, freed_mb = with_memory(command, steps)
@@ -147,7 +159,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.train_count} training "
             f"and {dataset.test_count} test images, {network.num_classes} classes; run folder {folder}"
         )
-        config = {**command.config, "images": dataset.record()}
+        config = {**command.config, "images": dataset.record(), "network": network_of_user}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, earlier_images)
             elapsed = time.perf_counter() - start
@@ -308,9 +320,12 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     import models
     from elastic_trainer.datasets.sources import count_classes, find
     from elastic_trainer.datasets.trained_images import leave_out_trained
-    from elastic_trainer.evaluation.loading import fixed_input_size, with_checked_outputs
-    from elastic_trainer.networks.pretrained import load_saved
-    from elastic_trainer.networks.saved_model import load_model
+    from elastic_trainer.evaluation.loading import (
+        fixed_input_size,
+        network_of_source,
+        saved_network,
+        with_checked_outputs,
+    )
     from elastic_trainer.settings import defaults_of
 
     images = command.data
@@ -319,13 +334,13 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
         source = find(images.dataset_name, images.data_dir, images.skip_broken, images.test_fraction)
         _check_class_names(command, source.class_names)
     default_size = defaults_of(images.dataset_name)["input_size"]
-    if command.model_name is not None:
-        size = command.input_size or default_size
-        model = models.build_model(command.model_name, size, command.num_classes or classes)
-        load_saved(model, command.model, "--evaluate", f"the network of --model_name {command.model_name}")
-    else:
-        model = load_model(command.model, "--evaluate")
+    model = saved_network(command.model, command.model_name)
+    if model is not None:
         size = fixed_input_size(model, command.input_size, command.model) or default_size
+    else:
+        name, size = str(command.model_name), command.input_size or default_size
+        build = partial(models.build_model, name, size, command.num_classes or classes)
+        model = network_of_source(command.model, name, build, command.seed, command.trained_network)
     model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
     dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
     _check_class_names(command, dataset.class_names)

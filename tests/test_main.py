@@ -20,7 +20,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.summary import time_line
-from main import load_to_evaluate, train_run
+from main import evaluate, load_to_evaluate, train_run
 
 
 @pytest.fixture
@@ -103,6 +103,64 @@ def test_run_continues_with_a_copy_of_its_images_and_without_a_record_of_them(ph
     assert read_run(run).summary["steps"] == 2
 
 
+def edit(network, old, new):
+    text = network.read_text()
+    assert old in text
+    network.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def own_networks(photos):
+    """The user's file with networks, which is edited after it was trained."""
+    return Path(shutil.copy(zoo.__file__, photos.with_name("nets.py")))
+
+
+def test_a_network_in_its_file_is_evaluated_as_it_was_trained_also_without_its_source(photos, own_networks):
+    run = train(photos, "--model_name", f"{own_networks}:branches", "--save_model")
+    expected = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[0]
+    edit(own_networks, "1 / 127.5", "1 / 255")
+    images = np.random.default_rng(0).uniform(0, 255, (4, 12, 12, 3))
+    for remove in (False, True):
+        if remove:
+            own_networks.unlink()
+        found = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[0]
+        np.testing.assert_array_equal(found(images), expected(images))
+
+
+def test_a_network_with_custom_layers_that_computes_something_else_is_not_evaluated(photos, own_networks, capsys):
+    name, source = f"{own_networks}:custom_layer", own_networks.read_text()
+    run = train(photos, "--model_name", name, "--save_model")
+    own_networks.write_text(f"# a note\n{source}")
+    evaluation = ["--evaluate", str(run)]
+    evaluate(parse_evaluation(evaluation))
+    before = {path: path.read_bytes() for path in (run / "evaluation").iterdir()}
+    edit(own_networks, "ops.sigmoid", "ops.tanh")
+    with pytest.raises(UserError, match=rf"--evaluate .*best.keras: {name} computes something else than the network"):
+        evaluate(parse_evaluation(evaluation))
+    assert {path: path.read_bytes() for path in (run / "evaluation").iterdir()} == before
+    copy = own_networks.with_name("copy.py")
+    copy.write_text(source)
+    load_to_evaluate(parse_evaluation([*evaluation, "--model_name", f"{copy}:custom_layer"]))
+    config = json.loads((run / "config.json").read_text())
+    assert "is built as it is now" not in capsys.readouterr().out
+    older = {**config["network"], "made_with": "TensorFlow 2.16.2"}
+    for record, line in ((None, "the run does not record what it was"), (older, r"as with TensorFlow 2.16.2 cannot")):
+        config["network"] = record
+        (run / "config.json").write_text(json.dumps(config))
+        load_to_evaluate(parse_evaluation(evaluation))
+        assert re.search(f"{name} is built as it is now; .*{line}", capsys.readouterr().out)
+
+
+def test_a_run_is_not_continued_with_another_network(photos, own_networks):
+    more = ["--model_name", f"{own_networks}:without_gradient"]
+    run = train(photos, *more)
+    (run / "summary.json").unlink()
+    edit(own_networks, 'name="unused")', 'regularizer="l2", name="unused")')
+    with pytest.raises(UserError, match=rf"--resume {run}: .*nets.py:without_gradient computes something else than"):
+        train(photos, *more, "--resume")
+    assert not (run / "summary.json").exists()
+
+
 def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos):
     run = train(photos, "--save_model")
     replace_the_test_photos(photos)
@@ -117,7 +175,12 @@ def test_evaluating_with_one_more_class_names_it(photos):
     run = train(photos, "--save_model")
     for split in ("train", "test"):
         shutil.copytree(photos / split / "ant", photos / split / "wasp")
-    with pytest.raises(UserError, match=r"--evaluate .*best\.keras: was trained with class 4 none, not 'wasp'; give"):
+    with pytest.raises(UserError, match=r"--evaluate .*: was trained with 3 classes, not 4 \('wasp' is new\); give"):
+        load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
+    for split in ("train", "test"):
+        for name in ("cat", "wasp"):
+            shutil.rmtree(photos / split / name)
+    with pytest.raises(UserError, match=r"was trained with 3 classes, not 2 \('cat' is missing\); give images"):
         load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
 
 

@@ -125,10 +125,11 @@ class EvaluateCommand:
     Attributes:
         model: the .keras file.
         folder: folder for the results.
-        model_name: the user's function that builds the network; None: the network is in the file.
+        model_name: the user's function that builds the network, where Keras cannot load it without custom layers.
         input_size, num_classes: None if neither the command line nor the run gives it.
         export: format to export the model to, or None.
         class_names: the classes that the model was trained on, in the order of its outputs; None if unknown.
+        trained_network: what the run recorded of its network, see `runs.config.network_record`.
         allow_tensorflow_kernels: whether the export may need them.
     """
 
@@ -142,6 +143,7 @@ class EvaluateCommand:
     seed: int
     export: str | None
     class_names: list[str] | None
+    trained_network: dict[str, str] | None
     allow_tensorflow_kernels: bool
 
 

@@ -38,6 +38,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         )
     if not own_code:
         taken["model_name"] = None
+    source = taken.pop("model_name")  # no default of the parser: it need not be there if the network is in the file
     parser.set_defaults(**{name: value for name, value in taken.items() if value is not None}, augment="none")
     args = parser.parse_args(arguments)
     defaults = defaults_of(args.dataset_name)
@@ -45,13 +46,14 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         model=model,
         folder=_result_folder(model, args.logdir, is_of_run=bool(config)),
         data=built(DataSettings, vars(args)),
-        model_name=args.model_name,
+        model_name=args.model_name or source,
         input_size=args.input_size,
         num_classes=args.num_classes,
         batch_size=args.batch_size or defaults["batch_size"],
         seed=args.seed,
         export=args.export,
         class_names=(config.get("images") or {}).get("class_names"),
+        trained_network=config.get("network"),
         allow_tensorflow_kernels=args.allow_tensorflow_kernels,
     )
 

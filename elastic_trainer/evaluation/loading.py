@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.logits import with_logits
+from elastic_trainer.networks.pretrained import load_saved
+from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.runs.config import check_network, network_record
+
+
+def saved_network(path: Path, name: str | None) -> keras.Model | None:
+    """The model in `path`; None if it is to be made by the function `name` of the user, as Keras cannot load it.
+
+    Raises:
+        UserError: there is no such function, and Keras cannot load it.
+    """
+    try:
+        return load_model(path, "--evaluate", imports=name is None)
+    except UserError:
+        if name is None:
+            raise
+        return None
+
+
+def network_of_source(
+    path: Path, name: str, build: Callable[[], keras.Model], seed: int, record: dict[str, str] | None
+) -> keras.Model:
+    """The model whose weights are in `path`, made by code of the user.
+
+    Args:
+        path: the .keras file.
+        name: FILE.py:FUNCTION.
+        build: makes the network by it.
+        seed: that it was trained with.
+        record: of the network that was trained, see `network_record`.
+
+    Raises:
+        UserError: the weights are of another network, or it computes something else than when it was trained.
+    """
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(record["precision"] if record else "float32")
+    try:
+        model = build()
+        load_saved(model, path, "--evaluate", f"the network of --model_name {name}")
+        check_network(network_record(model, name), record, f"--evaluate {path}: {name}", ["inference"])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return model
 
 
 def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import zipfile
@@ -60,18 +61,19 @@ def save_last_and_best(model: keras.Model, folder: Path, score: float, best: flo
     return is_best
 
 
-def load_model(path: Path | str, flag: str) -> keras.Model:
+def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model:
     """The model in a .keras file, with frozen batch-norm statistics.
 
     Args:
         path: the file.
         flag: the command-line flag that named it, for the error message.
+        imports: whether Keras may import code that the file names, which may have changed since it was saved.
 
     Raises:
         UserError: the file is missing, damaged, has custom layers, or weights that are not finite.
     """
     try:
-        model = _load(path)
+        model = _load(path, imports)
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
             f"{flag} {path}: Keras cannot load it: {_reason(error)} (a model with custom layers is "
@@ -88,10 +90,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).strip().partition("\n\n")[0].split()).rstrip(".") or type(error).__name__
 
 
-def _load(path: Path | str) -> keras.Model:
+def _load(path: Path | str, imports: bool = True) -> keras.Model:
     with zipfile.ZipFile(path) as file:
-        if b'"vit_keras.' in file.read("config.json"):
-            import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
+        modules = {*re.findall(r'"module": "(\w+)', file.read("config.json").decode())}
+    if "vit_keras" in modules:
+        import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
+    if not imports and modules - {"keras", "vit_keras", "builtins"}:
+        raise ValueError("it has custom layers")
     frozen = {KERAS_NAME: FrozenBatchNormalization}
     return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False))
 

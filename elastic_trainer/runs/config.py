@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import MAIN_FLAGS
+
+if TYPE_CHECKING:
+    import keras
 
 # Options that may change when a run continues.
 FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag.is_free)}
@@ -44,9 +48,59 @@ def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | 
 
 
 def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
-    """The first class name that differs between two lists, as "class 3 was, not is"; None if they are equal."""
-    for number, (is_, was) in enumerate(zip_longest(now, before), 1):
-        if is_ != was:
-            names = ("none" if name is None else f"'{name}'" for name in (was, is_))
-            return f"class {number} {', not '.join(names)}"
-    return None
+    """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
+    if len(now) == len(before):
+        pairs = enumerate(zip(now, before, strict=True), 1)
+        return next((f"class {number} '{was}', not '{is_}'" for number, (is_, was) in pairs if is_ != was), None)
+    sides = (("missing", before, now), ("new", now, before))
+    found = [f"'{name}' is {what}" for what, some, others in sides for name in some if name not in others]
+    return f"{len(before)} classes, not {len(now)} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
+
+
+# --- the network that code of the user makes --------------------------------------------------------------------------
+
+
+def network_record(model: keras.Model, model_name: str) -> dict[str, str] | None:
+    """What config.json keeps of a custom network, whose file may be edited later: digests of what it computes.
+
+    Args:
+        model: as `models.build` made it.
+        model_name: of `--model_name`; None is returned for a network that is not the user's own.
+    """
+    if not is_custom_model(model_name):
+        return None
+    import keras
+    import tensorflow as tf
+
+    from elastic_trainer.machine import has_gpu
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.timing.graph_digest import network_digest
+
+    task = ImageClassification(model)
+    return {
+        "inference": network_digest(task, training=False),
+        "training": network_digest(task, training=True),
+        "precision": keras.config.dtype_policy().name,
+        "made_with": f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {'GPU' if has_gpu() else 'CPU'}",
+    }
+
+
+def check_network(now: dict[str, str] | None, before: dict[str, str] | None, what: str, digests: Sequence[str]) -> None:
+    """Refuse a custom network that is not the one of a run, or print a line if that cannot be known.
+
+    Args:
+        now, before: see `network_record`; `before` is None for a run that recorded none.
+        what: the flag and the model's name, for the message.
+        digests: of the record, those that must be equal.
+
+    Raises:
+        UserError: it computes something else.
+    """
+    if now is None or (before is not None and all(now[name] == before[name] for name in digests)):
+        return
+    if before is None:
+        print(f"{what} is built as it is now; the run does not record what it was")
+    elif any(now[name] != before[name] for name in ("made_with", "precision")):
+        print(f"{what} is built as it is now; that it is the same as with {before['made_with']} cannot be checked")
+    else:
+        raise UserError(f"{what} computes something else than the network that was trained; give the file as it was")

@@ -27,6 +27,17 @@ class Images(BaseModel):
     test_images: str
 
 
+class Network(BaseModel):
+    """The custom network that a run was started with, see `runs.config.network_record`."""
+
+    model_config = ConfigDict(strict=True)
+
+    inference: str
+    training: str
+    precision: str
+    made_with: str
+
+
 class RunConfig(BaseModel):
     """config.json: the options of a run and what it was started with. Tests and older runs leave out any of them."""
 
@@ -52,6 +63,7 @@ class RunConfig(BaseModel):
     trained_layers: CountAboveZero | None = None
     environment: dict[str, Any] | None = None
     images: Images | None = None
+    network: Network | None = None
 
 
 class Summary(BaseModel):
