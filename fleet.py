@@ -70,7 +70,7 @@ def serve(command: ServeCommand) -> None:
         network = network.with_classes(count_classes(images.dataset_name, images.data_dir))
         dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
-    model = models.build(network)
+    model = models.build(network, names)
     hello = {"words": sent_words(command.training, len(names)), "class_names": names}
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         config = {**command.config, "num_classes": len(names), "images": _images(names, dataset)}

@@ -30,10 +30,11 @@ from elastic_trainer.runs.config import (
     changed_images,
     check_network,
     first_change,
+    is_same_network,
     network_record,
 )
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_run, read_summary
+from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_run, read_summary
 from elastic_trainer.runs.summary import summary_line, time_line
 from elastic_trainer.settings import BEST_MODEL
 
@@ -87,7 +88,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import models
     import train
     from elastic_trainer.cli.choices import with_budget, with_memory, with_table
-    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.runs.disk import disk_line, disk_need
@@ -105,19 +106,22 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
-    if command.network.num_classes is None:
-        command = command.with_classes(count_classes(images.dataset_name, images.data_dir))
+    names = class_names(images.dataset_name, images.data_dir)
+    command = command.with_classes(len(names))
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
         from elastic_trainer.board.export import check_folder
 
         check_folder(run.board_folder)
-    model = models.build(command.network)
+    model = models.build(command.network, names)
     network_of_user = network_record(model, command.network.model_name)
     if run.resume and is_run(run.folder):
         what = f"--resume {run.folder}: {command.network.model_name}"
         check_network(network_of_user, read_config(run.folder).get("network"), what, ["inference", "training"])
+    earlier = config_of_model(Path(command.network.weights)).get("network")
+    if network_of_user and earlier and is_same_network(network_of_user, earlier, ["inference"]) is False:
+        print(f"--weights {command.network.weights}: are of another network, which computed something else")
     _check_saving(model, command)
     steps = TracedSteps(model, command.network)
     command, freed_mb = with_memory(command, steps)

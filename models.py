@@ -12,6 +12,7 @@ is called with `training=True`. The layers themselves are replaced instead (`ela
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -24,6 +25,7 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import HEAD
+from elastic_trainer.runs.reader import config_of_model
 from elastic_trainer.settings import NetworkSettings
 
 DROPOUT = 0.2
@@ -36,6 +38,7 @@ def build_model(
     weights: str = "none",
     alpha: float = 1.0,
     seed: int = 0,
+    classes: pretrained.Classes | None = None,
 ) -> keras.Model:
     """A network for fine-tuning, with a new head.
 
@@ -46,6 +49,7 @@ def build_model(
         weights: "imagenet", "none", or a path (see `pretrained.load`).
         alpha: width of a MobileNet; the others have none.
         seed: of dropout; new weights follow Keras' global seed.
+        classes: of this network and of the model in `weights`, where their names are known.
 
     Raises:
         UserError: the size does not suit the network, or the weights are not available or do not fit.
@@ -55,7 +59,7 @@ def build_model(
         own, as_given = build_custom_model(name, input_size, num_classes)
         model = keras.Model(inputs, own(inputs), name="own_classifier")
         if weights != "none":
-            pretrained.load(model, as_given, Path(weights), name)
+            pretrained.load(model, as_given, Path(weights), name, classes)
         return model
     parts = architecture(name)
     backbone = freeze_batch_norm(build_backbone(name, input_size, weights, alpha))
@@ -66,7 +70,7 @@ def build_model(
     outputs = keras.layers.Dense(num_classes, name=HEAD, dtype="float32")(x)
     model = keras.Model(inputs, outputs, name=f"{name}_classifier")
     if weights not in ("imagenet", "none"):
-        pretrained.load(model, backbone, Path(weights), name)
+        pretrained.load(model, backbone, Path(weights), name, classes)
     return model
 
 
@@ -83,8 +87,13 @@ def mixed_precision_policy() -> str:
     return "mixed_bfloat16"
 
 
-def build(network: NetworkSettings) -> keras.Model:
+def build(network: NetworkSettings, class_names: Sequence[str] | None = None) -> keras.Model:
     """The network of these settings, whose number of classes is known. Sets Keras' seed and precision.
+
+    Args:
+        network: the settings.
+        class_names: in the order of the outputs; a head in `network.weights` is kept for those that it knows. None:
+            it is kept for the same number of classes.
 
     Raises:
         UserError: as `build_model` and `mixed_precision_policy`.
@@ -92,6 +101,7 @@ def build(network: NetworkSettings) -> keras.Model:
     assert network.num_classes is not None, "the data set gives the number of classes"
     keras.utils.set_random_seed(network.seed)
     keras.mixed_precision.set_global_policy(mixed_precision_policy() if network.mixed_precision else "float32")
+    before = (config_of_model(Path(network.weights)).get("images") or {}).get("class_names")
     return build_model(
         network.model_name,
         network.input_size,
@@ -99,4 +109,5 @@ def build(network: NetworkSettings) -> keras.Model:
         network.weights,
         network.alpha,
         network.seed,
+        pretrained.Classes(class_names, before) if class_names and before else None,
     )

@@ -6,7 +6,7 @@ and docs/flags.md read them. An entry refers to its code by module and name, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, NoReturn, TypeVar
@@ -123,7 +123,7 @@ class DatasetEntry:
 
     Attributes:
         read: the flags of `uses` by name -> `datasets.sources.DataSource`.
-        count_classes: `data_dir`, if it uses that -> number of classes, without reading images.
+        class_names: `data_dir`, if it uses that -> names of the classes, without reading images.
         defaults: defaults of flags that differ from `settings.PAPER`.
         uses: flags used only by the data sets that list them.
         is_tfds: it is one of tensorflow-datasets, which can be prepared.
@@ -132,7 +132,7 @@ class DatasetEntry:
     """
 
     read: Callable[..., Any]
-    count_classes: Callable[..., int]
+    class_names: Callable[..., Sequence[str]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     uses: tuple[str, ...] = ()
     is_tfds: bool = False
@@ -267,8 +267,8 @@ OPTIMIZERS.add("adam", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:
 
 
 def _add_tfds(name: str) -> None:
-    read, count = (Lazy(f"elastic_trainer.datasets.tfds:{task}", name=name) for task in ("read_tfds", "count_tfds"))
-    DATASETS.add(name, DatasetEntry(read, count, uses=("data_dir",), is_tfds=True))
+    read, names = (Lazy(f"elastic_trainer.datasets.tfds:{task}", name=name) for task in ("read_tfds", "tfds_classes"))
+    DATASETS.add(name, DatasetEntry(read, names, uses=("data_dir",), is_tfds=True))
 
 
 _add_tfds("caltech_birds2011")  # the paper's data sets (section 6)
@@ -278,7 +278,7 @@ DATASETS.add(
     "digits",
     DatasetEntry(
         Lazy("elastic_trainer.datasets.digits:read_digits"),
-        lambda: 10,
+        lambda: [str(digit) for digit in range(10)],
         {
             "model_name": "mobilenetv2",
             "input_size": 64,
@@ -296,7 +296,7 @@ DATASETS.add(
     "image_folder",
     DatasetEntry(
         Lazy("elastic_trainer.datasets.image_folder:read_image_folder"),
-        Lazy("elastic_trainer.datasets.image_folder:count_folders"),
+        Lazy("elastic_trainer.datasets.image_folder:folder_classes"),
         {
             "model_name": "mobilenetv2",
             "input_size": 160,

@@ -182,10 +182,11 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
             return ((np.full((SIZE, SIZE, 3), 80 * k, np.uint8), k) for k in range(CLASSES))
 
         shades = ImageFiles(CLASSES, images)
-        return DataSource([f"shade {k}" for k in range(CLASSES)], shades, shades)
+        return DataSource(names, shades, shades)
 
+    names = [f"shade {k}" for k in range(CLASSES)]
     DATASETS.add(
-        "shades", DatasetEntry(read, lambda data_dir: CLASSES, {"input_size": SIZE, "rho": 0.7}, uses=("data_dir",))
+        "shades", DatasetEntry(read, lambda data_dir: names, {"input_size": SIZE, "rho": 0.7}, uses=("data_dir",))
     )
     command = parse_training(["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3"])
     assert (command.network.input_size, command.training.rho) == (SIZE, 0.7)
@@ -332,7 +333,7 @@ def test_each_flag_reaches_its_field_and_the_record_of_the_run(name):
 
 
 def test_a_default_for_what_is_no_flag_is_an_error():
-    DATASETS.add("odd", DatasetEntry(lambda: None, lambda: 2, {"input_sise": 32}))
+    DATASETS.add("odd", DatasetEntry(lambda: None, lambda: ["a", "b"], {"input_sise": 32}))
     with pytest.raises(ValueError, match="'input_sise'"):
         defaults_of("odd")
     with pytest.raises(ValueError, match="'clipping'"):

@@ -79,7 +79,7 @@ def train_classes(folder: Path) -> list[str]:
 
 
 def count_training_images(data_dir: Path | None, test_fraction: float | None = None) -> int:
-    """About how many images there are to train on, by the number of files. Errors as `count_folders`."""
+    """About how many images there are to train on, by the number of files. Errors as `folder_classes`."""
     folder = image_folder(data_dir)
     train = _train_folder(folder)
     with reading(train):
@@ -87,9 +87,13 @@ def count_training_images(data_dir: Path | None, test_fraction: float | None = N
     return count if train != folder else int((1 - (test_fraction or TEST_FRACTION)) * count)
 
 
-def count_folders(data_dir: Path | None) -> int:
-    """Number of classes of an image folder. Raises `UserError` as `image_folder` and `train_classes`."""
-    return len(train_classes(image_folder(data_dir)))
+def folder_classes(data_dir: Path | None) -> list[str]:
+    """Names of the classes of an image folder, each in one line, as in labels.txt.
+
+    Raises:
+        UserError: as `image_folder` and `train_classes`.
+    """
+    return [printable(name) for name in train_classes(image_folder(data_dir))]
 
 
 def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
@@ -121,7 +125,7 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     else:
         train, test = (images for images, _ in found)
     train_labels, test_labels = ([label for _, label in images] for images in (train, test))
-    shown = [printable(name) for name in classes]  # a class has one line in labels.txt
+    shown = folder_classes(folder)
     check_classes(shown, train_labels, test_labels, folder)
     sources = (ImageFiles(len(part), partial(iter, part), [path for path, _ in part]) for part in (train, test))
     return DataSource(shown, *sources)

@@ -18,14 +18,19 @@ class DataSource(NamedTuple):
     test: ImageFiles
 
 
-def count_classes(name: str, data_dir: Path | None) -> int:
-    """Number of classes of a data set, without reading its images.
+def class_names(name: str, data_dir: Path | None) -> Sequence[str]:
+    """Names of the classes of a data set, in the order of their labels, without reading its images.
 
     Raises:
         UserError: see `find`.
     """
     dataset = DATASETS[name]
-    return dataset.count_classes(data_dir=data_dir) if "data_dir" in dataset.uses else dataset.count_classes()
+    return dataset.class_names(data_dir=data_dir) if "data_dir" in dataset.uses else dataset.class_names()
+
+
+def count_classes(name: str, data_dir: Path | None) -> int:
+    """Number of classes of a data set; errors as `class_names`."""
+    return len(class_names(name, data_dir))
 
 
 def find(

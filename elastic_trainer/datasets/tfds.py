@@ -25,9 +25,9 @@ def tfds_builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir)
 
 
-def count_tfds(name: str, data_dir: Path | None) -> int:
-    """Number of classes of a data set, whether or not it is prepared."""
-    return tfds_builder(name, data_dir).info.features["label"].num_classes
+def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
+    """Names of the classes of a data set, whether or not it is prepared."""
+    return tfds_builder(name, data_dir).info.features["label"].names
 
 
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:

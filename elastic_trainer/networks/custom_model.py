@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,6 +25,8 @@ _GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and b
 
 def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[keras.Model, keras.Model]:
     """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes` (see `with_logits`).
+
+    Its frozen layers are made trainable: the scheme decides what trains.
 
     The model must take images [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. One
     that takes a single channel gets grey images.
@@ -48,6 +51,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
     try:
         if not given.built:
             given(np.zeros((1, *shape), np.float32))
+        _make_trainable(given, name)
         check_finite(given, f"--model_name {name}")
         model = _for_rgb(freeze_batch_norm(given), shape, name)
         output = model(keras.Input(shape))
@@ -65,12 +69,34 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
         ) from error
     if tuple(getattr(output, "shape", ())) != (None, num_classes):
         raise UserError(
-            f"--model_name {name}: returns {getattr(output, 'shape', type(output).__name__)}, not logits for "
-            f"{num_classes} classes: (None, {num_classes})"
+            f"--model_name {name}: returns {_described(output)}, not logits for {num_classes} classes: one tensor of "
+            f"shape (None, {num_classes})"
         )
     if not model.trainable_variables:
-        raise UserError(f"--model_name {name}: has no trainable weights; set `trainable = True` on the layers to train")
+        raise UserError(f"--model_name {name}: has no trainable weights, so there is nothing to train")
     return model, given
+
+
+def _described(output: Any) -> str:
+    """What a model returns, in words: a shape, or "a list of tensors of shape (None, 3)"."""
+    if hasattr(output, "shape"):
+        return str(output.shape)
+    shapes = {str(tuple(tensor.shape)) for tensor in keras.tree.flatten(output) if hasattr(tensor, "shape")}
+    return f"a {type(output).__name__} of tensors of shape {' and '.join(sorted(shapes))}"
+
+
+def _make_trainable(model: keras.Model, name: str) -> None:
+    """Make all layers trainable, and print how many weights were not. Statistics stay as they are."""
+    trained = len(model.trainable_weights)
+    for layer in model._flatten_layers():
+        for value in (False, True):  # TensorFlow ignores a value that the layer has, and then layers within keep theirs
+            layer.trainable = value
+    count = len(model.trainable_weights)
+    if count > trained:
+        print(
+            f"{name}: {count - trained} of {count} weights were frozen; --train_type decides what trains, so they "
+            "train, too"
+        )
 
 
 def _for_rgb(model: keras.Model, shape: tuple[int, int, int], name: str) -> keras.Model:

@@ -11,9 +11,10 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.names import is_custom_model
@@ -24,16 +25,23 @@ from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that saved its model"
 
 
-def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> None:
+class Classes(NamedTuple):
+    """Names of a network's classes, in the order of its outputs, and of those that the weights of its head are for."""
+
+    now: Sequence[str]
+    before: Sequence[str]
+
+
+def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, classes: Classes | None = None) -> None:
     """Load the weights in `path` into `model`, or into its `backbone` if the file has no top layers.
 
     Args:
         model: a classifier.
         backbone: the part of `model` without the head; of a custom model the user's model, head included.
         path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The last two
-            also supply the head if the number of classes is the same; otherwise the head stays new, and a message
-            says this.
+            also supply the head, see `_keep_head`.
         name: of the network.
+        classes: of the network and of the model in `path`; None if the names of either are unknown.
 
     Raises:
         UserError: the file is missing, damaged, or belongs to another network.
@@ -43,7 +51,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str) -> No
     if path.is_dir():
         path = _model_of_run(path)
     if path.suffix == ".keras":
-        _from_model(model, path, name)
+        _from_model(model, path, name, classes)
     elif path.suffix == ".npz":
         _from_numpy(backbone, path, name)
     elif path.suffix == ".h5":
@@ -141,21 +149,23 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     check_finite(model, f"{flag} {path}")
 
 
-def _from_model(model: keras.Model, path: Path, name: str) -> None:
-    """Load the weights of a saved model with the same layers, but possibly with another number of classes."""
+def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | None) -> None:
+    """Load the weights of a saved model with the same layers, but possibly with other classes."""
+    is_head = head_mask(model)
+    head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
+    new = [np.array(variable) for variable in head]
     try:
         source = load_model(path, "--weights").weights
     except UserError:
         if not is_custom_model(name):
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
-        return
+        source = model.weights
     if _shapes(source) == _shapes(model.weights):
         for weight, given in zip(model.weights, source, strict=True):
             weight.assign(given)
+        _keep_head(head, new, [np.array(variable) for variable in head], model.output_shape[-1], path, classes)
         return
-    is_head = head_mask(model)
-    head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
     in_head = set(map(id, head))
     body = [weight for weight in model.weights if id(weight) not in in_head]
     rest = source[len(body) :]
@@ -165,8 +175,56 @@ def _from_model(model: keras.Model, path: Path, name: str) -> None:
         raise UserError(f"--weights {path}: does not fit {name}: {_difference([*body, *head], source)}")
     for weight, given in zip(body, source, strict=False):
         weight.assign(given)
-    classes = f"{rest[-1].shape[-1]}-class " if rest else ""
-    print(f"{path}: replacing its {classes}head with a new {model.output_shape[-1]}-class one")
+    _keep_head(head, new, [np.array(weight) for weight in rest], model.output_shape[-1], path, classes)
+
+
+def _keep_head(
+    head: Sequence[keras.Variable],
+    new: Sequence[np.ndarray],
+    given: Sequence[np.ndarray],
+    outputs: int,
+    path: Path,
+    classes: Classes | None,
+) -> None:
+    """Take over what a saved head knows of the classes, and print what that is.
+
+    Where the names of classes are known, the outputs of known ones are kept. Else the head is kept if it has the same
+    number of outputs.
+
+    Args:
+        head: its variables; the last axis is that of the outputs.
+        new: their values in a new head.
+        given: those in the saved one.
+        outputs: number of them.
+        path: of the saved one.
+        classes: see `load`.
+    """
+    is_equal, before = _shapes(given) == _shapes(new), given[-1].shape[-1] if given and given[-1].ndim else 0
+    if classes is None:
+        if not is_equal:
+            print(f"{path}: replacing its {f'{before}-class ' if given else ''}head with a new {outputs}-class one")
+        known = []
+    elif is_equal and [*classes.now] == [*classes.before]:
+        known = [*classes.now]
+    else:
+        is_equal = False
+        has_rows = all(array.shape[-1:] == (outputs,) for array in new)
+        has_rows = has_rows and _shapes(given) == [(*array.shape[:-1], before) for array in new]
+        known = [name for name in classes.now if has_rows and name in classes.before]
+        for array, saved in zip(new, given, strict=has_rows):
+            for name in known:
+                array[..., [*classes.now].index(name)] = saved[..., [*classes.before].index(name)]
+    for variable, array in zip(head, given if is_equal else new, strict=True):
+        variable.assign(array)
+    if classes is not None:
+        unknown = [f"'{name}'" for name in classes.now if name not in known]
+        kept = f"its head is kept for {len(known)} of {len(classes.now)} classes ({_few(known)})"
+        start = f"the head starts new for {_few(unknown)}"
+        print(f"--weights {path}: {'; '.join([kept] * bool(known) + [start] * bool(unknown))}")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:

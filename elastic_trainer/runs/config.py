@@ -85,6 +85,13 @@ def network_record(model: keras.Model, model_name: str) -> dict[str, str] | None
     }
 
 
+def is_same_network(now: dict[str, str], before: dict[str, str], digests: Sequence[str]) -> bool | None:
+    """Whether two records of a network have the same `digests`; None: those of other versions cannot be compared."""
+    if all(now[name] == before[name] for name in digests):
+        return True
+    return False if all(now[name] == before[name] for name in ("made_with", "precision")) else None
+
+
 def check_network(now: dict[str, str] | None, before: dict[str, str] | None, what: str, digests: Sequence[str]) -> None:
     """Refuse a custom network that is not the one of a run, or print a line if that cannot be known.
 
@@ -96,11 +103,13 @@ def check_network(now: dict[str, str] | None, before: dict[str, str] | None, wha
     Raises:
         UserError: it computes something else.
     """
-    if now is None or (before is not None and all(now[name] == before[name] for name in digests)):
+    if now is None:
         return
     if before is None:
         print(f"{what} is built as it is now; the run does not record what it was")
-    elif any(now[name] != before[name] for name in ("made_with", "precision")):
+        return
+    is_same = is_same_network(now, before, digests)
+    if is_same is None:
         print(f"{what} is built as it is now; that it is the same as with {before['made_with']} cannot be checked")
-    else:
+    elif not is_same:
         raise UserError(f"{what} computes something else than the network that was trained; give the file as it was")

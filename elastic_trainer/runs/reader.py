@@ -12,6 +12,7 @@ import numpy as np
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import read_json, reading
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -31,6 +32,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
     from elastic_trainer.runs.schemas import Summary
 
     return _checked(folder / SUMMARY, Summary)
+
+
+def config_of_model(model: Path) -> dict[str, Any]:
+    """The fields in config.json of the run that trained a model; empty if it is not that of a run.
+
+    Args:
+        model: the folder of the run, or the last or best model in it.
+    """
+    folder = model if model.is_dir() else model.parent
+    is_its_own = model.is_dir() or model.name in (BEST_MODEL, LAST_MODEL)
+    return read_config(folder) if is_its_own and is_run(folder) else {}
 
 
 def _checked(path: Path, schema: type[BaseModel]) -> dict[str, Any]:

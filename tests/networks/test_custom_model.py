@@ -176,8 +176,10 @@ def test_errors_in_own_models_are_one_line(tmp_path):
         "def fails(shape, classes):\n    return 1 / 0\n"
         "def nothing(shape, classes):\n    pass\n"
         "def features(shape, classes):\n    return keras.Sequential([keras.Input(shape), keras.layers.Conv2D(2, 3)])\n"
-        "def frozen(shape, classes):\n    model = keras.Sequential([keras.Input(shape), keras.layers.Flatten(),\n"
-        "        keras.layers.Dense(classes)])\n    model.trainable = False\n    return model\n"
+        "def fixed(shape, classes):\n    return keras.Sequential([keras.Input(shape),\n"
+        "        keras.layers.GlobalAveragePooling2D()])\n"
+        "def several(shape, classes):\n    image = keras.Input(shape)\n"
+        "    x = keras.layers.Dense(classes)(keras.layers.Flatten()(image))\n    return keras.Model(image, [x])\n"
         "def leaves(shape, classes):\n    exit()\n"
         "class Leaving(keras.Model):\n    def call(self, images):\n        raise SystemExit(0)\n"
         "def leaves_later(shape, classes):\n    return Leaving()\n"
@@ -190,8 +192,9 @@ def test_errors_in_own_models_are_one_line(tmp_path):
         "bad.py:nothing": "must return a keras.Model, not NoneType",
         "bad.py:absent": "has no function 'absent'",
         "bad.py:features": r"returns \(None, 10, 10, 2\), not logits for 3 classes",
-        "bad.py:frozen": "has no trainable weights",
-        "bad.py:leaves": "bad.py line 14: SystemExit",
+        "bad.py:fixed": "has no trainable weights, so there is nothing to train",
+        "bad.py:several": r"returns a list of tensors of shape \(None, 3\), not logits for 3 classes: one tensor of",
+        "bad.py:leaves": "bad.py line 16: SystemExit",
         "bad.py:leaves_later": "does not take images of shape .*: SystemExit: 0",
         "bad.py:nan": r"bad.py:nan: contains weights that are not finite, such as .*/bias; they come from a damaged",
     }
@@ -200,6 +203,32 @@ def test_errors_in_own_models_are_one_line(tmp_path):
             models.build_model(str(tmp_path / name), SIZE, CLASSES)
     with pytest.raises(UserError, match=r"does not take images of shape \(20, 20, 3\) \(it takes \(None, 12, 12, 3\)"):
         models.build_model(str(tmp_path / "my.keras"), 20, CLASSES)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_frozen_layers_become_trainable_and_statistics_do_not(is_file, tmp_path, capsys, monkeypatch):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    scaled = keras.layers.Normalization(mean=None, name="scaled")
+    scaled.adapt(a_batch()[0])
+    base = keras.Sequential(
+        [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.2, seed=1)], name="base"
+    )
+    x = keras.layers.GlobalAveragePooling2D()(base(scaled(inputs)))
+    given = keras.Model(inputs, keras.layers.Dense(CLASSES, name="last")(x))
+    base.trainable = False
+    given.get_layer("last").bias.trainable = False
+    monkeypatch.setattr("elastic_trainer.networks.custom_model._call_user_function", lambda *_: given)
+    given.save(tmp_path / "my.keras")
+    name = str(tmp_path / "my.keras") if is_file else "nets.py:frozen"
+    model = models.build_model(name, SIZE, CLASSES)
+    frozen = 5 - (1 if is_file else 0)  # Keras does not save that a single weight is frozen
+    line = f"{name}: {frozen} of 6 weights were frozen; --train_type decides what trains, so they train, too"
+    assert line in capsys.readouterr().out
+    assert len(model.trainable_variables) == 6
+    fixed = ["count", "mean", "moving_mean", "moving_variance", "seed_generator_state", "variance"]
+    assert sorted(variable.name for variable in model.non_trainable_variables) == fixed
+    models.build_model(f"{ZOO}:branches", SIZE, CLASSES)
+    assert "frozen" not in capsys.readouterr().out
 
 
 def test_a_model_that_takes_one_channel_gets_grey_images(tmp_path, capsys):

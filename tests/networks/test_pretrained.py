@@ -1,5 +1,7 @@
 """Weights that training starts from: files that fit load completely, all others are refused in one line."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -14,6 +16,7 @@ from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.networks.saved_model import save_model
+from elastic_trainer.settings import NetworkSettings
 
 SHARED_WEIGHTS = (
     Path(__file__).resolve().parents[3]
@@ -237,6 +240,38 @@ def test_a_custom_network_takes_all_but_the_head_of_a_model_for_other_classes(tm
     assert "replacing its 5-class head with a new 3-class one" in capsys.readouterr().out
     for weight, given in zip(model.weights[:-2], saved.weights[:-2], strict=True):
         np.testing.assert_array_equal(weight, given)
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "now", "said"),
+    [
+        ("branches", "abc", "cab", "its head is kept for 3 of 3 classes (c, a, b)"),
+        ("branches", "abc", "abx", "its head is kept for 2 of 3 classes (a, b); the head starts new for 'x'"),
+        ("branches", "abc", "xb", "its head is kept for 1 of 2 classes (b); the head starts new for 'x'"),
+        ("branches", "abc", "xyz", "best.keras: the head starts new for 'x', 'y', 'z'"),
+        ("branches", "abc", "abc", "its head is kept for 3 of 3 classes (a, b, c)"),
+        ("custom_layer", "abc", "bxa", "its head is kept for 2 of 3 classes (b, a); the head starts new for 'x'"),
+    ],
+)
+def test_the_head_of_a_run_is_kept_for_classes_of_the_same_name(function, before, now, said, tmp_path, capsys):
+    network = NetworkSettings(f"{Path(__file__).parents[1]}/zoo.py:{function}", 12, weights="none", seed=1)
+    saved = models.build(network.with_classes(len(before)))
+    saved.weights[-1].assign([5.0, 6.0, 7.0])
+    save_model(saved, tmp_path / "best.keras")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"images": {"class_names": [*before], "training_images": "", "test_images": ""}})
+    )
+    fresh = models.build(replace(network, seed=2).with_classes(len(now)))
+    for weights in (tmp_path, tmp_path / "best.keras"):
+        model = models.build(replace(network, seed=2, weights=str(weights)).with_classes(len(now)), now)
+        [line] = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"--weights {tmp_path / 'best.keras'}: ") and line.endswith(said)
+        for variable, new, old in zip(model.weights[-2:], fresh.weights[-2:], saved.weights[-2:], strict=True):
+            for place, name in enumerate(now):
+                expected = old[..., before.index(name)] if name in before else new[..., place]
+                np.testing.assert_array_equal(variable[..., place], expected)
+        for variable, old in zip(model.weights[:-2], saved.weights[:-2], strict=True):
+            np.testing.assert_array_equal(variable, old)
 
 
 def as_numpy_file(path, grid):
