@@ -44,6 +44,8 @@ _MODULES = {
     "profile": "elastic_trainer.timing.profiling",
 }
 
+_KERAS = ("ElasticTraining", "Trainer", "freeze_batch_norm", "profile")  # need it with TensorFlow
+
 try:
     __version__ = metadata.version("elastic-trainer")
 except metadata.PackageNotFoundError:  # run from a checkout: the version of pyproject.toml
@@ -54,6 +56,10 @@ if not TYPE_CHECKING:  # a type checker would accept every name
     def __getattr__(name):
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _KERAS:
+            from elastic_trainer.machine import check_keras
+
+            check_keras()
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
         return value
 

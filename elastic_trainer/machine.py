@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from elastic_trainer.errors import UserError, first_line
+
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
@@ -239,21 +241,48 @@ def cores() -> int:
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow without its log messages, which would hide the messages of the commands.
+    """Import TensorFlow without its log messages, which would hide the messages of the commands, and Keras on it.
 
     TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
-    see everything. A failing import raises as usual.
+    see everything. A failing import raises as usual. What KERAS_BACKEND and keras.json say does not apply to this
+    process and those that it starts; a line is printed for a setting that would have changed results.
+
+    Raises:
+        UserError: as `check_keras`.
     """
+    os.environ["KERAS_BACKEND"] = "tensorflow"
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        import tensorflow
+        check_keras()
+    else:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        with silenced():
+            check_keras()
+            import tensorflow
 
-        return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    with silenced():
-        import tensorflow
+            tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+        del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
+    import keras
 
-        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
-    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
+    for name, wanted in (("floatx", "float32"), ("image_data_format", "channels_last")):
+        given = getattr(keras.config, name)()
+        if given != wanted:
+            print(f'keras.json: "{name}": "{given}" does not apply here; it is {wanted}', file=sys.stderr)
+            getattr(keras.config, f"set_{name}")(wanted)
+
+
+def check_keras() -> None:
+    """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
+    try:
+        import keras
+
+        backend = keras.config.backend()
+    except (ImportError, ValueError, AttributeError) as error:  # another backend that is not installed; a wrong value
+        if getattr(error, "name", None) == "keras":
+            raise
+        raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
+    if backend != "tensorflow":
+        raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
 """Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import types
 
 import pytest
+from command_line import ROOT
 
 from elastic_trainer.machine import (
     _commit,
@@ -150,3 +152,39 @@ def test_collections_are_quick_within_blocks_and_their_inner_blocks():
             assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
         assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
     assert gc.get_freeze_count() == 0
+
+
+SHOW = "from keras import config; print(config.backend(), config.floatx(), config.image_data_format())"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (
+            {"backend": "torch", "image_data_format": "channels_first", "floatx": "float16"},
+            "load_tensorflow()",
+            'keras.json: "floatx": "float16" does not apply here; it is float32\n'
+            'keras.json: "image_data_format": "channels_first" does not apply here; it is channels_last\n',
+        ),
+        ({"floatx": "int8"}, "load_tensorflow()", "UserError: Keras cannot be loaded: Invalid `floatx` configuration."),
+        ({"backend": "odd"}, "import elastic_trainer; elastic_trainer.Trainer", "UserError: Keras cannot be loaded: "),
+        (
+            {},
+            "import keras; keras.config.backend = lambda: 'torch'; import elastic_trainer; elastic_trainer.Trainer",
+            "UserError: Keras computes in torch, and elastic_trainer needs TensorFlow: set KERAS_BACKEND=tensorflow in",
+        ),
+    ],
+)
+def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(settings, code, said, tmp_path):
+    (tmp_path / "keras.json").write_text(json.dumps({"epsilon": 1e-7, **settings}))
+    code = f"import sys; from elastic_trainer.machine import load_tensorflow; {code}; {SHOW}"
+    unset = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["KERAS_HOME"] = str(tmp_path)
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if "UserError" in said:
+        assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
+    else:
+        assert done.stdout.split() == ["tensorflow", "float32", "channels_last"]
+        assert done.stderr == said
