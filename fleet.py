@@ -21,7 +21,9 @@ from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
 from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
 from elastic_trainer.machine import load_tensorflow, quick_collections
-from elastic_trainer.runs.reader import is_finished
+from elastic_trainer.networks.names import is_custom_model
+from elastic_trainer.runs.config import check_network, network_record
+from elastic_trainer.runs.reader import is_finished, is_run, read_config
 from elastic_trainer.settings import BEST_MODEL
 
 
@@ -71,9 +73,13 @@ def serve(command: ServeCommand) -> None:
         dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
     model = models.build(network, names)
-    hello = {"words": sent_words(command.training, len(names)), "class_names": names}
+    made = network_record(model) if is_custom_model(network.model_name) else None
+    if made and run.resume and is_run(run.folder):
+        what = f"--resume {run.folder}: {network.model_name}"
+        check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
+    hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": made}
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
-        config = {**command.config, "num_classes": len(names), "images": _images(names, dataset)}
+        config = {**command.config, "num_classes": len(names), "images": _images(names, dataset), "network": made}
         records = Records(folder, config, tensor_names(model))
         with StopSignals() as stop:
             try:

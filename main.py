@@ -115,8 +115,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
         check_folder(run.board_folder)
     model = models.build(command.network, names)
-    network_of_user = network_record(model, command.network.model_name)
-    if run.resume and is_run(run.folder):
+    network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
+    if network_of_user and run.resume and is_run(run.folder):
         what = f"--resume {run.folder}: {command.network.model_name}"
         check_network(network_of_user, read_config(run.folder).get("network"), what, ["inference", "training"])
     earlier = config_of_model(Path(command.network.weights)).get("network")

@@ -151,6 +151,23 @@ def test_a_network_with_custom_layers_that_computes_something_else_is_not_evalua
         assert re.search(f"{name} is built as it is now; .*{line}", capsys.readouterr().out)
 
 
+def test_weights_of_a_run_start_another_network_with_a_line_that_says_so(photos, own_networks, capsys):
+    name = f"{own_networks}:branches"
+    run = train(photos, "--model_name", name, "--save_model")
+    edit(own_networks, 'activation="relu"', 'activation="gelu"')
+    rename_a_class(photos)
+    for model, line in ((name, f"--weights {run}: are of another network, which computed something else"), (None, "")):
+        more = ["--model_name", model] if model else []
+        capsys.readouterr()
+        train(photos, *more, "--weights", run, "--run_name", "second")
+        printed = capsys.readouterr().out
+        assert line in printed and ("another network" in printed) == bool(line)
+        assert (
+            f"{run / 'best.keras'}: its head is kept for 2 of 3 classes (ant, cat); the head starts new for 'dog'"
+            in (printed)
+        )
+
+
 def test_a_run_is_not_continued_with_another_network(photos, own_networks):
     more = ["--model_name", f"{own_networks}:without_gradient"]
     run = train(photos, *more)

@@ -48,7 +48,7 @@ def network_of_source(
     try:
         model = build()
         load_saved(model, path, "--evaluate", f"the network of --model_name {name}")
-        check_network(network_record(model, name), record, f"--evaluate {path}: {name}", ["inference"])
+        check_network(network_record(model), record, f"--evaluate {path}: {name}", ["inference"])
     finally:
         keras.config.set_dtype_policy("float32")
     return model

@@ -21,6 +21,7 @@ from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.rounds import RoundBudget, RoundClock, RoundOver, RoundScheme
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.runs.config import is_same_network, network_record
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
@@ -129,6 +130,10 @@ class Board:
         if sent != {name: arrays[name].shape for name in sent_names(self._model)}:
             self._made_for = None
             raise UserError("the server's network has other tensors than this board's; use the same version of both")
+        network = parcel.values.get("network")  # of the user's own code, of which each board has a copy
+        if network and is_same_network(network_record(self._model), network, ["inference", "training"]) is False:
+            self._made_for = None
+            raise UserError("the server's network computes something else than this board's; use the same file on both")
         self._load(parcel.arrays)
         data, masks = self._trainer.data, {"full": all_mask(self._model), "head": self._head}
         counts = {"images": data.train_count, "test_images": data.test_count}

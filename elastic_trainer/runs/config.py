@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import MAIN_FLAGS
 
@@ -60,15 +59,12 @@ def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
 # --- the network that code of the user makes --------------------------------------------------------------------------
 
 
-def network_record(model: keras.Model, model_name: str) -> dict[str, str] | None:
+def network_record(model: keras.Model) -> dict[str, str]:
     """What config.json keeps of a custom network, whose file may be edited later: digests of what it computes.
 
     Args:
         model: as `models.build` made it.
-        model_name: of `--model_name`; None is returned for a network that is not the user's own.
     """
-    if not is_custom_model(model_name):
-        return None
     import keras
     import tensorflow as tf
 
@@ -92,7 +88,7 @@ def is_same_network(now: dict[str, str], before: dict[str, str], digests: Sequen
     return False if all(now[name] == before[name] for name in ("made_with", "precision")) else None
 
 
-def check_network(now: dict[str, str] | None, before: dict[str, str] | None, what: str, digests: Sequence[str]) -> None:
+def check_network(now: dict[str, str], before: dict[str, str] | None, what: str, digests: Sequence[str]) -> None:
     """Refuse a custom network that is not the one of a run, or print a line if that cannot be known.
 
     Args:
@@ -103,8 +99,6 @@ def check_network(now: dict[str, str] | None, before: dict[str, str] | None, wha
     Raises:
         UserError: it computes something else.
     """
-    if now is None:
-        return
     if before is None:
         print(f"{what} is built as it is now; the run does not record what it was")
         return

@@ -8,12 +8,14 @@ import pytest
 from conftest import CLASSES, make_small_model
 from fleets import NAMES, data, local, make_board, make_server, photos
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.fleet.client import sent_names, trained_names
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.roster import Answer, Member
 from elastic_trainer.fleet.server import accepted_replies, mean_of_tests, rate_of_round, usual_round_seconds
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.config import network_record
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
 from elastic_trainer.training.feature_sums import FeatureSums
@@ -177,6 +179,17 @@ def test_a_board_that_knows_other_classes_or_tensors_is_left_out(tmp_path):
 def _other_network(parcel):
     arrays = {name: array[..., :1] for name, array in parcel.arrays.items()}
     return make_board(1).handle(Parcel(parcel.kind, parcel.values, arrays))
+
+
+def test_a_board_whose_copy_of_the_network_computes_something_else_is_left_out():
+    parcel, model = hello()
+    board = make_board(0)
+    for record in (network_record(model), {**network_record(model), "inference": "other", "made_with": "before"}):
+        parcel.values["network"] = record
+        assert board.handle(parcel).kind == "ready"
+    parcel.values["network"] = {**network_record(model), "inference": "other"}
+    with pytest.raises(UserError, match="the server's network computes something else than this board's"):
+        board.handle(parcel)
 
 
 def test_numbers_that_cannot_be_are_one_line_and_no_error():
