@@ -162,10 +162,8 @@ def test_weights_of_a_run_start_another_network_with_a_line_that_says_so(photos,
         train(photos, *more, "--weights", run, "--run_name", "second")
         printed = capsys.readouterr().out
         assert line in printed and ("another network" in printed) == bool(line)
-        assert (
-            f"{run / 'best.keras'}: its head is kept for 2 of 3 classes (ant, cat); the head starts new for 'dog'"
-            in (printed)
-        )
+        kept = "its head is kept for 2 of 3 classes (ant, cat); the head starts new for 'dog'"
+        assert f"--weights {run / 'best.keras'}: {kept}" in printed
 
 
 def test_a_run_is_not_continued_with_another_network(photos, own_networks):
