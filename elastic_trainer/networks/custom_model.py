@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.architectures import image_shape
@@ -81,7 +82,7 @@ def _described(output: Any) -> str:
     """What a model returns, in words: a shape, or "a list of tensors of shape (None, 3)"."""
     if hasattr(output, "shape"):
         return str(output.shape)
-    shapes = {str(tuple(tensor.shape)) for tensor in keras.tree.flatten(output) if hasattr(tensor, "shape")}
+    shapes = {str(tuple(tensor.shape)) for tensor in tf.nest.flatten(output) if hasattr(tensor, "shape")}
     return f"a {type(output).__name__} of tensors of shape {' and '.join(sorted(shapes))}"
 
 
