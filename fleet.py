@@ -7,6 +7,7 @@ averages what they changed. Flower carries the messages. docs/fleet.md shows all
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,8 @@ def main() -> None:
 def serve(command: ServeCommand) -> None:
     """Run a fleet, new or continued. Raises `UserError` for what the user can fix, and `Stopped` after a signal."""
     run = command.training.run
+    for text in command.training.warnings:
+        utils.warn(text)
     if run.resume and is_finished(run.folder):
         raise UserError(f"--resume: {run.folder} is finished; give another --run_name")
     load_tensorflow()
@@ -91,7 +94,7 @@ def serve(command: ServeCommand) -> None:
                     server.run()
                     server.say_goodbye(folder / BEST_MODEL)
             except Stopped as stopped:
-                how = f"continue with: python fleet.py serve --resume {folder}"
+                how = f"continue with: {shlex.join(['python', 'fleet.py', 'serve', '--resume', str(folder)])}"
                 if command.simulation is not None:
                     how = "a simulation cannot be continued, start it again"
                 raise Stopped(stopped.number, f"stopped; {how}") from None

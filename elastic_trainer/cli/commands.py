@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cli.flags import profiler_parser
+from elastic_trainer.cli.parser import as_words
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
@@ -250,18 +251,15 @@ def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path)
 
 
 def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
-    """The flags of profiler.py that make the timing table of these settings."""
-    parts = ["--model_name", network.model_name, "--dataset_name", data.dataset_name]
-    if network.model_name in WIDTHS:
-        parts += ["--alpha", f"{network.alpha:g}"]
-    for name in ("input_size", "num_classes", "batch_size", "optimizer"):
-        parts += [f"--{name}", str(getattr(network, name))]
-    if network.mixed_precision:
-        parts.append("--mixed_precision")
-    if network.clips_gradients or defaults_of(data.dataset_name)["recipe"] != "paper":
-        # Times do not depend on how much is clipped.
-        parts += ["--gradient_clipping", f"{CLIPPING:g}" if network.clips_gradients else "0"]
-    for name, value in (("weights", network.weights), ("data_dir", data.data_dir), ("logdir", logdir)):
-        if str(value) not in ("None", "logs"):
-            parts += [f"--{name}", str(value)]
-    return parts
+    """The flags of profiler.py that make the timing table of these settings. None is left out for being a default."""
+    names = ("input_size", "num_classes", "batch_size", "optimizer", "mixed_precision", "seed", "weights")
+    flags = {
+        "model_name": network.model_name,
+        "dataset_name": data.dataset_name,
+        "alpha": network.alpha if network.model_name in WIDTHS else None,
+        **{name: getattr(network, name) for name in names},
+        "gradient_clipping": CLIPPING if network.clips_gradients else 0,  # times do not depend on how much
+        "data_dir": data.data_dir,
+        "logdir": logdir,
+    }
+    return as_words({name: value for name, value in flags.items() if value is not None and value is not False})

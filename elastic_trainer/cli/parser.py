@@ -46,5 +46,6 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:
-    """Flags, value by name, as the words of a command line."""
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    """Flags, value by name, as the words of a command line. A value that looks like a flag is one word with its own."""
+    pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
+    return [word for flag, text in pairs for word in ([f"{flag}={text}"] if text.startswith("-") else [flag, text])]

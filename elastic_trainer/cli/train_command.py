@@ -50,10 +50,13 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
     return command
 
 
-def parse_training(given: Sequence[str]) -> TrainCommand:
-    """A command line of main.py that trains. Raises `UserError` for wrong flags."""
+def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCommand:
+    """A command line of main.py that trains: words that the user has `given`, and others that a program has `chosen`.
+
+    Raises `UserError` for wrong flags.
+    """
     parser = main_parser()
-    args = parser.parse_args(given)
+    args = parser.parse_args([*chosen, *given])
     args.command = [*given]
     if isinstance(args.resume, Path):
         args = _as_started(parser, args.resume, given)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.commands import TrainCommand
+from elastic_trainer.cli.commands import TrainCommand, check_data_options
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.cli.train_command import parse_training
@@ -25,7 +25,6 @@ from elastic_trainer.fleet.settings import (
 )
 from elastic_trainer.networks.names import WIDTHS, is_custom_model
 from elastic_trainer.options import Flag, built
-from elastic_trainer.registry import DATASETS
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS
 
@@ -98,7 +97,7 @@ def parse_fleet(arguments: Sequence[str] | None = None) -> ServeCommand | JoinCo
     """The command line of fleet.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     args = fleet_parser().parse_args(given)
-    return _join(args) if args.command == "join" else _serve(given, args)
+    return _join(given[1:], args) if args.command == "join" else _serve(given, args)
 
 
 def fleet_parser() -> OneLineParser:
@@ -116,36 +115,38 @@ def fleet_parser() -> OneLineParser:
     return parser
 
 
-def _given_words(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The options of main.py with these names that differ from their defaults, as words."""
-    chosen = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    if "memory" in chosen:
-        chosen["memory"] = f"{chosen['memory']:g}M"
-    return as_words({name: value for name, value in chosen.items() if value != MAIN_FLAGS[name].default})
+def _typed(args: argparse.Namespace, words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """The options of main.py with these `names` that are among the `words`, even if they equal a default."""
+    parser = OneLineParser()
+    add_flags(parser, flags_of_command(args.command))
+    typed = {name: getattr(args, name) for name in parser.given(words) if name in names}
+    if "memory" in typed:
+        typed["memory"] = f"{typed['memory']}M"
+    return typed
 
 
 def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
-    is_simulated = args.command == "simulate"
+    is_simulated, words = args.command == "simulate", given[1:]
     args.resume, args.class_names = getattr(args, "resume", False), getattr(args, "class_names", None)
     if isinstance(args.resume, Path):
         folder = args.resume
         before = started_with(folder)
         if before[:1] != ["serve"]:
             raise UserError(f"--resume {folder}: is not the run of a fleet; continue it with main.py")
-        args = fleet_parser().parse_args([*before, *given[1:]])
-        args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
+        place = as_words({"logdir": folder.absolute().parent, "run_name": folder.absolute().name, "overwrite": False})
+        words = [*before[1:], *words, *place]
+        args = fleet_parser().parse_args(["serve", *words])
         given = [word for word in before if word != "--resume"]
         args.resume = True
     names = args.class_names.split(",") if args.class_names else None
     if names is not None:
         _check_classes(names, args)
-    words = _given_words(args, [name for name in _SERVER if name not in ("resume", "overwrite")])
-    words += [] if args.recipe else ["--recipe", "robust"]
-    words += [] if names is None else ["--num_classes", str(len(names))]
-    words += [] if args.run_name else ["--run_name", f"{'simulated' if is_simulated else 'fleet'}_{args.dataset_name}"]
-    words += ["--train_type", "elastic_training_upper_part", "--save_model", "True"]
-    words += [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
-    training = parse_training(words)
+    typed = _typed(args, words, [name for name in _SERVER if name not in ("resume", "overwrite")])
+    typed |= {} if names is None else {"num_classes": len(names)}
+    run_name = f"{'simulated' if is_simulated else 'fleet'}_{args.dataset_name}"
+    chosen = {"recipe": "robust", "run_name": run_name, "train_type": "elastic_training_upper_part", "save_model": True}
+    switches = [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
+    training = parse_training([*as_words(typed), *switches], as_words(chosen))
     fleet = built(FleetSettings, vars(args))
     simulation = built(SimulationSettings, vars(args)) if is_simulated else None
     if simulation is not None:
@@ -160,6 +161,8 @@ def _check_classes(names: list[str], args: argparse.Namespace) -> None:
         raise UserError(f"--class_names {args.class_names}: must be at least two different names, such as cat,dog")
     if args.data_dir is not None:
         raise UserError("--class_names: the folders in --data_dir name the classes; leave one of them out")
+    if args.num_classes not in (None, len(names)):
+        raise UserError(f"--num_classes {args.num_classes}: --class_names has {len(names)} names; leave it out")
 
 
 def sent_words(training: TrainCommand, classes: int) -> list[str]:
@@ -172,14 +175,15 @@ def sent_words(training: TrainCommand, classes: int) -> list[str]:
     return as_words({**flags, "num_classes": classes, "recipe": training.run.recipe})
 
 
-def _join(args: argparse.Namespace) -> JoinCommand:
-    words = _given_words(args, [name for name in _BOARD if name != "model_name"])
+def _join(given: list[str], args: argparse.Namespace) -> JoinCommand:
+    typed = _typed(args, given, [name for name in _BOARD if name != "model_name"])
     custom = args.model_name if is_custom_model(args.model_name) else None
     if args.model_name is not None and custom is None:
         raise UserError(f"--model_name {args.model_name}: the server says which network; give FILE.py:FUNCTION alone")
-    if args.data_dir is not None and not DATASETS[args.dataset_name].is_folder and args.dataset_name == "digits":
-        words += ["--dataset_name", "image_folder"]
-    return JoinCommand(built(BoardSettings, vars(args)), words, custom, args.logdir)
+    if args.data_dir is not None and "dataset_name" not in typed:
+        typed["dataset_name"] = args.dataset_name = "image_folder"
+    check_data_options(args)
+    return JoinCommand(built(BoardSettings, vars(args)), as_words(typed), custom, args.logdir)
 
 
 def board_command(command: JoinCommand, sent: Sequence[str]) -> TrainCommand:

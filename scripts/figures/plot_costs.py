@@ -186,8 +186,9 @@ def draw_subproblems(stem: Path, scale: str = "full") -> None:
 
 def _solved_again(group: Group) -> tuple[float, list[tuple[Any, ...]]]:
     """rho, and for each T_q: T_q, mean step over a full step in %, median ms of solving, its share of training in %."""
-    command = parse_training([*map(str, group.first.config["command"])])
-    model, table = plotting.network_and_table(command.with_classes(group.first.config["num_classes"]))
+    config = group.first.config
+    command = parse_training([*map(str, config["command"])]).with_choices_of(config)
+    model, table = plotting.network_and_table(command.with_classes(config["num_classes"]))
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.select import select_tensors
 

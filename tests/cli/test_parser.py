@@ -1,12 +1,17 @@
 """The parsers name each mistake on the command line; defaults follow the data set and the model."""
 
 import re
+import shlex
 
+import hypothesis
 import pytest
+from command_lines import command_lines
 from made_up_runs import made_up_run
 
 from elastic_trainer.cli.commands import TrainCommand, parse_profiler, profiler_command
 from elastic_trainer.cli.data_command import parse_data
+from elastic_trainer.cli.flags import main_parser
+from elastic_trainer.cli.parser import as_words
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
@@ -168,20 +173,26 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--model_name", "vit", "--input_size", "32", "--batch_size", "2"],
-        ["--dataset_name", "image_folder", "--data_dir", "photos"],
-        ["--dataset_name", "image_folder", "--data_dir", "photos", "--recipe", "paper"],
-        ["--gradient_clipping", "0.1"],
-    ],
-)
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(command_lines(("logdir",)))
 def test_suggested_profiler_command_parses_to_the_same_settings(arguments):
     command = parse_training(arguments).with_classes(10)
-    suggested = parse_profiler(profiler_command(command.network, command.data, command.run.logdir).split()[2:])
+    words = shlex.split(profiler_command(command.network, command.data, command.run.logdir))
+    suggested = parse_profiler(words[2:])
     assert suggested.network == command.network and suggested.logdir == command.run.logdir
     assert suggested.data.dataset_name == command.data.dataset_name
+    assert suggested.data.data_dir == command.data.data_dir
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(command_lines(("logdir", "augment", "learning_rate", "weight_decay", "skip_broken", "test_fraction")))
+def test_the_words_of_options_parse_to_the_same_settings(arguments):
+    """As the scripts of the figures and of the study make their command lines."""
+    typed = main_parser().given(arguments)
+    options = vars(main_parser().parse_args(arguments))
+    first, again = parse_training(arguments), parse_training(as_words({name: options[name] for name in typed}))
+    assert (first.network, first.data, first.training) == (again.network, again.data, again.training)
+    assert first.run == again.run
 
 
 @pytest.mark.parametrize(

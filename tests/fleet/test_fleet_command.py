@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+from command_lines import command_lines
 
+from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_json
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
 from elastic_trainer.fleet.processes import check_board, check_server, free_port
 from elastic_trainer.fleet.settings import BoardSettings, FleetSettings
+from elastic_trainer.runs.reader import CONFIG
 
 
 def serve(*words):
@@ -34,6 +39,51 @@ def test_a_board_builds_the_network_of_its_server(tmp_path):
     assert board.data.augment == command.training.data.augment
 
 
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(command_lines(("augment", "learning_rate", "weight_decay", "skip_broken", "test_fraction", "logdir")))
+def test_a_fleet_trains_with_the_flags_that_were_typed(words):
+    """As main.py with the same flags and the robust recipe; a board builds the network of its server."""
+    command = serve(*words).training
+    same = ["--recipe=robust", *words, "--train_type=elastic_training_upper_part", "--save_model"]
+    wanted = parse_training(same)
+    assert (command.network, command.data, command.training) == (wanted.network, wanted.data, wanted.training)
+    own = [] if ".py:" not in command.network.model_name else ["--model_name", command.network.model_name]
+    board = board_command(join(*own), sent_words(command, 7))
+    for name in ("model_name", "input_size", "batch_size", "alpha", "optimizer", "seed", "clips_gradients"):
+        assert getattr(board.network, name) == getattr(command.network, name), name
+    for name in ("weight_decay", "gradient_clipping", "optimizer"):
+        assert getattr(board.training, name) == getattr(command.training, name), name
+    assert board.data.augment == command.data.augment and board.run.recipe == command.run.recipe
+
+
+def test_what_was_typed_is_kept_where_it_equals_a_default(tmp_path):
+    photos = ["--dataset_name", "image_folder", "--data_dir", "x"]
+    paper = ["--model_name", "resnet50", "--input_size", "224", "--batch_size", "4", "--recipe", "paper"]
+    command = serve(*photos, *paper).training
+    network, training = command.network, command.training
+    assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
+    assert (command.run.recipe, training.learning_rate, training.gradient_clipping) == ("paper", 1e-4, None)
+    with pytest.raises(UserError, match=r"--data_dir: works only with --dataset_name .*, not digits"):
+        join("--dataset_name", "digits", "--data_dir", "x")
+    with pytest.raises(UserError, match="--skip_broken: works only with --dataset_name image_folder"):
+        join("--skip_broken")
+    assert serve("--weight_decay", "0.0005", "--optimizer", "adam").training.warnings
+    assert not serve("--optimizer", "adam").training.warnings, "the recipe was not typed"
+
+
+def test_a_fleet_that_goes_on_has_the_flags_that_it_was_started_with(tmp_path):
+    words = ["--batch_size", "4", "--recipe", "paper", "--rounds", "3", "--overwrite", "--run_name=-x"]
+    started = serve(*words, "--logdir", str(tmp_path))
+    folder = tmp_path / "-x"
+    folder.mkdir()
+    write_json(folder / CONFIG, started.config)
+    again = serve("--resume", str(folder), "--rounds", "5")
+    assert again.training.network.batch_size == 4 and again.training.run.recipe == "paper"
+    assert again.training.network == started.training.network and again.training.training == started.training.training
+    assert again.training.run.folder == folder and again.training.run.resume and not again.training.run.overwrite
+    assert (started.fleet.rounds, again.fleet.rounds) == (3, 5) and again.config["command"] == started.config["command"]
+
+
 def test_the_recipe_is_the_robust_one_unless_another_is_given():
     assert serve().training.training.learning_rate == 0.01 and serve().training.run.recipe == "robust"
     assert serve("--recipe", "paper").training.training.gradient_clipping in (None, 0)
@@ -56,6 +106,8 @@ def test_a_server_without_photos_takes_the_names_of_its_classes():
             ["serve", "--class_names", "a,b", "--data_dir", "x", "--dataset_name", "image_folder"],
             "--class_names: the fold",
         ),
+        (["serve", "--class_names", "a,b,c", "--num_classes", "5"], "--num_classes 5: --class_names has 3 names"),
+        (["serve", "--run_name", ""], "--run_name: must be the name of a folder"),
         (["serve", "--rho", "0.5"], "--rho: is a flag of main.py, not of fleet.py"),
         (["serve", "--resume", "nowhere"], "--resume nowhere: contains no run"),
         (["join", "--model_name", "resnet50"], "--model_name resnet50: the server says which network"),
