@@ -106,9 +106,8 @@ class Trainer:
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = MAX_ROWS if limit_mb == math.inf and not settings.micro_batch else size
-        peaks = None if table is None else table.peaks
         self.training = TrainState(
-            task, optimizer, size, self.scheme.penalty, features, limit_mb, data.full_batch, peaks
+            task, optimizer, size, self.scheme.penalty, features, limit_mb, data.full_batch, self.scheme.peaks
         )
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].can_split
         if self.training.start_mb is not None:

@@ -16,8 +16,10 @@ from elastic_trainer.machine import PROCESS_LIMITS, cores
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
+from elastic_trainer.selection.schemes import SchemeContext, make_budget
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.attribution import attribute
@@ -360,6 +362,27 @@ def test_measured_peaks_move_what_is_predicted_of_steps(network, start, tmp_path
         for training in (before, after):
             training.adopt(mask, uses_features=False)
         assert before.predicted_mb is not None and after.predicted_mb == pytest.approx(before.predicted_mb + more_mb)
+
+
+def test_measured_peaks_reach_a_run_that_has_its_table_in_its_budget(network, start):
+    """As in main.py: 500 MB more are predicted, and a limit between the two predictions is refused."""
+    model, data, table = network
+    task, peaks = CompiledTask(model, *data.specs), MemoryPeaks((1.0, 2.0), (501.0, 502.0))
+    corrected = replace(table, details={**table.details, "memory_peaks": peaks._asdict()})
+
+    def predicted_mb(table, limit_mb=None):
+        settings = replace(SETTINGS, memory=limit_mb, feature_cache="off", num_epochs=1)
+        budget = make_budget(model, data, settings, table, features_possible=False)
+        scheme = SCHEMES["elastic_training_upper_part"].make(SchemeContext(task, data, settings, budget))
+        trainer = Trainer(task, data, scheme, settings)
+        trainer.run()
+        return trainer.results()["predicted_memory_mb"]
+
+    before_mb = predicted_mb(table)
+    assert predicted_mb(corrected) == pytest.approx(before_mb + 500)
+    assert predicted_mb(table, before_mb + 250) <= before_mb
+    with pytest.raises(UserError, match=r"training takes about \d+ MB, \d+ MB more than there are \(--memory\)"):
+        predicted_mb(corrected, before_mb + 250)
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.machine import has_gpu
+from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, averaging_seconds, start_seconds
@@ -63,10 +64,12 @@ class Scheme:
     Attributes:
         is_closed_form: its one step gives the head its closed form (`training.closed_form_head`).
         measuring_mb: memory that its selections take to measure, as far as that is known.
+        peaks: measured memory of steps, which corrects what is predicted of others; None if there is none.
     """
 
     is_closed_form = False
     measuring_mb = 0.0
+    peaks: MemoryPeaks | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether to select before step `step`, counted from 0. Default: once, at the start."""
@@ -162,7 +165,7 @@ class ElasticScheme(Scheme):
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self._data, self._settings, self._budget = data, settings, budget
-        self._head = head_mask(task.model)
+        self._head, self.peaks = head_mask(task.model), budget.table.peaks
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         if (rows := part_rows(data.full_batch, settings.micro_batch)) < data.full_batch:
             self._evaluator.limit_rows(rows)

@@ -1,22 +1,26 @@
 """A small fleet in one process: round 0 is the head of all photos, boards train what they say, and the best is kept."""
 
 import csv
+from dataclasses import replace
 
 import keras
 import numpy as np
 import pytest
-from conftest import CLASSES, make_small_model
+from conftest import CLASSES, make_small_model, make_table
 from fleets import NAMES, data, local, make_board, make_server, photos
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.fleet.client import sent_names, trained_names
+from elastic_trainer.fleet.client import Made, round_trainer, sent_names, trained_names
 from elastic_trainer.fleet.local import LocalLink
 from elastic_trainer.fleet.parcel import Parcel
 from elastic_trainer.fleet.roster import Answer, Member
+from elastic_trainer.fleet.rounds import RoundBudget, RoundClock, RoundScheme
 from elastic_trainer.fleet.server import accepted_replies, mean_of_tests, rate_of_round, usual_round_seconds
+from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import network_record
 from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.settings import Settings
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
 from elastic_trainer.training.feature_sums import FeatureSums
 
@@ -125,6 +129,21 @@ def test_a_board_without_time_trains_its_head_and_with_time_everything():
     head = {name for name, is_head in zip(names, head_mask(model), strict=True) if is_head}
     assert {*board.handle(train(weights, 1e-4)).arrays} == head
     assert {*board.handle(train(weights, 5.0)).arrays} == {*names}
+
+
+def test_measured_peaks_reach_what_a_board_predicts(small_model):
+    details = {"memory_peaks": MemoryPeaks((1.0, 2.0), (501.0, 502.0))._asdict()}
+    corrected, predicted_mb = replace(make_table(small_model), details=details), []
+    for table in (make_table(small_model), corrected):
+        made = Made(small_model, data(), table, Settings(weight_decay=0.0))
+        budget = RoundBudget(table, head_mask(small_model), made.data.steps_per_epoch)
+        trainer, _ = round_trainer(made, RoundScheme, budget, RoundClock())
+        budget.seconds = 1.0
+        trainer.run(1)
+        predicted, start_mb = trainer.history.selection.memory_mb, trainer.training.start_mb
+        assert predicted is not None and start_mb is not None
+        predicted_mb.append(predicted - start_mb)
+    assert predicted_mb[1] == pytest.approx(predicted_mb[0] + 500)
 
 
 def test_a_round_ends_at_its_deadline():
