@@ -29,20 +29,21 @@ def parse_data(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _parser() -> OneLineParser:
     description = "Look at data sets, prepare them, and move them between machines."
-    parser = OneLineParser([main_parser, profiler_parser], prog="data.py", description=description)
+    siblings = [main_parser, profiler_parser]
+    parser = OneLineParser(siblings, prog="data.py", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|prepare|pack|unpack")
-    show = commands.add_parser("show", help="show the images of each class as a table and a picture")
+    show = commands.add_parser("show", siblings=siblings, help="show the images of each class as a table and a picture")
     for name in ("dataset_name", "data_dir", "test_fraction"):
         add_flag(show, MAIN_FLAGS[name])
     help_text = "path of the pictures without _train.png; default: figures/<name>"
     show.add_argument("--output", type=stem_to_write, metavar="STEM", help=help_text)
     from_tfds = [name for name in DATASETS if DATASETS[name].is_tfds]
-    prepare = commands.add_parser("prepare", help="download a data set and prepare it")
+    prepare = commands.add_parser("prepare", siblings=siblings, help="download a data set and prepare it")
     _add_data_flags(prepare, from_tfds)
-    pack = commands.add_parser("pack", help="pack a data set into one file")
+    pack = commands.add_parser("pack", siblings=siblings, help="pack a data set into one file")
     _add_data_flags(pack, [*from_tfds, *(name for name in DATASETS if DATASETS[name].is_folder)])
     pack.add_argument("--output", type=file_to_write, metavar="FILE", help="default: <name>.tar")
-    unpack = commands.add_parser("unpack", help="unpack a data set and check it")
+    unpack = commands.add_parser("unpack", siblings=siblings, help="unpack a data set and check it")
     unpack.add_argument("archive", type=existing_file, metavar="FILE")
     unpack.add_argument("--data_dir", type=Path, required=True, metavar="DIR", help="folder to unpack into")
     return parser

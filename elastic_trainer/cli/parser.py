@@ -20,6 +20,13 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         self._siblings = siblings
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As `argparse`, but no word stays unknown: the parser of a subcommand reports it, which knows its flags."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` with one line that names the flag."""
         unknown = message.removeprefix("unrecognized arguments: ")

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +112,23 @@ def fleet_parser() -> OneLineParser:
         "simulate": "many boards with made-up speeds in this process, to plan a fleet",
     }
     for name, text in texts.items():
-        add_flags(commands.add_parser(name, help=text), flags_of_command(name))
+        others = [partial(_parser_of, other) for other in texts if other != name]
+        own = commands.add_parser(name, help=text, siblings=[*others, main_parser, profiler_parser])
+        add_flags(own, flags_of_command(name))
+    return parser
+
+
+def _parser_of(name: str) -> OneLineParser:
+    """The flags of one command of fleet.py."""
+    parser = OneLineParser(prog=f"fleet.py {name}")
+    add_flags(parser, flags_of_command(name))
     return parser
 
 
 def _typed(args: argparse.Namespace, words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     """The options of main.py with these `names` that are among the `words`, even if they equal a default."""
-    parser = OneLineParser()
-    add_flags(parser, flags_of_command(args.command))
-    typed = {name: getattr(args, name) for name in parser.given(words) if name in names}
+    given = _parser_of(args.command).given(words)
+    typed = {name: getattr(args, name) for name in given if name in names}
     if "memory" in typed:
         typed["memory"] = f"{typed['memory']}M"
     return typed

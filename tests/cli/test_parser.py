@@ -117,6 +117,8 @@ def test_flag_of_the_other_command_is_reported_as_such():
         parse_profiler(["--num_class", "3"])
     with pytest.raises(UserError, match=r"--rho: is a flag of main\.py, not of data\.py"):
         parse_data(["show", "--rho", "0.5"])
+    with pytest.raises(UserError, match="--dataset: there is no such flag; did you mean '--dataset_name'"):
+        parse_data(["show", "--dataset", "digits"])
 
 
 def test_defaults_follow_the_data_set_and_the_model():
