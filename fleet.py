@@ -75,6 +75,7 @@ def serve(command: ServeCommand) -> None:
         network = network.with_classes(count_classes(images.dataset_name, images.data_dir))
         dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
+    parts = _parts(command, dataset)
     model = models.build(network, names)
     made = network_record(model) if is_custom_model(network.model_name) else None
     if made and run.resume and is_run(run.folder):
@@ -86,7 +87,7 @@ def serve(command: ServeCommand) -> None:
         records = Records(folder, config, tensor_names(model))
         with StopSignals() as stop:
             try:
-                with _boards(command, model, dataset, folder, stop.check) as (link, clock):
+                with _boards(command, model, dataset, parts, folder, stop.check) as (link, clock):
                     rate = command.training.training.learning_rate
                     server = FleetServer(
                         link, model, command.fleet, rate, hello, records, dataset, say, stop.check, clock
@@ -106,9 +107,23 @@ def serve(command: ServeCommand) -> None:
     )
 
 
+def _parts(command: ServeCommand, dataset: Any) -> list[Any]:
+    """The photos of each simulated board, see `simulated.split`. Raises `UserError` if there are too few."""
+    from elastic_trainer.fleet.simulated import split
+
+    simulation = command.simulation
+    if simulation is None:
+        return []
+    labels, fewest, seed = dataset.training_labels, dataset.batch_size, command.training.network.seed
+    try:
+        return split(labels, simulation.clients, simulation.uneven, fewest, seed)
+    except ValueError as error:
+        raise UserError(f"--clients {simulation.clients}: {error}; give fewer, or a smaller --batch_size") from error
+
+
 @contextmanager
 def _boards(
-    command: ServeCommand, model: Any, dataset: Any, folder: Path, check: Callable[[], object]
+    command: ServeCommand, model: Any, dataset: Any, parts: Sequence[Any], folder: Path, check: Callable[[], object]
 ) -> Iterator[tuple[Any, Any]]:
     """The link to the boards, real or simulated, and the clock of their rounds."""
     from elastic_trainer.fleet.roster import Clock
@@ -130,11 +145,6 @@ def _boards(
         command.training.with_classes(dataset.num_classes), TracedSteps(model, network), 0.0
     )
     assert table is not None, "the scheme is elastic"
-    try:
-        labels, fewest = dataset.training_labels, dataset.batch_size
-        parts = simulated.split(labels, simulation.clients, simulation.uneven, fewest, network.seed)
-    except ValueError as error:
-        raise UserError(f"--clients {simulation.clients}: {error}; give fewer, or a smaller --batch_size") from error
     made = Made(models.build(network), dataset, table, training.training)
     slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
     say(f"simulating {simulation.clients} boards; run folder {folder}")

@@ -180,7 +180,7 @@ def memory_size(text: str) -> float:
         megabytes = float(text[:-1]) * factors[text[-1:].upper()]
     except (KeyError, ValueError):
         megabytes = 0.0
-    if not 0 < megabytes < 1e9:
+    if not 0 < megabytes < 1e9 or (text.endswith("%") and float(text[:-1]) > 100):
         raise argparse.ArgumentTypeError(f"must be a size, such as 900M, 1.5G or 80%, not '{text}'")
     return megabytes
 

@@ -26,7 +26,8 @@ from elastic_trainer.fleet.settings import (
 )
 from elastic_trainer.networks.names import WIDTHS, is_custom_model
 from elastic_trainer.options import Flag, built
-from elastic_trainer.runs.reader import started_with
+from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
+from elastic_trainer.runs.reader import is_run, read_config, started_with
 from elastic_trainer.settings import MAIN_FLAGS
 
 # The flags of main.py that a server and a board have. A board gets the network and the recipe from its server.
@@ -162,7 +163,21 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
         fleet = replace(fleet, boards=simulation.clients, grace=1e6)
     options = {**vars(fleet), **(vars(simulation) if simulation else {})}
     own = {name: value if isinstance(value, int | float | None) else str(value) for name, value in options.items()}
-    return ServeCommand(fleet, training, names, {**training.config, **own, "command": given}, simulation)
+    command = ServeCommand(fleet, training, names, {**training.config, **own, "command": given}, simulation)
+    if training.run.resume and is_run(training.run.folder):
+        _check_unchanged(command)
+    return command
+
+
+def _check_unchanged(command: ServeCommand) -> None:
+    """Raise `UserError` if the fleet to continue was started with other options; it may have other rounds to go."""
+    folder = command.training.run.folder
+    free = {"rounds", *(name for name, flag in FLEET_FLAGS.items() if flag.is_free)}
+    change = first_change(command.config, read_config(folder), FREE_ON_RESUME | free)
+    if change is not None:
+        raise UserError(
+            f"--resume: the fleet in {folder} was started with {change}; use the same, or give another --run_name"
+        )
 
 
 def _check_classes(names: list[str], args: argparse.Namespace) -> None:

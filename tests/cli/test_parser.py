@@ -53,6 +53,7 @@ from elastic_trainer.runs.reader import CONFIG
         ),  # a flag to older Pythons, a number to newer
         (["--weight_decay", "-0.1"], "--weight_decay: .*from 0 to 100, not '-0.1'"),
         (["--weight_decay", "inf"], "--weight_decay: .*from 0 to 100, not 'inf'"),
+        (["--memory", "120%"], "--memory: must be a size, such as 900M, 1.5G or 80%, not '120%'"),
         (["--deadline", "0"], "--deadline: .*not '0'"),
         (["--deadline", "nan"], "--deadline: .*not 'nan'"),
         (["--deadline", "2d"], "--deadline: .* not '2d'"),

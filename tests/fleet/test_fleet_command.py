@@ -77,11 +77,14 @@ def test_a_fleet_that_goes_on_has_the_flags_that_it_was_started_with(tmp_path):
     folder = tmp_path / "-x"
     folder.mkdir()
     write_json(folder / CONFIG, started.config)
-    again = serve("--resume", str(folder), "--rounds", "5")
+    again = serve("--resume", str(folder), "--rounds", "5", "--grace", "9")
     assert again.training.network.batch_size == 4 and again.training.run.recipe == "paper"
     assert again.training.network == started.training.network and again.training.training == started.training.training
     assert again.training.run.folder == folder and again.training.run.resume and not again.training.run.overwrite
     assert (started.fleet.rounds, again.fleet.rounds) == (3, 5) and again.config["command"] == started.config["command"]
+    for changed in (["--batch_size", "8"], ["--recipe", "robust"], ["--changes", "float16"], ["--class_names", "a,b"]):
+        with pytest.raises(UserError, match=r"the fleet in .* was started with --\w+ .*, not .*; use the same"):
+            serve("--resume", str(folder), *changed)
 
 
 def test_the_recipe_is_the_robust_one_unless_another_is_given():

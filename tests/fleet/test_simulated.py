@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from command_line import ROOT
 from conftest import make_small_model, make_table
 from fleets import data, make_server
 
-from elastic_trainer.errors import Stopped
+import fleet
+from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.fleet.client import Made
+from elastic_trainer.fleet.command_line import ServeCommand, parse_fleet
 from elastic_trainer.fleet.simulated import SimulatedBoard, simulation, slowdowns, split
 from elastic_trainer.settings import Settings
 
@@ -91,3 +94,12 @@ def test_boards_share_steps_and_train_as_if_each_had_its_own(tmp_path):
     assert len(training._steps) == 2, "everything, and what fits on the slow board"
     for name, weight in alone.items():
         np.testing.assert_allclose(shared[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_too_few_photos_for_the_boards_are_one_line_and_leave_no_run_folder(tmp_path):
+    network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16"]
+    command = parse_fleet(["simulate", *network, "--clients", "5000", "--logdir", str(tmp_path / "logs")])
+    assert isinstance(command, ServeCommand)
+    with pytest.raises(UserError, match=r"--clients 5000: .* photos are too few for 5000 boards of at least 16"):
+        fleet.serve(command)
+    assert not (tmp_path / "logs").exists()
