@@ -170,10 +170,10 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
 
 
 def _check_unchanged(command: ServeCommand) -> None:
-    """Raise `UserError` if the fleet to continue was started with other options; it may have other rounds to go."""
+    """Raise `UserError` if the fleet to continue was started with other options."""
     folder = command.training.run.folder
-    free = {"rounds", *(name for name, flag in FLEET_FLAGS.items() if flag.is_free)}
-    change = first_change(command.config, read_config(folder), FREE_ON_RESUME | free)
+    free = FREE_ON_RESUME.union(name for name, flag in FLEET_FLAGS.items() if flag.is_free)
+    change = first_change(command.config, read_config(folder), free)
     if change is not None:
         raise UserError(
             f"--resume: the fleet in {folder} was started with {change}; use the same, or give another --run_name"

@@ -30,7 +30,8 @@ class FleetSettings:
     """
 
     boards: int = flag(2, FLEET, count, "N", is_free=True, help="boards to wait for before the first round")
-    rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", help="rounds of training, after the closed-form head")
+    rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", is_free=True, help=(
+        "rounds of training, after the closed-form head"))
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
         "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
