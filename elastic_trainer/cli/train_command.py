@@ -109,9 +109,11 @@ def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> ar
     """The options that the run in `folder` was started with, and those `given` now.
 
     Raises:
-        UserError: there is no run, or it does not record its options.
+        UserError: there is no run, it does not record its options, or it is that of a fleet.
     """
     command = started_with(folder)
+    if command and not command[0].startswith("-"):
+        raise UserError(f"--resume {folder}: is the run of a fleet (fleet.py {command[0]}), not of main.py")
     args = parser.parse_args([*command, *given])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command

@@ -142,7 +142,8 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
         folder = args.resume
         before = started_with(folder)
         if before[:1] != ["serve"]:
-            raise UserError(f"--resume {folder}: is not the run of a fleet; continue it with main.py")
+            how = "a simulation starts again" if before[:1] == ["simulate"] else "continue it with main.py"
+            raise UserError(f"--resume {folder}: is not the run of a fleet; {how}")
         place = as_words({"logdir": folder.absolute().parent, "run_name": folder.absolute().name, "overwrite": False})
         words = [*before[1:], *words, *place]
         args = fleet_parser().parse_args(["serve", *words])

@@ -5,8 +5,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 from command_lines import command_lines
+from made_up_runs import made_up_run
 
-from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
@@ -85,6 +86,16 @@ def test_a_fleet_that_goes_on_has_the_flags_that_it_was_started_with(tmp_path):
     for changed in (["--batch_size", "8"], ["--recipe", "robust"], ["--changes", "float16"], ["--class_names", "a,b"]):
         with pytest.raises(UserError, match=r"the fleet in .* was started with --\w+ .*, not .*; use the same"):
             serve("--resume", str(folder), *changed)
+
+
+def test_a_run_is_continued_by_the_program_that_started_it(tmp_path):
+    served = made_up_run(tmp_path / "served", command=["serve", "--rounds", "3"])
+    with pytest.raises(UserError, match=r"is the run of a fleet \(fleet.py serve\), not of main.py"):
+        parse_main(["--resume", str(served)])
+    for command, how in ((["--rho", "0.5"], "continue it with main.py"), (["simulate"], "a simulation starts again")):
+        folder = made_up_run(tmp_path / command[0], command=command)
+        with pytest.raises(UserError, match=f"is not the run of a fleet; {how}"):
+            serve("--resume", str(folder))
 
 
 def test_the_recipe_is_the_robust_one_unless_another_is_given():
