@@ -11,12 +11,16 @@ from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
-MIN_LOSS_DROP = 0.98  # mean loss of the second half of an epoch over the first; at most this if the loss falls
+MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
 class ProgressBar(Listener):
     """Shows epoch, loss, measures, time left, and step time compared with the budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar = tqdm(disable=True)  # nothing is shown until training starts
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         total, done = self.trainer.schedule.total_steps, self.trainer.history.step
@@ -68,12 +72,16 @@ class ProgressBar(Listener):
         earlier, loss = (float(np.mean(part)) for part in np.array_split(self._losses, 2))
         if loss <= guessing_loss:
             return None
-        advice = "lower --learning_rate"
-        if loss <= MIN_LOSS_DROP * earlier:
-            advice = "the loss is falling: train longer, or raise --learning_rate"
-        can_warm_up = "warmup" in OPTIMIZERS[settings.optimizer].uses and not settings.warmup
-        warmup = "" if not can_warm_up else ", or raise it gradually with --warmup 0.1"
-        return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}{warmup}"
+        noise = 4 * np.std(self._losses) / np.sqrt(len(self._losses))  # two standard errors of the change
+        change = (loss - earlier) / max(noise, MIN_CHANGE * earlier)
+        advice = "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"
+        if change < -1:
+            advice = "it is falling: train longer, or raise --learning_rate"
+        elif change > 1:
+            can_warm_up = "warmup" in OPTIMIZERS[settings.optimizer].uses and not settings.warmup
+            warmup = ", or raise it gradually with --warmup 0.1" if can_warm_up else ""
+            advice = f"it is rising: lower --learning_rate{warmup}"
+        return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}"
 
 
 def progress_text(history: History) -> str:

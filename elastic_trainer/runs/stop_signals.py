@@ -64,6 +64,7 @@ class StopSignals(Listener):
                 if self.number is None:
                     self.number, first = data[0], time.monotonic()
                     with contextlib.suppress(OSError):
-                        print("\nstopping after this step; press Ctrl-C again to quit now", file=sys.stderr)
+                        again = "press Ctrl-C" if self.number == signal.SIGINT else "send SIGTERM"
+                        print(f"\nstopping after this step; {again} again to quit now", file=sys.stderr)
                 elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
                     os._exit(128 + data[0])

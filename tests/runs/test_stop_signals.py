@@ -74,6 +74,7 @@ with StopSignals() as stop:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60, check=False)
     assert done.returncode == 130 and time.monotonic() - float(done.stdout) < 15
+    assert b"\nstopping after this step; send SIGTERM again to quit now\n" in done.stderr
 
 
 def test_signal_handlers_are_restored_after_the_context():

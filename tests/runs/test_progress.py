@@ -1,0 +1,39 @@
+"""The progress bar: advice on the learning rate, and errors of other listeners before it exists."""
+
+from types import SimpleNamespace
+
+import pytest
+from small_runs import run
+
+import train
+from elastic_trainer.errors import UserError
+from elastic_trainer.runs.progress import ProgressBar
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("losses", "advice"),
+    [
+        ([2.0] * 4 + [1.9] * 4, "it is falling: train longer, or raise --learning_rate"),
+        ([2.0] * 4 + [2.5] * 4, "it is rising: lower --learning_rate, or raise it gradually with --warmup 0.1"),
+        ([2.0] * 8, "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"),
+        ([1.7, 2.4, 1.9, 2.0, 2.4, 1.7, 2.3, 2.0], "it does not change, so"),  # 5 % more, by chance
+        ([2.0] * 4 + [1.5] * 4, ""),
+    ],
+)
+def test_advice_on_the_learning_rate_says_what_the_losses_of_an_epoch_show(losses, advice):
+    bar = ProgressBar()
+    bar.trainer = SimpleNamespace(data=SimpleNamespace(guessing_loss=1.6), settings=Settings())  # type: ignore[assignment]
+    bar._losses = losses
+    found = bar._advice() or ""
+    assert found.partition("class frequencies alone give 1.60; ")[2].startswith(advice) and bool(found) == bool(advice)
+
+
+def test_a_listener_that_fails_at_the_start_is_reported_as_it_is(tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise UserError("metrics.csv: cannot be written: No space left on device")
+
+    monkeypatch.setattr(RunLog, "on_train_begin", full_disk)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(tmp_path, train.full_training, Settings(num_epochs=1))
