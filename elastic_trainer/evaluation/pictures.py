@@ -45,7 +45,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The colour follows the square root of the share: otherwise 2 % would look like 0.
     drawn = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    axes.set_title("share of each true class (row) predicted as each class (column)", fontsize=9)
+    counted = classes <= COUNTED_CLASSES
+    shown = "number" if counted else "share"
+    axes.set_title(f"{shown} of each true class (row) predicted as each class (column)", fontsize=9)
     axes.set_xlabel("predicted class" if named else "predicted class (numbers as in classes.csv)")
     axes.set_ylabel("true class" if named else "true class (numbers as in classes.csv)")
     if named:
@@ -56,11 +58,12 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=20, integer=True))
         _list_confusions(figure.add_subplot(columns[1]), counts, names)
-    if classes <= COUNTED_CLASSES:
+    if counted:
         for row, column in np.argwhere(counts):
             colour = "white" if shares[row, column] > 0.35 else "black"
             axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=font, color=colour)
-    figure.colorbar(drawn, ax=axes, shrink=0.6, pad=0.02, ticks=(0, 0.05, 0.2, 0.5, 1))
+    ticks = (0, 0.05, 0.2, 0.5, 1)
+    figure.colorbar(drawn, ax=axes, shrink=0.6, pad=0.02, ticks=ticks, label="share of the row")
     return figure
 
 
