@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Sequence
 
+START_AGAIN = "start again with --overwrite instead of --resume"  # where a run cannot go on
+
 
 class UserError(Exception):
     """A mistake that the user can fix: the message names the flag or file, what is wrong and what would be right."""

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.machine import quick_collections, resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.registry import SCHEMES
@@ -367,7 +367,7 @@ class Trainer:
         if state.record["examples"] != examples:
             raise UserError(
                 f"--resume: the run was started with {state.record['examples']} training and test examples, now they "
-                f"are {examples}; give the same data, or start again with --overwrite"
+                f"are {examples}; give the same data, or {START_AGAIN}"
             )
         self.history = history = History.from_record(state.record["history"])
         self._end_at(state.record["total_steps"])

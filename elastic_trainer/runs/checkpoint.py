@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.files import atomic_path, writing
 
 VERSION = 6  # of the contents of the state
@@ -34,10 +34,15 @@ class State(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, which need not exist yet."""
+    """The checkpoints in `folder`, which need not exist yet.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: theirs alone.
+        run_id: of the run that they are of. Those of another run are refused; None: of any.
+    """
+
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
+        self.folder, self._run_id = folder, run_id
         self._last: Path | None = None  # saved or loaded last, so it is intact
 
     def save(self, step: int, state: State) -> None:
@@ -46,7 +51,7 @@ class Checkpoints:
         Raises:
             UserError: the disk is full or cannot be written to; the older checkpoints remain.
         """
-        text = json.dumps({"version": VERSION, **state.record}, separators=(",", ":")).encode()
+        text = json.dumps({"version": VERSION, "run_id": self._run_id, **state.record}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
             for name, array in {_STATE: np.frombuffer(text, np.uint8), **state.arrays}.items():
@@ -62,7 +67,7 @@ class Checkpoints:
         """The newest checkpoint that is intact, or None if there are none. Damaged ones are skipped, with a message.
 
         Raises:
-            UserError: all are damaged, one cannot be read, or one has another version.
+            UserError: all are damaged, one cannot be read, or one has another version or is of another run.
         """
         paths = self._paths()
         for path in paths:
@@ -74,11 +79,14 @@ class Checkpoints:
                 print(f"{path} is damaged ({' '.join(str(error).split())}); trying an earlier one", file=sys.stderr)
                 continue
             if state.record.get("version") != VERSION:
-                raise UserError(f"{path}: written by another version of this program; start again with --overwrite")
+                raise UserError(f"{path}: written by another version of this program; {START_AGAIN}")
+            run_id = state.record.get("run_id")  # checkpoints of earlier versions have none
+            if None not in (run_id, self._run_id) and run_id != self._run_id:
+                raise UserError(f"--resume: {path} is a checkpoint of another run; remove it from this folder")
             self._last = path
             return state
         if paths:
-            raise UserError(f"{self.folder}: every checkpoint is damaged; start again with --overwrite")
+            raise UserError(f"{self.folder}: every checkpoint is damaged; {START_AGAIN}")
         return None
 
     def clear(self) -> None:

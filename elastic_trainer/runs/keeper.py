@@ -31,6 +31,9 @@ class Keeper(Listener):
         """Load the newest checkpoint into `trainer`, if there is one. Raises `UserError` like `Trainer.load`."""
         state = self._run.checkpoints.latest()
         if state is None:
+            if self._run.is_continued:
+                again = ", and its --deadline counts from now" if trainer.settings.deadline is not None else ""
+                print(f"--resume: {self._run.folder} has no checkpoint yet; the run starts again{again}")
             return
         trainer.load(state)
         self._run.events.resume(state.record["events"])

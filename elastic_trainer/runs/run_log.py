@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
-from elastic_trainer.machine import environment, seconds_since_start
+from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.reader import CONFIG, SUMMARY
+from elastic_trainer.runs.reader import CONFIG, SUMMARY, is_run, read_config
 from elastic_trainer.runs.tables import write_tables
 from elastic_trainer.runs.tensorboard import EventsWriter
 
@@ -29,6 +30,7 @@ class RunLog(Listener):
         reached: seconds after the program's start at which it had done what the keys name.
 
     Attributes:
+        is_continued: whether an earlier process started this run.
         checkpoints: those of this run.
         events: writes TensorBoard's events; a listener, too.
     """
@@ -43,10 +45,12 @@ class RunLog(Listener):
         super().__init__()
         self._reached = {**(reached or {})}
         self.folder, self._config, self._names = folder, config, list(tensor_names)
-        self.checkpoints = Checkpoints(folder / "checkpoints")
         self.events = EventsWriter(folder)
-        if not (folder / CONFIG).exists():
-            write_json(folder / CONFIG, {**config, "environment": environment()})
+        self.is_continued = is_run(folder)
+        run_id = read_config(folder).get("run_id") if self.is_continued else secrets.token_hex(8)
+        if not self.is_continued:
+            write_json(folder / CONFIG, {**config, "run_id": run_id, "environment": environment()})
+        self.checkpoints = Checkpoints(folder / "checkpoints", run_id)
 
     def __enter__(self) -> RunLog:
         return self
@@ -63,7 +67,7 @@ class RunLog(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if "first_step" not in self._reached:
-            self._reached["first_step"] = seconds_since_start()
+            self._reached["first_step"] = self.trainer.history.clocks.elapsed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         write_tables(self.folder, self.trainer.history, self._names)
@@ -75,7 +79,7 @@ class RunLog(Listener):
             What summary.json contains.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        reached = {**self._reached, "end": seconds_since_start()}
+        reached = {**self._reached, "end": self.trainer.history.clocks.elapsed()}
         summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
         self.events.finish()
         write_json(self.folder / SUMMARY, summary)

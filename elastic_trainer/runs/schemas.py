@@ -64,6 +64,7 @@ class RunConfig(BaseModel):
     environment: dict[str, Any] | None = None
     images: Images | None = None
     network: Network | None = None
+    run_id: str | None = None
 
 
 class Summary(BaseModel):
@@ -80,11 +81,13 @@ class Summary(BaseModel):
     planned_steps: CountAboveZero | None = None
     start_accuracy: Share | None = None
     best_accuracy: Share
+    best_epoch: Count | None = None
     final_accuracy: Share
     train_seconds: Positive
     validation_seconds: Quantity
     selection_seconds: Quantity
     elapsed_seconds: Quantity | None = None
+    wall_seconds: Quantity | None = None
     selection_percent: Quantity
     median_step_ms: Positive | None
     rho_measured: Positive | None = None

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.machine import (
     available_memory_mb,
     has_gpu,
@@ -317,7 +317,7 @@ class TrainState:
         if shapes != {name: value.shape for name, value in values.items()}:
             raise UserError(
                 "--resume: the checkpoint is of another network or optimizer, or of an earlier version; give the same "
-                "options, or start again with --overwrite"
+                f"options, or {START_AGAIN}"
             )
         for name, variable in variables.items():
             kind = variable.dtype.as_numpy_dtype

@@ -1,7 +1,10 @@
 """A resumed run continues from its last checkpoint and ends like an uninterrupted run."""
 
+import json
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -185,6 +188,33 @@ def test_resuming_with_another_optimizer_is_refused(tmp_path):
         run(tmp_path / "resumed", InterruptingData(9))
     with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
         run(tmp_path / "resumed", make_small_data(), optimizer="adam")
+
+
+def test_resuming_with_a_checkpoint_of_another_run_is_refused(tmp_path):
+    for name in ("mine", "other"):
+        with pytest.raises(PowerCut):
+            run(tmp_path / name, InterruptingData(9 if name == "mine" else 10))
+    [*_, newest] = sorted((tmp_path / "other" / "checkpoints").iterdir())
+    copy = Path(shutil.copy(newest, tmp_path / "mine" / "checkpoints"))
+    with pytest.raises(UserError, match=f"--resume: {copy} is a checkpoint of another run; remove it"):
+        run(tmp_path / "mine", make_small_data())
+    copy.unlink()
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({**config, "run_id": None}))  # as runs were kept before
+    assert run(tmp_path / "mine", make_small_data())[1]["epochs"] == EPOCHS
+
+
+def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_path, capsys):
+    for deadline in (None, 1e6):
+        folder = tmp_path / f"{deadline}"
+        with pytest.raises(PowerCut):
+            run(folder, InterruptingData(2), checkpoint_steps=100)
+        assert "has no checkpoint" not in capsys.readouterr().out
+        run(folder, make_small_data(), elastic=deadline is not None, deadline=deadline)
+        line = f"--resume: {folder} has no checkpoint yet; the run starts again"
+        assert capsys.readouterr().out.splitlines()[0] == line + (
+            "" if deadline is None else ", and its --deadline counts from now"
+        )
 
 
 def test_resuming_with_another_number_of_images_is_refused(tmp_path):
