@@ -196,7 +196,7 @@ class DataSettings:
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
         "for an `image_folder` without `test/` and `val/`: about this share of the images is for testing"))
-    skip_broken: bool = flag(False, DATA, evaluate="run", help=(
+    skip_broken: bool = flag(False, DATA, is_free=True, evaluate="run", help=(
         "for an `image_folder`: skip images that cannot be decoded"))
     image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",
         words="a quarter of the available memory", is_free=True, evaluate="given", help=(
@@ -256,7 +256,8 @@ class Settings:
         "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
         "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
         "if they take more"))
-    micro_batch: int | None = flag(None, BUDGET, count, "N", words="by `--recipe`", used_by=(BY_STEPS,), help=(
+    micro_batch: int | None = flag(
+        None, BUDGET, count, "N", words="by `--recipe`", used_by=(BY_STEPS,), is_free=True, help=(
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
         "and takes time. `paper` takes a batch at once, `robust` in parts where memory is little; with "
         "`--export train_tflite` the default is 8"))
@@ -320,7 +321,7 @@ class RunSettings:
     deterministic: bool = flag(False, TRAINED, help=(
         "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs); implies "
         "`--correct_budget False`"))
-    allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), help=(
+    allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), is_free=True, help=(
         "use a timing table that was made [on another machine, with other versions or before the network "
         "changed](runs.md#a-stale-timing-table), or that is "
         "[unreliable](time_budget.md#predicted-and-measured-step-time)"))

@@ -17,8 +17,8 @@ FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag
 
 
 def without_effect(config: dict[str, Any]) -> set[str]:
-    """Options that do not change the result of a run. `data_dir` is one of them unless it identifies the images."""
-    return FREE_ON_RESUME - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
+    """Options that do not change the result of a run, unless they say which images there are."""
+    return FREE_ON_RESUME - ({"data_dir", "skip_broken"} if DATASETS[config["dataset_name"]].is_folder else set())
 
 
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:
