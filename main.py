@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import utils
 from elastic_trainer.cli.commands import EvaluateCommand, LoadBoardCommand, TrainCommand
+from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main, parse_training
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
@@ -35,8 +37,8 @@ from elastic_trainer.runs.config import (
 )
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_run, read_summary
-from elastic_trainer.runs.summary import summary_line, time_line
-from elastic_trainer.settings import BEST_MODEL
+from elastic_trainer.runs.summary import result_lines, update_summary
+from elastic_trainer.settings import BEST_MODEL, RunSettings
 
 # Of a deadline, kept for the export, in times of converting the model once: two files, and checking them.
 EXPORT_CONVERSIONS = 3
@@ -101,7 +103,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     start = time.perf_counter() if start is None else start
     left = functools.partial(_seconds_left, command, start)
     run, images = command.run, command.data
-    reached = {"tensorflow": seconds_since_start()}
+    reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start}
     if run.deterministic:
         import tensorflow as tf
 
@@ -135,12 +137,12 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         from elastic_trainer.board.times import board_table
 
         table = board_table(table, run.board_times, network.batch_size)
-    reached["table"] = seconds_since_start() if table is not None else None
+    reached["table"] = time.perf_counter() - start if table is not None else None
     sizes = network.input_size, network.batch_size, network.seed, network.num_classes
     dataset = data.load_settings(command.data, *sizes, command.images_mb)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
-    reached["images"] = seconds_since_start()
+    reached["images"] = time.perf_counter() - start
     chooses_epochs = command.chooses_epochs
     command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start, end_seconds)
     settings = command.training
@@ -172,8 +174,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         utils.run_each(
             lambda: _write_txt(command, folder, summary),
             lambda: _add_power(command, folder),
-            lambda: print(summary_line(summary, settings.deadline), time_line(summary), sep="\n"),
             lambda: _export_best(command, model, dataset, folder, left()),
+            lambda: update_summary(folder, wall_seconds=log.trainer.history.clocks.elapsed()),
+            lambda: _report(folder, settings.deadline),
         )
 
 
@@ -226,8 +229,17 @@ def _export_best(
         model = load_model(best, "--export")
     else:  # also for networks with custom layers, which Keras cannot load
         model.load_weights(best)
-    allows = command.run.allow_tensorflow_kernels
-    print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
+    _export(command.run, model, dataset, best, seconds)
+
+
+def _export(run: RunSettings, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> None:
+    """Export a run's best model. Raises `Stopped` on Ctrl-C, which leaves the run finished without its export."""
+    name, allows = run.export or "", run.allow_tensorflow_kernels
+    try:
+        print(_exported(name, model, dataset, best.parent, str(best), allows, seconds))
+    except KeyboardInterrupt:
+        again = f"{best} is complete; to export it: python main.py --resume {best.parent}"
+        raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
 
 
 def _exported(
@@ -381,21 +393,33 @@ def _check_unchanged(command: TrainCommand, dataset: ImageData | None = None) ->
 
 
 def _finish_again(command: TrainCommand, folder: Path) -> None:
-    """Print the result of the finished run in `folder`, and write results that may be missing."""
+    """Write results of the finished run in `folder` that may be missing, and print what it came to."""
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
     utils.run_each(
         lambda: _write_txt(command, folder, summary),
         lambda: _add_power(command, folder),
-        lambda: _report_again(command, folder, summary),
+        lambda: _export_again(command, folder, summary.get("wall_seconds")),
+        lambda: print(end=f"{folder} is finished: "),
+        lambda: _report(folder, command.training.deadline),
     )
 
 
-def _report_again(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
-    print(f"{folder} is finished: {summary_line(summary, command.training.deadline)}")
-    export = command.run.export
-    if export and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].files[0]).exists():
-        print(f"to export its best model: python main.py --evaluate {folder} --export {export}")
+def _export_again(command: TrainCommand, folder: Path, seconds: float | None) -> None:
+    """Write the export that a finished run lacks, as one that was stopped in it; the run has taken `seconds` so far."""
+    best, export = folder / BEST_MODEL, command.run.export
+    if export is None or not best.is_file() or (folder / EXPORTERS[export].files[-1]).exists():
+        return
+    load_tensorflow()
+    images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
+    model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
+    _export(command.run, model, dataset, best)
+    if seconds is not None:
+        update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
+
+
+def _report(folder: Path, deadline: float | None) -> None:
+    print(*result_lines(read_summary(folder), folder, deadline), sep="\n")
 
 
 def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:

@@ -170,6 +170,17 @@ def duration(text: str) -> float:
     return seconds
 
 
+def duration_text(seconds: float) -> str:
+    """A time in words like those that `duration` takes: `8.3s`, `90s`, `2m 38s`, `5m`, `2h 30m`."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{seconds:.2g}s" if whole < 10 else f"{whole}s"
+    unit, part, (units, parts) = "m", "s", divmod(whole, 60)
+    if whole >= 7200:
+        unit, part, (units, parts) = "h", "m", divmod(round(seconds / 60), 60)
+    return f"{units}{unit} {parts}{part}" if parts else f"{units}{unit}"
+
+
 def memory_size(text: str) -> float:
     """A type for argparse: MB, given as `900M`, `1.5G`, or as a share of what is available now, such as `80%`."""
     available_mb = available_memory_mb()

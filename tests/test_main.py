@@ -16,10 +16,11 @@ from elastic_trainer import Settings, Trainer
 from elastic_trainer.board.export import RECORD
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.runs.summary import time_line
+from elastic_trainer.runs.summary import result_lines
 from main import evaluate, load_to_evaluate, train_run
 
 
@@ -225,7 +226,9 @@ def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
     captured = capsys.readouterr()
     [line] = [line for line in captured.err.splitlines() if "error: " in line]
     assert f"--power_csv {missing}: cannot be read: No such file" in line
-    assert "accuracy" in captured.out
+    accuracy, spent, further = captured.out.splitlines()[-3:]
+    assert accuracy.startswith("accuracy ") and f"{photos.parent}/mine/best.keras" in accuracy
+    assert spent.startswith("time: ") and further.startswith("next: python main.py --evaluate ")
     assert {"model.tflite", "mine.txt", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
 
 
@@ -234,10 +237,44 @@ def test_summary_says_when_a_person_saw_what(photos, capsys):
     reached = json.loads((run / "summary.json").read_text())["seconds_after_start"]
     assert [*reached] == ["tensorflow", "table", "images", "first_step", "end"] and reached.pop("table") is None
     assert 0 < reached["tensorflow"] <= reached["images"] <= reached["first_step"] <= reached["end"]
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert f"{reached['end']:.1f} s in all: loading TensorFlow" in line
-    parts = [float(number) for number in re.findall(r" (\d+\.\d)(?=[,;])", line.partition("; the first step")[0] + ";")]
-    assert sum(parts) == pytest.approx(reached["end"], abs=0.1 * len(parts))
+    wall_seconds = read_run(run).summary["wall_seconds"]
+    assert reached["end"] <= wall_seconds < reached["end"] + 5
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert line.startswith(f"time: {duration_text(wall_seconds)} (") and line.endswith("s)")
+    parts = [float(number) for number in re.findall(r" ([\d.]+)s(?=[,)])", line)]
+    assert sum(parts) == pytest.approx(wall_seconds, abs=0.6 * len(parts))
+
+
+def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos, capsys, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(Stopped, match=r"stopped in the export; .*best\.keras") as stop,
+    ):
+        patched.setattr("main._exported", stopped)
+        train(photos, "--export", "tflite")
+    run = photos.parent / "mine"
+    assert stop.value.number == 2 and str(stop.value).endswith(f"to export it: python main.py --resume {run}")
+    assert capsys.readouterr().out.splitlines()[-3].startswith("accuracy ")
+    wall_seconds = read_run(run).summary["wall_seconds"]
+    assert not (run / "model.tflite").exists()
+    train(photos, "--export", "tflite", "--resume")
+    assert f"{run} is finished: accuracy " in capsys.readouterr().out
+    assert {"model.tflite", "export.json"} <= {path.name for path in run.iterdir()}
+    assert read_run(run).summary["wall_seconds"] > wall_seconds
+    train(photos, "--export", "tflite", "--resume")
+    assert "TensorFlow Lite" not in capsys.readouterr().out
+
+
+def test_a_run_continues_with_the_flags_that_messages_name(photos, capsys):
+    run = train_without_end(photos)
+    (photos / "train" / "ant" / "new.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match="leave out broken images with --skip_broken"):
+        train(photos, "--resume")
+    train(photos, "--resume", "--skip_broken", "--allow_stale_profile", "--micro_batch", 2)
+    assert read_run(run).summary["steps"] == 2
 
 
 def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
@@ -250,4 +287,5 @@ def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
     log.on_train_batch_end(1)
     trainer.run()
     summary = log.finish(trainer.results())
-    assert summary["seconds_after_start"]["first_step"] is None and time_line(summary) == ""
+    assert summary["seconds_after_start"]["first_step"] is None
+    assert result_lines({**summary, "train_seconds": 4.0}, tmp_path)[1].endswith(" (training 4s)")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from conftest import CLASSES, SIZE, make_small_model, make_table
 from small_networks import values
-from small_runs import rows_of, run
+from small_runs import curve, rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs.summary import summary_line
+from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import CARRIED
@@ -141,7 +141,7 @@ def test_training_loss_above_that_of_guessing_is_reported_once_with_advice(
     run(tmp_path, train.traditional_tl_training, Settings(learning_rate=1e-6, num_epochs=3))
     found = [line for line in capsys.readouterr().out.splitlines() if "class frequencies alone" in line]
     assert len(found) == lines
-    assert all("give 0.50; lower --learning_rate, " in line and "--warmup 0.1" in line for line in found)
+    assert all("give 0.50; it does not change, so --learning_rate may be too low or too high" in line for line in found)
 
 
 def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeypatch):
@@ -152,10 +152,20 @@ def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeyp
     monkeypatch.setattr(Evaluation, "__call__", lambda *_: {"loss": 1.0, "accuracy": next(accuracies)})
     settings = Settings(learning_rate=0.05, num_epochs=2, save_model=True)
     _, summary = run(tmp_path, train.full_training, settings, model)
-    assert (summary["start_accuracy"], summary["best_accuracy"]) == (0.9, 0.5)
+    assert (summary["start_accuracy"], summary["best_accuracy"], summary["best_epoch"]) == (0.9, 0.9, 0)
     for kept, before in zip(load_model(tmp_path / "best.keras", "--evaluate").variables, start, strict=True):
         np.testing.assert_array_equal(kept.numpy(), before)
-    assert "the model that training started from (90.0%)" in summary_line(summary, None)
+    assert "90.0% with the model that training started from" in result_lines(summary, tmp_path)[0]
+    rows = rows_of(tmp_path / "metrics.csv")
+    assert [(row["epoch"], row["step"], row["test_accuracy"], row["train_loss"] == "") for row in rows] == [
+        ("0", "0", "0.9", True),
+        ("1", "6", "0.5", False),
+        ("2", "12", "0.4", False),
+    ]
+    for tag, steps in (("test/accuracy", (0, 6, 12)), ("over_training_seconds/test_accuracy", None)):
+        points = curve(tmp_path, tag)
+        assert [value for _, value in points] == pytest.approx([0.9, 0.5, 0.4]) and points[0][0] == 0
+        assert steps is None or [step for step, _ in points] == [*steps]
 
 
 def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):

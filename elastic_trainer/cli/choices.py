@@ -20,6 +20,7 @@ from elastic_trainer.files import writing
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
+from elastic_trainer.options import duration_text
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.deadline import (
@@ -265,7 +266,8 @@ def with_budget(
             most = min(_most_epochs(given, dataset), int(settings.interval))
             budget.lengthen_to(most * dataset.steps_per_epoch)
             length, selections = f"about {length}", "one selection"
-        print(f"--deadline {deadline:g}: {length}, {selections}; --num_epochs and --interval set other numbers")
+        allowed = duration_text(settings.deadline or 0.0)
+        print(f"--deadline {allowed}: {length}, {selections}; --num_epochs and --interval set other numbers")
     return command, budget
 
 
@@ -291,5 +293,6 @@ def _most_epochs(command: TrainCommand, dataset: ImageData) -> int:
 
 
 def _without_steps(command: TrainCommand, why: str) -> TrainCommand:
-    print(f"--deadline {command.training.deadline:g}: {why}; only the head is fitted, in closed form")
+    allowed = duration_text(command.training.deadline or 0.0)
+    print(f"--deadline {allowed}: {why}; only the head is fitted, in closed form")
     return command.with_closed_form()

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import reading, write_csv, write_json, writing
-from elastic_trainer.runs.reader import METRICS, SUMMARY, read_epochs, read_summary
+from elastic_trainer.files import reading, write_csv, writing
+from elastic_trainer.runs.reader import METRICS, read_epochs, read_summary
+from elastic_trainer.runs.summary import update_summary
 
 MAX_GAP_SECONDS = 60  # between two readings
 MAX_WATTS = 1_000_000  # far above any machine; much more would overflow
@@ -44,14 +45,13 @@ def add_external_energy(folder: Path, record: Path) -> float:
         joules = integrate_power(times, watts, summary.get("training_spans") or [], seconds)
     except ValueError as error:
         if summary.get("energy_joules") is None:
-            write_json(folder / SUMMARY, {**summary, "energy_missing": f"{record}: {error}"})
+            update_summary(folder, energy_missing=f"{record}: {error}")
         raise UserError(f"--power_csv {record}: {error}; give the record made during this run") from error
     for row, value in zip(rows, joules, strict=True):
         row["energy_joules"] = str(value)
     _write_curve(folder, steps, joules)
     write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
-    summary.update(energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
-    write_json(folder / SUMMARY, summary)
+    update_summary(folder, energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
     return joules[-1]
 
 

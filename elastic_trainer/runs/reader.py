@@ -100,7 +100,7 @@ class Selections(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: its folder, summary.json, config.json, and the rows of metrics.csv."""
+    """A finished run: its folder, summary.json, config.json, and the rows of metrics.csv of epochs that it trained."""
 
     folder: Path
     summary: dict[str, Any]
@@ -127,7 +127,7 @@ def read_run(folder: Path) -> FinishedRun:
         summary, config, epochs = read_summary(folder), read_config(folder), read_epochs(folder)
     except UserError as error:
         raise UserError(f"{folder}: contains no finished run ({error})") from error
-    return FinishedRun(folder, summary, config, epochs)
+    return FinishedRun(folder, summary, config, [row for row in epochs if row.get("epoch") != "0"])
 
 
 def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:

@@ -1,13 +1,18 @@
-"""The results of a run as summary.json keeps them, and as one line says them."""
+"""The results of a run as summary.json keeps them, and as three lines say them."""
 
 from __future__ import annotations
 
-import math
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.files import write_json
+from elastic_trainer.options import duration_text
+from elastic_trainer.runs.reader import SUMMARY, read_summary
 from elastic_trainer.selection.select import SELECTION_PARTS
+from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.runs.history import History
@@ -16,6 +21,7 @@ if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
 
 MIN_STEPS = 10  # measured ones, for a ratio of a run's time
 MIN_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
+MIN_PART = 0.05  # of the wall time of a run; what took less is not named
 
 
 def run_results(history: History, planned_steps: int, score: Score) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         multiply-accumulate), time over that of full training (or null, and why).
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
-    values = [row[f"test_{score.name}"] for row in history.validated]
+    best_epoch, best = _best(history, score)
     predicted_mb = [interval.selection.memory_mb for interval in history.intervals]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
     return {
@@ -40,8 +46,9 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "planned_steps": planned_steps,
         f"start_{score.name}": history.start[score.name] if history.start else None,
         "starts_with_head": history.starts_with_head,
-        f"best_{score.name}": (max if score.is_higher_better else min)(values, default=None),
-        f"final_{score.name}": values[-1] if values else None,
+        f"best_{score.name}": best,
+        "best_epoch": best_epoch,
+        f"final_{score.name}": history.validated[-1][f"test_{score.name}"] if history.validated else None,
         "train_seconds": training,
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
@@ -61,6 +68,18 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
     }
+
+
+def _best(history: History, score: Score) -> tuple[int | None, float | None]:
+    """The epoch and the result of the model that was saved as the best; of the best one tested if none was saved.
+
+    Epoch 0 is the model that training started from.
+    """
+    tested = [(0, history.start[score.name])] if history.start else []
+    tested += [(row["epoch"], row[f"test_{score.name}"]) for row in history.validated]
+    scores = [score.of({score.name: result}) for _, result in tested]
+    best = history.saved_score if history.saved_score in scores else max(scores, default=None)
+    return (None, None) if best is None else tested[scores.index(best)]
 
 
 def _time_over_full(history: History, training_ms: float, full_ms: float | None) -> dict[str, Any]:
@@ -98,40 +117,69 @@ def _peak(history: History, column: str) -> float | None:
     return max((row[column] for row in history.epochs if row[column] is not None), default=None)
 
 
-def summary_line(summary: dict[str, Any], deadline: float | None) -> str:
-    """What a person wants to know of a finished run; `deadline` in seconds, or None."""
-    seconds, step_ms, rho = summary["train_seconds"], summary["median_step_ms"], summary.get("rho_measured")
-    step = f", median step {step_ms:.1f} ms" if step_ms else ""
-    if rho:
-        asked = f"{summary.get('rho', math.nan):g}" if deadline is None else "what the deadline allows"
-        ratio, missing = summary.get("time_over_full"), summary.get("time_over_full_missing")
-        time = f"{ratio:.2f}× estimated full-training time; " if ratio else ""
-        step += f"; {time}steps {rho:.2f}× full-training steps (asked: {asked})"
-        step += f"; no estimate of full-training time: {missing}" if missing else ""
+def update_summary(folder: Path, **values: Any) -> None:
+    """Add `values` to summary.json of the finished run in `folder`. Raises `UserError` if it cannot be written."""
+    write_json(folder / SUMMARY, {**read_summary(folder), **values})
+
+
+def result_lines(summary: dict[str, Any], folder: Path, deadline: float | None = None) -> list[str]:
+    """What a person wants to know of a finished run: accuracy and file, time, and what to do next; a line each.
+
+    Args:
+        summary: of the run, also of an earlier version.
+        folder: of the run.
+        deadline: in seconds, if the run had one.
+    """
+    return [_accuracy_line(summary, folder), _time_line(summary, deadline), _next_line(summary, folder, deadline)]
+
+
+def _accuracy_line(summary: dict[str, Any], folder: Path) -> str:
+    best, final, start = summary["best_accuracy"], summary["final_accuracy"], summary.get("start_accuracy")
+    first = "the closed-form head" if summary.get("starts_with_head") else "the model that training started from"
+    epoch, after = summary.get("best_epoch"), ""
+    if epoch is None and start is not None and start >= best:  # earlier versions named the best epoch alone
+        epoch, best = 0, start
+    if epoch is not None:
+        after = f" after epoch {epoch} of {summary['epochs']}" if epoch else f" with {first}"
+    if not (folder / BEST_MODEL).is_file():
+        better = f" (best: {best:.1%}{after})" if best > final else ""
+        return f"accuracy {final:.1%}{better}; no model was saved"
+    last = f"; after the last epoch: {final:.1%}" if final != best else ""
+    alone = f"; {first} alone: {start:.1%}" if epoch and start is not None and summary.get("starts_with_head") else ""
+    return f"accuracy {best:.1%}{after}: {folder / BEST_MODEL}{last}{alone}"
+
+
+def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
+    seconds = summary.get("wall_seconds") or summary.get("elapsed_seconds") or summary["train_seconds"]
+    text, over = f"time: {duration_text(seconds)}", seconds - (deadline or seconds)
     if deadline is not None:
-        step += f", {summary.get('elapsed_seconds') or seconds:.0f} s of the {deadline:.0f} s allowed"
-        planned = summary.get("planned_steps") or 0
-        if summary["steps"] < planned:
-            step += f", which left time for {summary['steps']} of {planned} steps"
-    start = summary.get("start_accuracy")
-    if start is not None:
-        first = "the closed-form head" if summary.get("starts_with_head") else "the model that training started from"
-        if start >= summary["best_accuracy"]:
-            step += f"; no epoch was better than {first} ({start:.1%}): best.keras is that model"
-        elif summary.get("starts_with_head"):
-            step += f"; {first} alone: {start:.1%}"
-    return (
-        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}), trained for "
-        f"{seconds:.1f} s ({seconds / 3600:.2g} h), {summary['selection_percent']:.1f} % of it on selecting and "
-        f"compiling{step}"
-    )
+        allowed = f"the {duration_text(deadline)} allowed"
+        text += f", {duration_text(over)} more than {allowed}" if over > 0 else f" of {allowed}"
+    parts = _long_parts(summary, seconds) or [("training", summary["train_seconds"])]
+    text += f" ({', '.join(f'{name} {duration_text(part)}' for name, part in parts)})"
+    rho, ratio = summary.get("rho_measured"), summary.get("time_over_full")
+    if rho:
+        asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
+        text += f"; a step took {rho:.2f} of full training's{asked}"
+        text += f", all of training an estimated {ratio:.2f}" if ratio else ""
+    return text
 
 
-def time_line(summary: dict[str, Any]) -> str:
-    """Where the wall time of a run went, in seconds; empty if that is not known, as for a resumed run."""
+def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) -> str:
+    text = "next: give --save_model to keep the model of such a run"
+    if (folder / BEST_MODEL).is_file():
+        text = f"next: {shlex.join(['python', 'main.py', '--evaluate', str(folder)])} shows what it gets wrong"
+    planned = summary.get("planned_steps") or 0
+    if deadline is not None and summary["steps"] < planned:
+        text += f"; there was time for {summary['steps']} of {planned} steps, so more of it may give a better model"
+    return text
+
+
+def _long_parts(summary: dict[str, Any], seconds: float) -> list[tuple[str, float]]:
+    """What took at least `MIN_PART` of the wall time `seconds`, and the rest; empty if unknown, as of a resumed run."""
     reached = summary.get("seconds_after_start") or {}
     if not reached.get("first_step") or not reached.get("end"):
-        return ""
+        return []
     parts, before = [], 0.0
     for name, key in (("loading TensorFlow", "tensorflow"), ("timing table", "table"), ("reading images", "images")):
         if reached.get(key) is not None:
@@ -146,7 +194,7 @@ def time_line(summary: dict[str, Any]) -> str:
         ("training steps", summary["train_seconds"] - selecting - making - averaging),
         ("averaging the head", averaging),
         ("validation", summary["validation_seconds"]),
+        ("writing results", seconds - reached["end"]),
     ]
-    parts.append(("everything else", reached["end"] - sum(seconds for _, seconds in parts)))
-    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
-    return f"{reached['end']:.1f} s in all: {shown}; the first step ended after {reached['first_step']:.1f} s"
+    long = [(name, part) for name, part in parts if part >= MIN_PART * seconds]
+    return [*long, ("other", seconds - sum(part for _, part in long))]

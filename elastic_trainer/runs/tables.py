@@ -1,11 +1,14 @@
-"""The tables of a run: metrics.csv has a row per epoch, selections.csv a row per tensor of each selection."""
+"""The tables of a run: metrics.csv has a row per epoch, selections.csv a row per tensor of each selection.
+
+The row of epoch 0 is the model that training started from, if it was tested.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.files import write_csv
 from elastic_trainer.runs.reader import METRICS, SELECTIONS
@@ -28,8 +31,15 @@ def write_tables(folder: Path, history: History, tensor_names: Sequence[str]) ->
         tensor_names: names of `model.trainable_variables`, in their order.
     """
     if history.epochs:
-        write_csv(folder / METRICS, list(history.epochs[0]), (list(row.values()) for row in history.epochs))
+        write_csv(folder / METRICS, list(history.epochs[0]), (list(row.values()) for row in _epoch_rows(history)))
     write_csv(folder / SELECTIONS, SELECTION_COLUMNS, _selection_rows(history, tensor_names))
+
+
+def _epoch_rows(history: History) -> Iterator[dict[str, Any]]:
+    if history.start is not None:
+        tested = {f"test_{name}": value for name, value in history.start.items()}
+        yield {**dict.fromkeys(history.epochs[0]), "epoch": 0, "step": 0, "train_seconds": 0.0, **tested}
+    yield from history.epochs
 
 
 def _selection_rows(history: History, tensor_names: Sequence[str]) -> Iterator[tuple[object, ...]]:

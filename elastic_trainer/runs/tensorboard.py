@@ -74,7 +74,10 @@ class EventsWriter(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Means of the steps since the last point are written about twice a second."""
-        self._since_point.append(self.trainer.history.results[-1])
+        history = self.trainer.history
+        if history.step == 1 and history.start is not None:  # the model that training started from
+            self._write_curves("test", 0, 0.0, history.start)
+        self._since_point.append(history.results[-1])
         if time.monotonic() - self._last_point >= POINT_SECONDS:
             self._end_point()
 

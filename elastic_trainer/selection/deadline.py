@@ -10,6 +10,7 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
+from elastic_trainer.options import duration_text
 from elastic_trainer.selection.time_budget import LATEST_STEPS, Allowance, Progress, TimeBudget, latest_slowdown
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -79,9 +80,8 @@ class DeadlineBudget(TimeBudget):
         shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps_seconds(start, 1.0, training)
         if seconds - end_seconds < shortest:
             raise DeadlineTooShortError(
-                f"--deadline {seconds:g}: training the head alone for {total_steps} steps takes about "
-                f"{shortest + end_seconds:.0f} s "
-                "here; give more time or fewer --num_epochs"
+                f"--deadline {duration_text(seconds)}: training the head alone for {total_steps} steps takes about "
+                f"{duration_text(shortest + end_seconds)} here; give more time or fewer --num_epochs"
             )
 
     def allow(self, progress: Progress) -> Allowance:

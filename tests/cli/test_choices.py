@@ -84,7 +84,7 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadli
         monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
     train_run(parse_training([*words, "--deadline", deadline]))
     run = tmp_path / "logs" / "mine"
-    assert f"--deadline {deadline}: there is no t" in capsys.readouterr().out
+    assert f"--deadline {deadline}s: there is no t" in capsys.readouterr().out
     summary = summary_of(run)
     assert (summary["train_type"], summary["steps"], summary["epochs"]) == ("closed_form_head", 1, 1)
     assert json.loads((run / "config.json").read_text())["train_type"] == "closed_form_head"
@@ -252,5 +252,5 @@ def test_a_rate_follows_the_batch(tmp_path):
 
 def test_epochs_that_were_asked_for_do_not_fit(words):
     train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1"]))
-    with pytest.raises(UserError, match=r"--deadline 0\.5: training the head alone for 12000000"):
+    with pytest.raises(UserError, match=r"--deadline 0\.5s: training the head alone for 12000000"):
         train_run(parse_training([*words, "--deadline", "0.5", "--num_epochs", "1000000", "--run_name", "other"]))

@@ -16,6 +16,7 @@ from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from elastic_trainer.options import duration, duration_text
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import CONFIG
 
@@ -109,6 +110,18 @@ def test_bad_option_of_main_is_named(arguments, message):
     with pytest.raises(UserError) as caught:
         parse_main(arguments)
     assert re.match(message.replace("?", r"\?"), str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0.04, "0.04s"), (8.31, "8.3s"), (9.7, "10s"), (90.5, "90s"), (119.6, "2m"), (158.2, "2m 38s")),
+        *((180, "3m"), (5400, "90m"), (7199.8, "2h"), (8912, "2h 29m"), (9000, "2h 30m")),
+    ],
+)
+def test_times_are_shown_as_a_user_types_them(seconds, text):
+    assert duration_text(seconds) == text
+    assert seconds % 60 or " " in text or duration(text) == seconds
 
 
 def test_flag_of_the_other_command_is_reported_as_such():

@@ -92,3 +92,11 @@ def test_fields_that_a_run_lacks_are_left_out(tmp_path):
 def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--resume .*: contains no run \(no config.json\)"):
         parse_training(["--resume", str(tmp_path)])
+
+
+def test_the_model_before_training_is_no_epoch_of_a_run(tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    first = ["0" if name in ("epoch", "train_seconds") else "" for name in header.split(",")]
+    (folder / "metrics.csv").write_text("\n".join([header, ",".join(first), *rows]))
+    assert [row["epoch"] for row in read_run(folder).epochs] == ["1", "2", "3", "4"]

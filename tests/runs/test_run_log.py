@@ -20,8 +20,8 @@ def test_finished_run_leaves_complete_records(tmp_path):
     results = {"epochs", "best_accuracy", "final_accuracy", "peak_memory_mb", "energy_joules"}
     assert times | results | {"model_name", "dataset_name", "train_type", "rho", "seed"} <= set(summary)
     epochs = rows_of(tmp_path / "metrics.csv")
-    assert [int(row["epoch"]) for row in epochs] == [1, 2, 3]
-    assert [int(row["step"]) for row in epochs] == [6, 12, 18]
+    assert [int(row["epoch"]) for row in epochs] == [0, 1, 2, 3]  # 0: the model before training
+    assert [int(row["step"]) for row in epochs] == [0, 6, 12, 18]
     seconds = [float(row["train_seconds"]) for row in epochs]
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(summary["train_seconds"])
     assert float(epochs[-1]["test_accuracy"]) == summary["final_accuracy"]

@@ -1,11 +1,11 @@
-"""The results of a run: a ratio of times is left out where compiling decides it."""
+"""The results of a run: which model is the best, and the three lines at the end of a run."""
 
 import numpy as np
 import pytest
 
 from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.runs.history import History, SelectionInterval
-from elastic_trainer.runs.summary import run_results, summary_line
+from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.task import ImageClassification
 
@@ -13,35 +13,90 @@ from elastic_trainer.task import ImageClassification
 def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
     """Of a run of `steps` steps of 60 ms each, the first not measured; full training's take 100 ms."""
     selection = Selection(np.ones(2, bool), budget_step_ms=budget_step_ms, rho=rho)
-    row = {"test_accuracy": 0.9, "peak_memory_mb": 100.0, "gpu_peak_memory_mb": None}
+    row = {"epoch": 1, "test_accuracy": 0.9, "peak_memory_mb": 100.0, "gpu_peak_memory_mb": None}
     clocks = Clocks(training=training_seconds, selection=training_seconds - 0.06 * steps)
     history = History(steps, [SelectionInterval(selection, 0, 0.0, [60.0] * (steps - 1))], [row], clocks=clocks)
     return {"rho": rho, **run_results(history, steps, ImageClassification.score)}
 
 
-def test_time_over_full_includes_selecting_where_steps_take_most_of_the_time():
+def test_time_over_full_includes_selecting_where_steps_take_most_of_the_time(tmp_path):
     summary = results(100, 8.0)
     assert summary["time_over_full"] == pytest.approx(8.0 / 10) and summary["time_over_full_missing"] is None
-    assert "; 0.80× estimated full-training time; steps 0.60×" in summary_line(summary, None)
+    ending = "; a step took 0.60 of full training's (asked: 0.5), all of training an estimated 0.80"
+    assert result_lines(summary, tmp_path)[1].endswith(ending)
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [(5, 60.0), (5, 0.3), (100, 13.0)])
-def test_time_over_full_of_a_run_that_mostly_compiles_is_left_out_with_the_reason(steps, seconds):
+def test_time_over_full_of_a_run_that_mostly_compiles_is_left_out_with_the_reason(steps, seconds, tmp_path):
     summary = results(steps, seconds)
     assert summary["time_over_full"] is None and summary["rho_measured"] == pytest.approx(0.6)
     why = f"the run is too short: {steps - 1} steps were measured without compiling and took "
     assert summary["time_over_full_missing"].startswith(why)
-    line = summary_line(summary, None)
-    assert "; steps 0.60× " in line and "(asked: 0.5)" in line and why in line
+    assert result_lines(summary, tmp_path)[1].endswith("; a step took 0.60 of full training's (asked: 0.5)")
 
 
-def test_run_without_a_budget_has_no_time_over_full_and_does_not_mention_it():
+def test_run_without_a_budget_has_no_time_over_full_and_does_not_mention_it(tmp_path):
     summary = results(100, 8.0, None, None)
     assert (summary["time_over_full"], summary["rho_measured"]) == (None, None)
-    assert "time budget" in summary["time_over_full_missing"] and "full-training" not in summary_line(summary, None)
+    assert "time budget" in summary["time_over_full_missing"]
+    assert not any("full training" in line for line in result_lines(summary, tmp_path))
 
 
-def test_line_on_a_run_of_the_first_version_lacks_what_its_summary_lacks():
+def test_lines_on_a_run_of_the_first_version_lack_what_its_summary_lacks(tmp_path):
     older = {key: value for key, value in results(100, 8.0).items() if "full" not in key and "planned" not in key}
-    del older["elapsed_seconds"]
-    assert "8 s of the 10 s allowed" in summary_line(older, 10.0)
+    del older["elapsed_seconds"], older["best_epoch"]
+    assert result_lines(older, tmp_path, 10.0)[1].startswith("time: 8s of the 10s allowed (training 8s)")
+    (tmp_path / "best.keras").touch()
+    older |= {"start_accuracy": 0.95, "starts_with_head": True}  # the best epoch was recorded alone
+    assert result_lines(older, tmp_path)[0] == (
+        f"accuracy 95.0% with the closed-form head: {tmp_path}/best.keras; after the last epoch: 90.0%"
+    )
+
+
+def history(*accuracies, start=None, saved=None):
+    rows = [{"epoch": k, "test_accuracy": value} for k, value in enumerate(accuracies, 1)]
+    rows = [{**row, "peak_memory_mb": None, "gpu_peak_memory_mb": None} for row in rows]
+    first = None if start is None else {"loss": 1.0, "accuracy": start}
+    intervals = [SelectionInterval(Selection(np.ones(2, bool)), 0)]
+    return History(
+        6, intervals, rows, clocks=Clocks(training=1.0), start=first, starts_with_head=True, saved_score=saved
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "best", "epoch"),
+    [
+        (history(0.6, 0.719, 0.7, start=0.797, saved=0.797), 0.797, 0),  # the first model was kept
+        (history(0.6, 0.85, 0.85, start=0.797, saved=0.85), 0.85, 2),
+        (history(0.9, 0.5, 0.7, saved=0.7), 0.7, 3),  # was resumed with --save_model, after the first epoch
+        (history(0.6, 0.719, 0.7), 0.719, 2),  # saved none
+        (history(0.6, None, 0.5), 0.6, 1),  # the second epoch was not validated
+    ],
+)
+def test_best_accuracy_is_that_of_the_saved_model(made, best, epoch):
+    summary = run_results(made, 6, ImageClassification.score)
+    assert (summary["best_accuracy"], summary["best_epoch"]) == (best, epoch)
+
+
+def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_path):
+    made = run_results(history(0.6, 0.85, 0.8, start=0.797, saved=0.85), 90, ImageClassification.score)
+    reached = {"tensorflow": 6.0, "table": 30.0, "images": 32.0, "first_step": 60.0, "end": 140.0}
+    parts = {"train_seconds": 90.5, "validation_seconds": 9.0, "selection_seconds": 20.5, "first_model_seconds": 4.0}
+    summary = {**made, **parts, "wall_seconds": 158.2, "seconds_after_start": reached}
+    assert result_lines(summary, tmp_path)[0] == "accuracy 80.0% (best: 85.0% after epoch 2 of 3); no model was saved"
+    assert result_lines(summary, tmp_path)[2] == "next: give --save_model to keep the model of such a run"
+    best = tmp_path / "best.keras"
+    best.touch()
+    accuracy, spent, further = result_lines(summary, tmp_path, 180.0)
+    assert accuracy == (
+        f"accuracy 85.0% after epoch 2 of 3: {best}; after the last epoch: 80.0%; the closed-form head alone: 79.7%"
+    )
+    assert spent == (
+        "time: 2m 38s of the 3m allowed (timing table 24s, selecting and compiling 20s, training steps 70s, "
+        "validation 9s, writing results 18s, other 16s)"
+    )
+    assert further == (
+        f"next: python main.py --evaluate {tmp_path} shows what it gets wrong; there was time for 6 of 90 steps, so "
+        "more of it may give a better model"
+    )
+    assert result_lines(summary, tmp_path, 131.0)[1].startswith("time: 2m 38s, 27s more than the 2m 11s allowed (")
