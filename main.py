@@ -6,11 +6,11 @@ elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from elastic_trainer.runs.config import (
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_run, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
-from elastic_trainer.settings import BEST_MODEL, RunSettings
+from elastic_trainer.settings import BEST_MODEL
 
 # Of a deadline, kept for the export, in times of converting the model once: two files, and checking them.
 EXPORT_CONVERSIONS = 3
@@ -101,7 +101,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.timing.memory_check import TracedSteps
 
     start = time.perf_counter() if start is None else start
-    left = functools.partial(_seconds_left, command, start)
+    left = partial(_seconds_left, command, start)
     run, images = command.run, command.data
     reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start}
     if run.deterministic:
@@ -225,18 +225,20 @@ def _export_best(
             f"--export {command.run.export}: {folder} contains no best.keras; no epoch ended after --export or "
             "--save_model was given"
         )
-    if SCHEMES[command.train_type].changes_network:
-        model = load_model(best, "--export")
-    else:  # also for networks with custom layers, which Keras cannot load
-        model.load_weights(best)
-    _export(command.run, model, dataset, best, seconds)
+    with _stoppable_export(best):
+        if SCHEMES[command.train_type].changes_network:
+            model = load_model(best, "--export")
+        else:  # also for networks with custom layers, which Keras cannot load
+            model.load_weights(best)
+        allows = command.run.allow_tensorflow_kernels
+        print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
 
 
-def _export(run: RunSettings, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> None:
-    """Export a run's best model. Raises `Stopped` on Ctrl-C, which leaves the run finished without its export."""
-    name, allows = run.export or "", run.allow_tensorflow_kernels
+@contextlib.contextmanager
+def _stoppable_export(best: Path) -> Iterator[None]:
+    """In this block Ctrl-C raises `Stopped`: the run is finished, and its best model is not exported yet."""
     try:
-        print(_exported(name, model, dataset, best.parent, str(best), allows, seconds))
+        yield
     except KeyboardInterrupt:
         again = f"{best} is complete; to export it: python main.py --resume {best.parent}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
@@ -410,10 +412,11 @@ def _export_again(command: TrainCommand, folder: Path, seconds: float | None) ->
     best, export = folder / BEST_MODEL, command.run.export
     if export is None or not best.is_file() or (folder / EXPORTERS[export].files[-1]).exists():
         return
-    load_tensorflow()
-    images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
-    model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
-    _export(command.run, model, dataset, best)
+    with _stoppable_export(best):
+        load_tensorflow()
+        images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
+        model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
+        print(_exported(export, model, dataset, folder, str(best), command.run.allow_tensorflow_kernels))
     if seconds is not None:
         update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
 
