@@ -162,6 +162,7 @@ def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
         asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
         text += f"; a step took {rho:.2f} of full training's{asked}"
         text += f", all of training an estimated {ratio:.2f}" if ratio else ""
+        text += ", by an unreliable timing table" if summary.get("table_doubt") else ""
     return text
 
 
