@@ -36,7 +36,7 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import SGDW
 from elastic_trainer.training.prefix import find_cut
-from elastic_trainer.training.step import BatchFunction, TrainStep
+from elastic_trainer.training.step import BatchFunction, TrainStep, present
 
 _KERNELS = [tf.lite.OpsSet.TFLITE_BUILTINS]
 
@@ -76,7 +76,8 @@ class StepFunctions:
     Attributes:
         signatures: by name.
         features: specs of the features by name, [part, …].
-        random_tensors: of the traced step, which are inputs here: uniform numbers from 0 to 1, for dropout.
+        random_tensors: of the traced step, by name, which are inputs here: `random_0`, … have uniform numbers from 0
+            to 1, as for dropout; `normal_0`, … those of a standard normal distribution.
 
     Raises:
         UserError: the network has an operation that is not covered.
@@ -107,11 +108,13 @@ class StepFunctions:
         batch = {name: self.features[name] for name in names[: len(self._cut)]}
         batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
         given = [*self._cut, *step.targets]
-        self._results = [*step.graph.outputs[:2], *step.gradients]
+        gradients, self._trained = present(step.gradients, step.variables)  # others stay as they are, as in `TrainStep`
+        with step.graph.as_default():
+            self._results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, gradients)]
         self.random_tensors = random_tensors(step.graph, self._results, [tensor.name for tensor in given])
-        for index, tensor in enumerate(self.random_tensors):  # after the targets, in this order
-            batch[f"random_{index}"] = tf.TensorSpec(tensor.shape)
-        self._given = dict(zip(batch, (tensor.name for tensor in (*given, *self.random_tensors)), strict=True))
+        batch |= {name: tf.TensorSpec(tensor.shape) for name, tensor in self.random_tensors.items()}
+        tensors = (*given, *self.random_tensors.values())  # in the order of `batch`
+        self._given = dict(zip(batch, (tensor.name for tensor in tensors), strict=True))
         self._inferred_from = {names[index]: tensor.name for index, tensor in wanted.items()}
         rate = {"rate": tf.TensorSpec((1,))}  # on ARM, LiteRT 1.4.0 and 2.1.0 crash if an input has no axis
         self.signatures = {
@@ -140,16 +143,16 @@ class StepFunctions:
 
     def _add_gradients(self, **batch: tf.Tensor) -> Values:
         results, gradients = self._gradients(batch)
-        self._variables.add(self._step.variables, gradients)
+        self._variables.add(self._trained, gradients)
         return results
 
     def _update(self, rate: tf.Tensor) -> Values:
-        self._variables.update(self._step.variables, tf.reshape(rate, ()))
+        self._variables.update(self._trained, tf.reshape(rate, ()))
         return done()
 
     def _train(self, rate: tf.Tensor, **batch: tf.Tensor) -> Values:
         results, gradients = self._gradients(batch)
-        self._variables.apply(self._step.variables, gradients, tf.reshape(rate, ()))
+        self._variables.apply(self._trained, gradients, tf.reshape(rate, ()))
         return results
 
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.training.optimizers import MIN_NORM, SGDW
 
 Values = dict[str, Any]  # tensors by name
@@ -42,6 +43,9 @@ class BoardVariables:
     Attributes:
         sources: the variables of the network that train.
         module: owns the copies.
+
+    Raises:
+        UserError: one has a constraint.
     """
 
     def __init__(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray) -> None:
@@ -49,6 +53,11 @@ class BoardVariables:
         clips = optimizer.clipping is not None
         chosen = [index for index, trains in enumerate(mask) if trains]
         self.sources = [model.trainable_variables[index] for index in chosen]
+        for variable in self.sources:
+            if variable.constraint is not None:
+                raise UserError(
+                    f"--export train_tflite: {variable.path} has a constraint, which a board does not apply"
+                )
         self._initial = [variable.numpy() for variable in self.sources]
         self._copies = [
             _Copy(

@@ -85,7 +85,8 @@ class Network:
                 "weights": np.pad(np.full(len(labels), weight, np.float32), missing),
             }
             for name, shape in self.selection["inputs"].items():
-                values[name] = features[name] if name in features else rng.random(shape, np.float32)  # of dropout
+                draw = rng.standard_normal if name.startswith("normal") else rng.random  # of noise, of dropout
+                values[name] = features[name] if name in features else draw(shape, np.float32)
             found = self.call(self.step_names[0], **values, **(rate if len(self.step_names) == 1 else {}))
             total += found["loss"], found["accuracy"]
         if len(self.step_names) == 2:

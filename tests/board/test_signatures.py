@@ -7,12 +7,14 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated
 
 import models
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.signatures import TrainingFunctions, WeightedImages, converted_file, converted_function
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import silenced
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -81,8 +83,7 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
             rows = slice(start, start + PART)
             features = runner["features"](images=images[rows])
             noise = {
-                f"random_{index}": np.ones(tensor.shape, np.float32)
-                for index, tensor in enumerate(functions.steps[0].random_tensors)
+                name: np.ones(tensor.shape, np.float32) for name, tensor in functions.steps[0].random_tensors.items()
             }
             part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
             found += float(part["loss"])
@@ -114,3 +115,103 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     filled.invoke()
     found = filled.get_tensor(filled.get_output_details()[0]["index"])
     np.testing.assert_allclose(found, logits[:1], atol=1e-4 * np.abs(logits).max())
+
+
+class _Calls(keras.layers.Layer):
+    """Calls a function of its inputs and a source of seeds while training."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.seeds = function, keras.random.SeedGenerator(1)
+        self.unused, self.count = self.add_weight(), self.add_weight(trainable=False)
+
+    def call(self, inputs, training=False):
+        return self.function(self, inputs) if training else inputs
+
+
+def _file_with(*layers) -> tuple[TrainingFunctions, bytes]:
+    """The file that trains a small network with these layers in its middle."""
+    keras.utils.set_random_seed(0)
+    parts = [keras.layers.Conv2D(4, 3), *layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(CLASSES)]
+    model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Rescaling(1 / 255), *parts])
+    optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [])
+    optimizer.build(model.trainable_variables)
+    functions = TrainingFunctions(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART, False, None)
+    return functions, converted_file(functions)
+
+
+def _losses(functions: TrainingFunctions, content: bytes, seeds: list[int]) -> list[float]:
+    """Loss of the first step with the random numbers of each seed."""
+    interpreter = _interpreter(content)
+    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "train")}
+    images = np.random.default_rng(0).uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32)
+    batch = {"labels": np.arange(PART, dtype=np.int32), "weights": np.full(PART, 1 / PART, np.float32)}
+    losses = []
+    for rng in map(np.random.default_rng, seeds):
+        noise = {
+            name: (rng.standard_normal if name.startswith("normal") else rng.random)(tensor.shape, np.float32)
+            for name, tensor in functions.steps[0].random_tensors.items()
+        }
+        runner["start"]()
+        features = runner["features"](images=images)
+        losses.append(float(runner["train"](**features, **batch, **noise, rate=np.zeros(1, np.float32))["loss"]))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [
+        (keras.layers.GaussianNoise(0.5), "normal_0"),
+        (keras.layers.GaussianDropout(0.5), "normal_0"),
+        (keras.layers.SpatialDropout2D(0.5), "random_0"),
+        (keras.layers.RandomFlip(), "random_0"),
+        (_Calls(lambda layer, inputs: inputs + tf.random.normal((4,))), "normal_0"),
+        (_Calls(lambda layer, inputs: inputs * tf.random.uniform((4,))), "random_0"),
+    ],
+)
+def test_random_numbers_of_a_step_are_its_inputs(layer, kind):
+    functions, content = _file_with(layer)
+    assert [*functions.steps[0].random_tensors] == [kind]
+    first, other, again = _losses(functions, content, [1, 2, 1])
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda layer, inputs: inputs + tf.random.truncated_normal((4,)), "TruncatedNormal .*other results"),
+        (lambda layer, inputs: tf.random.shuffle(inputs), "RandomShuffle .*other results"),
+        (lambda layer, inputs: inputs + tf.function(lambda: tf.random.normal((4,)))(), "Normal .*other results"),
+        (
+            lambda layer, inputs: inputs + keras.random.truncated_normal((4,), seed=layer.seeds),
+            "reads what a layer assigns",
+        ),
+        (
+            lambda layer, inputs: inputs + tf.function(lambda: keras.random.normal((4,), seed=layer.seeds))(),
+            "reads what a layer assigns",
+        ),
+        (lambda layer, inputs: inputs * layer.count.assign_add(1.0), "reads what a layer assigns"),
+        (keras.layers.SpectralNormalization(keras.layers.Conv2D(4, 3)), "reads what a layer assigns"),
+        (keras.layers.Conv2D(4, 3, kernel_constraint="max_norm"), "kernel has a constraint"),
+        (keras.layers.ConvLSTM1D(4, 1, return_sequences=True), "has no lists of tensors"),
+    ],
+)
+def test_what_changes_from_step_to_step_is_refused(layer, message):
+    with pytest.raises(UserError, match=f"--export train_tflite: .*{message}"):
+        _file_with(layer if isinstance(layer, keras.Layer) else _Calls(layer))
+
+
+def test_a_variable_without_influence_on_the_loss_stays_as_it_is():
+    layer = _Calls(lambda layer, inputs: inputs)
+    functions, content = _file_with(layer)
+    place = next(k for k, each in enumerate(functions.variables.sources) if each is layer.unused)
+    interpreter = _interpreter(content)
+    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "train", "state")}
+    runner["start"]()
+    images = np.random.default_rng(0).uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32)
+    before = runner["state"]()
+    batch = {"labels": np.arange(PART, dtype=np.int32), "weights": np.full(PART, 1 / PART, np.float32)}
+    runner["train"](**runner["features"](images=images), **batch, rate=np.full(1, 0.5, np.float32))
+    after = runner["state"]()
+    moved = [not np.array_equal(before[f"weights_{k}"], after[f"weights_{k}"]) for k in range(5)]
+    assert moved == [k != place for k in range(5)]
