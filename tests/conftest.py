@@ -22,6 +22,7 @@ from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
+pytest.register_assert_rewrite("small_boards")
 
 
 def make_small_model(seed=0, classes=CLASSES):

@@ -108,21 +108,22 @@ def export_training(
     inference = inference_file(model, trained, partial(converted_function, model))
     arrays = inference.arrays if inference else None
     functions = TrainingFunctions(model, optimizer, [*masks.values()], part, batch_size > part, arrays)
-    files = {TRAINING: converted_file(functions), INFERENCE: inference.content if inference else None}
+    files = {TRAINING: converted_file(functions)} | ({INFERENCE: inference.content} if inference else {})
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        if content is not None:
-            with atomic_path(folder / name) as temporary:
-                temporary.write_bytes(content)
+        with atomic_path(folder / name) as temporary:
+            temporary.write_bytes(content)
     for script in scripts:
         with atomic_path(folder / script.name) as temporary:
             shutil.copyfile(script, temporary)
     with atomic_path(folder / START) as temporary:
         save_model(model, temporary)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     record = {
         "format": FORMAT,
-        "id": hashlib.sha256(files[TRAINING] or b"").hexdigest()[:16],
+        "id": digests[TRAINING][:16],
+        "sha256": digests,
         "classes": [*classes],
         "size": model.input_shape[1],
         "part": part,
@@ -136,7 +137,7 @@ def export_training(
         "environment": environment(),
     }
     write_json(folder / RECORD, record)
-    return "\n".join(_report(folder, record, files[TRAINING] or b"", len(union)))
+    return "\n".join(_report(folder, record, files[TRAINING], len(union)))
 
 
 def first_mask(

@@ -277,4 +277,4 @@ def _values(function: BatchFunction, tensors: Sequence[tf.Tensor], images: tf.Te
     """Values of tensors of a traced function, for `images`."""
     name = function.inputs[0].name
     compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}), autograph=False)
-    return [value.numpy() for value in compute(images)]
+    return [value.numpy() for value in compute.get_concrete_function(images)(images)]

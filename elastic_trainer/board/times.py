@@ -30,8 +30,9 @@ class BoardTimes(BaseModel):
 def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     """`table` in times of the board: a line through what both say of the measured selections.
 
-    A single selection gives a line through 0. Steps on a board start from features. What the board takes for features
-    is not in the table, nor is its memory.
+    A single selection gives a line through 0, as do times whose line would predict less than 0 for a step that trains
+    nothing. Steps on a board start from features. What the board takes for features is not in the table, nor is its
+    memory.
 
     Args:
         table: of this machine.
@@ -56,7 +57,7 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     factor, added_ms = float(np.mean(there) / np.mean(here)), 0.0
     if len({*here}) > 1:
         slope, intercept = np.polyfit(here, there, 1)
-        if slope > 0:  # else noise is larger than what the selections differ by
+        if slope > 0 <= intercept:  # else noise is larger than what the selections differ by
             factor, added_ms = float(slope), float(intercept)
     names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "preprocessing_ms", "forward_ms", "gradient_pass_ms")
     scaled = {name: factor * getattr(table, name) for name in names}

@@ -1,52 +1,15 @@
-"""The network of train.tflite on a board, files, and messages. Part of board_train.py; NumPy and LiteRT alone."""
+"""The network of train.tflite on a board. Part of board_train.py; NumPy and LiteRT alone."""
 
-import json
 import os
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Dict, List, Tuple  # Python 3.9
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
+from board_device import HERE, fail, first_line, lock, show, write_json
 
-HERE = Path(__file__).resolve().parent
 PROFILE_ROUNDS = 30
-
-
-def fail(text):
-    print(f"\rboard_train.py: error: {text}", file=sys.stderr)
-    sys.exit(2)
-
-
-def first_line(error):
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def show(text, end=""):
-    """Rewrite the line of progress, if there is a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r{text}\033[K", end=end, file=sys.stderr, flush=True)
-
-
-def replace_file(path, write):
-    """Write a file under a temporary name, and rename it once it is complete."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror}")
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path, record):
-    replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
 
 
 def make_interpreter(threads):
@@ -96,20 +59,22 @@ class Network:
     def infer(self, features):
         return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})["logits"]
 
-    def validate(self, examples):
-        """Mean loss and accuracy of the photos for testing."""
-        total = np.zeros(2)
-        for start in range(0, len(examples.test), self.part):
-            rows = examples.test[start : start + self.part]
+    def validate(self, examples, has_time):
+        """Mean loss and accuracy of the photos for testing, and how many there was time for, in a mixed order."""
+        total, tested, order = np.zeros(2), 0, np.random.default_rng(0).permutation(examples.test)
+        while tested < len(order) and (has_time() or not tested):
+            rows = order[tested : tested + self.part]
             logits, labels = self.infer(examples.read(rows, 0))[: len(rows)].astype(float), examples.labels[rows]
             logits -= logits.max(axis=1, keepdims=True)
             losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), labels]
             total += losses.sum(), (logits.argmax(axis=1) == labels).sum()
-        return (total / max(len(examples.test), 1)).tolist()
+            tested += len(rows)
+        return (*(total / tested).tolist(), tested)
 
 
 def profile(record, threads):
     """Measure each selection in turns, and write the medians to times.json."""
+    lock(HERE)
     rng, part, batch = np.random.default_rng(0), record["part"], record["recipe"]["batch_size"]
     images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
     networks = [Network(record, selection, threads) for selection in record["selections"]]

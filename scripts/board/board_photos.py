@@ -7,20 +7,24 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
+import time
 import unicodedata
 from functools import partial
 from pathlib import Path
 from typing import List, Optional  # Python 3.9
 
 import numpy as np
-from board_network import fail, first_line, make_interpreter, replace_file, show
+from board_device import HERE, START, available_memory, fail, first_line, left, replace_file, show
+from board_network import make_interpreter
 from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-MAX_PIXELS = 64_000_000  # of a photo while it is decoded
+PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp has copies of its own)
+ROWS = 64  # that are converted at a time
 
 
 def read_member(archive, member):
@@ -65,15 +69,31 @@ def decode(encoded, size):
     """Pixels uint8 [size, size, 3], decoded as main.py does: upright, stretched to a square, transparent is white."""
     Image.MAX_IMAGE_PIXELS = None
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        full = image.width * image.height
+        needed = 3 * full if image.info.get("progressive") else 0  # read at its full size, whatever is made of it
         image.draft("RGB", (size, size))
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"has {image.width}×{image.height} pixels; make it smaller")
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16-bit grey
-            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
-        if upright.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in upright.info:
-            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
-        return np.asarray(upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+        each = WEBP_BYTES if image.format == "WEBP" else PIXEL_BYTES
+        needed, free = needed + each * image.width * image.height, available_memory()
+        if needed > free:
+            raise ValueError(f"{full / 1e6:.0f} megapixels take {needed / 1e6:,.0f} MB while they are decoded, and "
+                             f"{free / 1e6:,.0f} MB are available; make it smaller")  # fmt: skip
+        if image.getexif().get(0x0112, 1) != 1:
+            ImageOps.exif_transpose(image, in_place=True)
+        is_plain = image.mode == "RGB" and "transparency" not in image.info
+        return np.asarray((image if is_plain else in_rgb(image)).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def in_rgb(image):
+    """Grey becomes RGB, transparent becomes white; some rows at a time, which takes less memory."""
+    converted = Image.new("RGB", image.size)
+    for top in range(0, image.height, ROWS):
+        rows = image.crop((0, top, image.width, min(top + ROWS, image.height)))
+        if rows.mode.startswith("I"):  # 16-bit grey
+            rows = Image.fromarray((np.asarray(rows).clip(0, 65535) / 257).round().astype(np.uint8))
+        if rows.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in rows.info:
+            rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
+        converted.paste(rows.convert("RGB"), (0, top))
+    return converted
 
 
 def split(labels, digests, fraction):
@@ -99,12 +119,15 @@ class Examples:
         self.ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
         self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
         self.views = 2 if record["recipe"]["augment"] == "flip" else 1
+        self.deadline, self.batch = args.deadline, record["recipe"]["batch_size"]
         path, about = output / "features.bin", output / "features.json"
         key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
         known = json.loads(about.read_text()) if about.exists() and path.exists() else {}
         digests = known.get("digests", [])
         if known.get("key") != key:
             about.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            self._check_disk(output)
             digests = self._write(path, photos, "features" + selection["suffix"])
             replace_file(about, lambda file: file.write(json.dumps({"key": key, "digests": digests}).encode()))
         self.labels = np.array([photo[3] for photo in photos], np.int32)
@@ -128,6 +151,7 @@ class Examples:
 
     def _write(self, path, photos, signature):
         """Write the file. Returns the digest of each photo's content, None if it is broken."""
+        begun = first = time.monotonic()
         interpreter = make_interpreter(1)
         digests: List[Optional[int]] = []
         interpreter.get_signature_runner("start")()
@@ -135,6 +159,7 @@ class Examples:
         pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
 
         def write(file):
+            nonlocal first
             for start in range(0, len(photos), self.part):
                 for place, (name, *_, reader) in enumerate(photos[start : start + self.part]):
                     try:
@@ -150,9 +175,35 @@ class Examples:
                     file.seek((view * self.count + start) * self.bytes)
                     file.write(rows[: len(digests) - start].tobytes())
                 show(f"reading photos: {len(digests)} of {len(photos)}")
+                if start == 0:
+                    first = time.monotonic()  # LiteRT makes itself ready in the first part
+                self._check_time(begun, first, len(digests))
 
         replace_file(path, write)
         return digests
+
+    def _check_disk(self, output):
+        """Stop now if the disk has no room for the features and for a checkpoint that replaces another."""
+        state = 3 * (HERE / "train.tflite").stat().st_size  # weights, momentum and best weights are at most that
+        needed, free = self.views * self.count * self.bytes + 2 * state, shutil.disk_usage(output).free
+        if needed > free:
+            fail(f"--output {output}: features of {self.count} photos, and training, take {needed / 1e6:,.0f} MB, and "
+                 f"the disk has {free / 1e6:,.0f} MB left; free some, or give another --output")  # fmt: skip
+
+    def _check_time(self, begun, first, done):
+        """Stop as soon as it is clear that no time will be left to train after the photos are read.
+
+        As after the photos, the program loads the network, trains on a batch at least, and tests a part. A step takes
+        about three forward passes.
+        """
+        if not 4 * self.part <= done < self.count:
+            return
+        a_photo = (time.monotonic() - first) / (done - self.part)
+        needed = a_photo * (self.count - done + 3 * self.batch + self.part) + (first - begun)
+        if needed > left(self.deadline):
+            total = time.monotonic() - START + needed
+            fail(f"--deadline: {self.count} photos take {a_photo * self.count:,.0f} s to read on this board, "
+                 f"{1e3 * a_photo:,.0f} ms each; give more than {total:,.0f} s, or fewer photos")  # fmt: skip
 
     def read(self, rows, views):
         """Features of at most `part` photos; the rest of the part is 0."""

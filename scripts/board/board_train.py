@@ -10,68 +10,96 @@ on the board, and weights.npz, which `main.py --load_board` turns into a Keras m
 """
 
 import argparse
+import hashlib
 import json
 import math
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, Dict  # Python 3.9
 
-START = time.monotonic()
+from board_device import (
+    HERE,
+    START,
+    fail,
+    first_line,
+    left,
+    lock,
+    peak_memory_mb,
+    read_json,
+    replace_file,
+    show,
+    write_json,
+)
+
 try:
     import numpy as np
-    from board_network import HERE, Network, fail, first_line, profile, replace_file, show, write_json
+    from board_network import Network, profile
     from board_photos import Examples, find_photos
 except ImportError as missing:
     sys.exit(f"board_train.py: error: {missing}; run: pip install numpy pillow ai-edge-litert")
 
 CHECKPOINT_SECONDS = 120  # between two of them
-FINISH_SECONDS = 2.0  # of a deadline, for writing the results
+FIELDS = ("id", "classes", "size", "part", "variables", "selections", "recipe", "offsets")  # of board.json
+COPY_AGAIN = "copy the folder of --export train_tflite again"
 
 
 class Run:
-    """One run: where it is, its history, its best weights. The checkpoint holds all of it."""
+    """One run: where it is, its history, its best weights. The checkpoint holds all of it.
 
-    def __init__(self, record, selection, examples, output, args):
+    `finishing` are the seconds that writing the results takes, by what the last checkpoint took.
+    """
+
+    def __init__(self, record, selection, output, args):
         self.created = self.saved = time.monotonic()
         given = {name: getattr(args, name) for name in ("num_epochs", "learning_rate") if getattr(args, name)}
-        self.recipe, self.examples, self.args = {**record["recipe"], **given}, examples, args
-        self.network = Network(record, selection, args.threads)
-        self.batch, self.path = self.recipe["batch_size"], output / "checkpoint.npz"
+        self.recipe, self.args, self.path = {**record["recipe"], **given}, args, output / "checkpoint.npz"
+        self.network, self.batch = Network(record, selection, args.threads), self.recipe["batch_size"]
+        self.key = json.loads(json.dumps([record["id"], None, selection["name"], self.recipe]))
+        self.best, self.signal, self.first_step_seconds, self.finishing = {}, 0, None, None
+        self.state: Dict[str, Any] = {"step": 0, "seconds": 0.0, "validation": [], "epochs": [], "sums": [0.0, 0.0]}
+        self.state["ended"] = False  # True: only the results are left to write
+        self.model_bytes = 0 if record["offsets"] is None else (HERE / "inference.tflite").stat().st_size
+
+    def give(self, examples):
+        """What it trains on."""
+        self.examples, self.key[1] = examples, examples.fingerprint
         self.epoch_steps = len(examples.train) // self.batch
         if not self.epoch_steps:
             fail(f"--data_dir: has {len(examples.train)} photos to train on, and a step takes {self.batch}; add some")
         self.planned = self.epoch_steps * self.recipe["num_epochs"]
-        self.state = {
-            "step": 0,
-            "steps": self.planned,
-            "seconds": 0.0,
-            "validation": [],
-            "epochs": [],
-            "sums": [0.0, 0.0],
-        }
-        self.key = json.loads(json.dumps([record["id"], examples.fingerprint, selection["name"], self.recipe]))
-        self.best, self.signal, self.first_step_seconds = {}, 0, None
+        self.state.update(steps=self.planned, planned=self.planned, test_photos=len(examples.test))
 
     def save(self):
+        start = time.monotonic()
         arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
         arrays.update({f"best/{name}": value for name, value in self.best.items()})
         about = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
         replace_file(self.path, lambda file: np.savez(file, about=about, **arrays))
         self.saved = time.monotonic()
+        # Another such file, half of it as weights, and the network.
+        self.finishing = (self.saved - start) * (2 + self.model_bytes / self.path.stat().st_size)
 
-    def load(self):
-        try:
-            with np.load(self.path) as file:
-                arrays = {name: file[name] for name in file.files}
-            about = json.loads(arrays.pop("about").tobytes())
-        except Exception as error:  # zipfile and NumPy raise many types
-            fail(f"--resume: {self.path} cannot be read ({error}); start again with --overwrite")
+    def load(self, about, arrays):
+        """Continue from a checkpoint; from its end if only the results are left to write."""
+        if self.key[1] is None:
+            self.key[1] = about["key"][1]
         if about["key"] != self.key:
             fail(f"--resume: {self.path} is of other photos, another export or other flags; give the same")
-        self.state = {**about["state"], "steps": self.planned}  # a deadline counts from the start of this program
+        self.state.update(about["state"])
         self.network.call("load", **{name[4:]: value for name, value in arrays.items() if name.startswith("now/")})
         self.best = {name[5:]: value for name, value in arrays.items() if name.startswith("best/")}
+
+    def go_on(self):
+        """Plan all steps again: a deadline counts from the start of this program. An epoch that the last one cut short
+        goes on."""
+        state = self.state
+        state["steps"], state["ended"] = self.planned, False
+        steps = state["step"] - self.epoch_steps * (len(state["epochs"]) - 1)
+        if 0 < steps < self.epoch_steps:
+            row = state["epochs"].pop()
+            state["sums"] = [steps * row["train_loss"], steps * row["train_accuracy"]]
 
     def rate(self):
         """A linear rise over a share of the planned steps, then half a cosine to 0."""
@@ -112,8 +140,10 @@ class Run:
         self.first_step_seconds = self.first_step_seconds or time.monotonic() - self.created
         done, step_s = (state["step"] - 1) % self.epoch_steps + 1, state["seconds"] / state["step"]
         if self.args.deadline:
+            if self.finishing is None:
+                self.save()  # which shows how fast the disk is
             testing = max(state["validation"], default=len(self.examples.test) / self.batch * step_s)
-            spare = self.args.deadline - (time.monotonic() - START) - testing - FINISH_SECONDS
+            spare = self.time_left() - testing
             state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
         loss, accuracy = (total / done for total in state["sums"])
         left = (state["steps"] - state["step"]) * step_s
@@ -123,6 +153,10 @@ class Run:
         )
         if time.monotonic() - self.saved > CHECKPOINT_SECONDS:
             self.save()
+
+    def time_left(self):
+        """Seconds until the results must be written."""
+        return left(self.args.deadline) - (self.finishing or 0)
 
     def end_epoch(self):
         """Validate, unless that would take more than its share of the time, and keep the best weights."""
@@ -135,7 +169,10 @@ class Run:
         share, seconds = self.recipe["validation_share"], state["seconds"]
         is_last = state["step"] >= state["steps"]
         if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * seconds:
-            row["test_loss"], row["test_accuracy"] = self.network.validate(self.examples)
+            found = self.network.validate(self.examples, lambda: self.time_left() > 0)
+            row["test_loss"], row["test_accuracy"], tested = found
+            if tested < state["test_photos"]:  # the deadline came first
+                row["tested"] = tested
             spent.append(time.monotonic() - start)
             tested = [one.get("test_accuracy", -1) for one in state["epochs"]]
             if row["test_accuracy"] > max(tested, default=-1):
@@ -146,13 +183,16 @@ class Run:
         print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
 
 
-def peak_memory_mb():
-    status = Path("/proc/self/status").read_text()  # what `resource` says may be of the program that started this one
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-
-
 def finish(run, record, output):
-    """Write the best weights, the file for inference that has them, and the results."""
+    """Write the best weights, the file for inference that has them, and the results.
+
+    The features go first, so that a full disk has room. The checkpoint is enough for `--resume` to do this again.
+    """
+    state = run.state
+    state["ended"] = True
+    run.save()
+    for name in ("features.json", "features.bin"):
+        (output / name).unlink(missing_ok=True)
     run.network.call("load", **{**run.network.call("state"), **run.best})
     replace_file(output / "weights.npz", lambda file: np.savez(file, id=np.array(record["id"]), **run.best))
     if record["offsets"] is not None:
@@ -161,11 +201,15 @@ def finish(run, record, output):
             encoded = arrays[f"array_{index}"].tobytes()
             content[offset : offset + len(encoded)] = encoded
         replace_file(output / "model.tflite", lambda file: file.write(content))
-    state, accuracies = run.state, [one["test_accuracy"] for one in run.state["epochs"] if "test_accuracy" in one]
+    tested = [one for one in state["epochs"] if "test_accuracy" in one]
+    best = max(tested, key=lambda one: one["test_accuracy"])
+    count = best.get("tested", state["test_photos"])
     result = {
-        "best_accuracy": max(accuracies),
-        "final_accuracy": accuracies[-1],
+        "best_accuracy": best["test_accuracy"],
+        "final_accuracy": tested[-1]["test_accuracy"],
+        "tested": count,
         "steps": state["step"],
+        "planned_steps": state["planned"],
         "train_seconds": state["seconds"],
         "first_step_seconds": run.first_step_seconds,
         "seconds": time.monotonic() - START,
@@ -174,10 +218,13 @@ def finish(run, record, output):
         "epochs": state["epochs"],
     }
     write_json(output / "result.json", result)
-    for name in ("checkpoint.npz", "features.bin", "features.json"):
-        (output / name).unlink(missing_ok=True)
-    print(f"{output}: accuracy {result['best_accuracy']:.1%} on {len(run.examples.test)} photos, ", end="")
+    is_early = state["step"] < state["planned"]
+    if not is_early:
+        run.path.unlink()
+    print(f"{output}: accuracy {result['best_accuracy']:.1%} on {count} photos, ", end="")
     print(f"{result['seconds']:.0f} s, {result['peak_memory_mb']:.0f} MB; main.py --load_board takes weights.npz")
+    if is_early:
+        print(f"the deadline ended it after {state['step']} of {state['planned']} steps; continue with --resume")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -193,15 +240,16 @@ def chosen_selection(record, photos, output, args):
     selections = {one["name"]: one for one in record["selections"]}
     known, measured = output / "features.json", HERE / "times.json"
     if args.selection is None and args.resume and known.exists():
-        args.selection = json.loads(known.read_text())["key"][1]
+        args.selection = read_json(known, "delete it, and photos are read again")["key"][1]
     if args.selection is None and args.deadline and measured.exists():
-        times, recipe = json.loads(measured.read_text()), record["recipe"]
-        epochs, left = args.num_epochs or recipe["num_epochs"], args.deadline - (time.monotonic() - START)
+        times, recipe = read_json(measured, "measure again with --profile"), record["recipe"]
+        epochs, seconds = args.num_epochs or recipe["num_epochs"], left(args.deadline)
         if times["id"] == record["id"]:
             fits = [
                 one["name"]
                 for one in times["selections"]
-                if len(photos) * (epochs * one["step_ms"] / times["batch_size"] + 2 * one["features_ms"]) < 1e3 * left
+                if len(photos) * (epochs * one["step_ms"] / times["batch_size"] + 2 * one["features_ms"])
+                < 1e3 * seconds
             ]
             quickest = min(times["selections"], key=lambda one: one["step_ms"])["name"]
             args.selection = max(fits, key=lambda name: selections[name]["trained_tensors"], default=quickest)
@@ -243,39 +291,81 @@ def parsed(record):
     return args
 
 
-def main():
+def read_record():
+    """What board.json says; the files beside it are those of the export."""
+    path = HERE / "board.json"
+    record = read_json(path, COPY_AGAIN)
+    missing = [name for name in FIELDS if name not in record]
+    if missing or not record["selections"]:
+        fail(f"{path}: has no {missing[0] if missing else 'selections'}; {COPY_AGAIN}")
+    for name, expected in record.get("sha256", {}).items():
+        try:
+            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+        except OSError as error:
+            fail(f"{HERE / name}: cannot be read: {error.strerror}; {COPY_AGAIN}")
+        if digest != expected:
+            fail(f"{HERE / name}: is damaged, or of another export than board.json; {COPY_AGAIN}")
+    return record
+
+
+def read_checkpoint(path):
     try:
-        record = json.loads((HERE / "board.json").read_text())
-    except (OSError, ValueError) as error:
-        fail(f"{HERE / 'board.json'}: cannot be read: {error}; copy the folder of --export train_tflite again")
-    args = parsed(record)
-    if args.profile:
-        sys.exit(profile(record, args.threads))
-    output, checkpoint = args.output, args.output / "checkpoint.npz"
-    if (output / "result.json").exists() and not args.overwrite:  # it is written last
-        fail(f"--output {output}: has a finished run; give another folder, or --overwrite")
-    if args.overwrite and args.resume:
-        fail("--overwrite: cannot be combined with --resume; leave one of them out")
-    if checkpoint.exists() and not (args.resume or args.overwrite):
-        fail(f"--output {output}: has an unfinished run; continue it with --resume, or replace it with --overwrite")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--output {output}: cannot be made: {error.strerror}")
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return json.loads(arrays.pop("about").tobytes()), arrays
+    except Exception as error:  # zipfile and NumPy raise many types
+        fail(f"--resume: {path} cannot be read ({error}); start again with --overwrite")
+
+
+def prepared(record, output, args):
+    """A run, new or continued, that is ready to train, or has ended but for its results."""
+    checkpoint, has_results = output / "checkpoint.npz", (output / "result.json").exists()
+    about, arrays = read_checkpoint(checkpoint) if args.resume and checkpoint.exists() else (None, None)
+    if about is not None:
+        args.selection = args.selection or about["key"][2]
+    if about is not None and about["state"].get("ended") and not has_results:  # photos are not needed
+        run = Run(record, chosen_selection(record, (), output, args), output, args)
+        run.load(about, arrays)
+        return run
     photos = find_photos(args.data_dir, record["classes"])
     selection = chosen_selection(record, photos, output, args)
     examples = Examples(photos, record, selection, output, args)
-    run = Run(record, selection, examples, output, args)
+    run = Run(record, selection, output, args)
+    run.give(examples)
     if args.overwrite:  # the photos are in order
         for name in ("checkpoint.npz", "weights.npz", "model.tflite", "result.json"):
             (output / name).unlink(missing_ok=True)
-    if args.resume and checkpoint.exists():
-        run.load()
+    if about is not None:
+        run.load(about, arrays)
+        run.go_on()
+        run.save()
+        (output / "result.json").unlink(missing_ok=True)
     print(
         f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps, ",
         end="",
     )
     print(f"{selection['trained_tensors']} tensors ({selection['name']})", flush=True)
+    return run
+
+
+def main():
+    record = read_record()
+    args = parsed(record)
+    if args.profile:
+        sys.exit(profile(record, args.threads))
+    output, checkpoint = args.output, args.output / "checkpoint.npz"
+    if args.overwrite and args.resume:
+        fail("--overwrite: cannot be combined with --resume; leave one of them out")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--output {output}: cannot be made: {error.strerror}")
+    lock(output)
+    if (output / "result.json").exists() and not (args.overwrite or (args.resume and checkpoint.exists())):
+        fail(f"--output {output}: has a finished run; give another folder, or --overwrite")
+    if checkpoint.exists() and not (args.resume or args.overwrite):
+        fail(f"--output {output}: has an unfinished run; continue it with --resume, or replace it with --overwrite")
+    run = prepared(record, output, args)
 
     def stop(number, _):
         run.signal = number
@@ -283,7 +373,8 @@ def main():
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    run.train()
+    if not run.state["ended"]:
+        run.train()
     if run.signal:
         print(f"\nboard_train.py: stopped after step {run.state['step']}; continue with --resume", file=sys.stderr)
         sys.exit(128 + run.signal)
@@ -295,5 +386,7 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:  # such as a file system that is read-only
+        fail(f"{error.filename}: {error.strerror}")
     except (MemoryError, RuntimeError) as error:  # LiteRT raises the second
         fail(f"{first_line(error)}: if memory ran out, export again with a smaller --micro_batch")

@@ -2,26 +2,21 @@
 
 import importlib.util
 import json
-import re
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 from conftest import SIZE, make_small_model, make_table
-from PIL import Image
+from small_boards import NAMES, run, weights_of
 
 import data
 from elastic_trainer.board.export import export_training, load_board
 from elastic_trainer.board.times import board_table
-from elastic_trainer.datasets import archive, decoding
-from elastic_trainer.datasets.image_folder import read_image_folder
+from elastic_trainer.datasets import archive
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -32,73 +27,7 @@ from elastic_trainer.trainer import Trainer
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
 )
-NAMES = ["ant", "bee", "cat"]
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
-
-
-@pytest.fixture(scope="module")
-def three_wheels(tmp_path_factory):
-    """Python of an environment with three packages; TensorFlow is not among them."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    here = Path(sysconfig.get_paths()["purelib"])
-    for name in ("numpy", "numpy.libs", "PIL", "pillow.libs", "ai_edge_litert"):
-        if (here / name).exists():
-            (packages / name).symlink_to(here / name)
-    python = folder / "bin" / "python"
-    assert subprocess.run([python, "-c", "import tensorflow"], capture_output=True, check=False).returncode
-    return python
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Noise around a colour of each class, 20 photos each, larger than the network's input."""
-    folder, rng = tmp_path_factory.mktemp("data") / "photos", np.random.default_rng(0)
-    for label, name in enumerate(NAMES):
-        (folder / name).mkdir(parents=True)
-        for index in range(20):
-            pixels = rng.integers(0, 120, (12, 14, 3), dtype=np.uint8)
-            pixels[..., label] += 100
-            Image.fromarray(pixels).save(folder / name / f"{index}.png")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The folder of an export with two selections, in which a step has two parts."""
-    model = make_small_model()
-    names = tensor_names(model)
-    upper = np.array(["stem" not in name for name in names])
-    masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
-    folder = tmp_path_factory.mktemp("export") / "board"
-    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1, micro_batch=4)
-    recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
-    text = export_training(model, masks, settings, 6, NAMES, folder, recipe)
-    assert "upper: 8 of" in text.replace("\n", " ") and "board_train.py" in text
-    return folder
-
-
-def run(python, folder, *arguments, code=0):
-    done = subprocess.run(
-        [python, folder / "board_train.py", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def weights_of(output):
-    with np.load(output / "weights.npz") as file:
-        return {name: file[name] for name in file.files if name != "id"}
-
-
-@pytest.fixture(scope="module")
-def trained(three_wheels, exported, photos, tmp_path_factory):
-    """The output of an unbroken run."""
-    output = tmp_path_factory.mktemp("trained") / "out"
-    run(three_wheels, exported, "--data_dir", photos, "--output", output)
-    return output
+pytest_plugins = ["small_boards"]
 
 
 def test_a_board_trains_exactly_the_selected_tensors_and_predicts_with_them(trained, exported):
@@ -227,18 +156,22 @@ def test_another_selection_trains_the_head_alone_from_the_same_weights(three_whe
     assert moved == [name for name in variables if "head" in name] != variables
 
 
-def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos, tmp_path):
-    arguments = ("--data_dir", photos, "--output", tmp_path / "out", "--num_epochs", 100_000, "--deadline", "6s")
-    run(three_wheels, exported, *arguments)
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
+def test_noise_of_a_step_is_normal_and_dropout_uniform(board_modules):
+    network, drawn = object.__new__(board_modules.network.Network), {}
+    network.part, network.step_names = 1, ("train",)
+    network.selection = {"inputs": {"normal_0": (1, 4000), "random_0": (1, 4000)}}
+    network.call = lambda name, **values: drawn.update(values) or {"loss": 0.0, "accuracy": 0.0}
+    network.step([({}, np.zeros(1, np.int32), 1.0)], 0.1, [3, 7])
+    assert abs(drawn["normal_0"].mean()) < 0.1 and abs(drawn["normal_0"].std() - 1) < 0.1
+    assert 0 <= drawn["random_0"].min() < 0.01 and 0.99 < drawn["random_0"].max() < 1
 
 
 @pytest.fixture(scope="module")
-def times(three_wheels, exported):
+def times(three_wheels, exported, tmp_path_factory):
     """times.json."""
-    run(three_wheels, exported, "--profile")
-    return exported / "times.json"
+    folder = shutil.copytree(exported, tmp_path_factory.mktemp("measured") / "board")
+    run(three_wheels, folder, "--profile")
+    return folder / "times.json"
 
 
 def test_profile_measures_each_selection(times):
@@ -274,6 +207,12 @@ def test_the_table_in_times_of_the_board_predicts_what_was_measured(exported, tm
     for one in (*measured, {"tensors": tensor_names(model), "step_ms": 3 * table.full_step_ms + 7}):
         assert found.predict_ms(mask_of(model, one["tensors"]), 0.0) == pytest.approx(one["step_ms"])
     assert found.full_step_ms == pytest.approx(3 * table.full_step_ms + 7)
+    row = measured[0]
+    path.write_text(
+        json.dumps({"batch_size": 6, "selections": [row, {**measured[1], "step_ms": 0.1 * row["step_ms"]}]})
+    )
+    steep = board_table(table, path, 6)  # a line through both is below 0 for a step that trains nothing
+    assert steep.fit.constant_ms > 0 and steep.predict_ms(np.zeros(len(table.names), bool), 0.0) > 0
     with pytest.raises(UserError, match="is of 6 images a step"):
         board_table(table, path, 8)
     path.write_text(json.dumps({"batch_size": 6, "selections": [{"tensors": ["other"], "step_ms": 1.0}]}))
@@ -285,43 +224,6 @@ def mask_of(model, names):
     return np.array([name in names for name in tensor_names(model)])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--data_dir: is missing"),
-        (("--data_dir", "nowhere"), "--data_dir nowhere: there is no such folder or archive"),
-        (("--data_dir", "{folder}/board.json"), "is not a complete tar archive"),
-        (("--data_dir", "{photos}/.."), "'photos' is no class of the network|contains no photos"),
-        (("--data_dir", "{photos}", "--num_epochs", "0"), "--num_epochs: must be above 0"),
-        (("--data_dir", "{photos}", "--test_fraction", "1"), "--test_fraction: must be above 0 and at most 0.9"),
-        (("--data_dir", "{photos}", "--selection", "all"), "--selection: invalid choice"),
-        (("--data_dir", "{photos}", "--learning_rate", "1e8"), "the loss is .* smaller --learning_rate"),
-        (("--data_dir", "{photos}", "--output", "{photos}/ant/0.png/x"), "--output .*: cannot be made"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, three_wheels, exported, photos, tmp_path):
-    words = [text.format(folder=exported, photos=photos) for text in arguments]
-    if "--output" not in words:
-        words += ["--output", str(tmp_path / "out")]
-    done = run(three_wheels, exported, *words, code=2)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("board_train.py: error")]
-    assert len(lines) == 1
-
-    assert re.search(message, lines[0]), lines[0]
-
-
-def test_a_broken_photo_is_named_or_left_out(three_wheels, exported, photos, tmp_path):
-    folder = tmp_path / "photos"
-    for name in NAMES:
-        (folder / name).mkdir(parents=True)
-        for path in (photos / name).iterdir():
-            (folder / name / path.name).write_bytes(path.read_bytes())
-    (folder / "bee" / "7.png").write_bytes(b"no image")
-    done = run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", code=2)
-    assert "bee/7.png: cannot be read as an image" in done.stderr and "--skip_broken" in done.stderr
-    run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", "--skip_broken")
-
-
 def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     with pytest.raises(UserError, match=r"needs start.keras and board.json beside it"):
         load_board(trained / "weights.npz")
@@ -330,38 +232,3 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     np.savez(tmp_path / "weights.npz", id=np.array("other"), **weights_of(trained))
     with pytest.raises(UserError, match="is of another export"):
         load_board(tmp_path / "weights.npz")
-
-
-@pytest.fixture(scope="module")
-def board_photos():
-    """The module that the board reads photos with."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import board_photos
-
-        return board_photos
-    finally:
-        sys.path.remove(str(SCRIPTS))
-
-
-def test_the_board_decodes_and_splits_photos_as_main_does(board_photos, photos, tmp_path):
-    rng = np.random.default_rng(0)
-    grey16 = Image.fromarray(rng.integers(0, 65535, (20, 30), dtype=np.uint16))
-    colour = Image.fromarray(rng.integers(0, 256, (300, 200, 3), dtype=np.uint8))
-    turned = colour.getexif()
-    turned[0x0112] = 6
-    colour.save(tmp_path / "turned.jpg", exif=turned)
-    Image.fromarray(rng.integers(0, 256, (20, 30, 4), dtype=np.uint8)).save(tmp_path / "clear.png")
-    colour.convert("P").save(tmp_path / "palette.gif", transparency=3)
-    grey16.save(tmp_path / "grey16.png")
-    colour.convert("L").save(tmp_path / "grey.png")
-    colour.save(tmp_path / "large.webp")
-    for path in tmp_path.iterdir():
-        encoded = path.read_bytes()
-        np.testing.assert_array_equal(board_photos.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
-    source = read_image_folder(photos, False, 0.3)
-    paths = [*source.train.files, *source.test.files]
-    labels = [NAMES.index(Path(path).parent.name) for path in paths]
-    digests = [decoding.digest(Path(path).read_bytes()) for path in paths]
-    found = board_photos.split(labels, digests, 0.3)
-    assert found == [False] * len(source.train.files) + [True] * len(source.test.files)

@@ -1,0 +1,134 @@
+"""Files, messages, memory and time of a board. Part of board_train.py; Python alone."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+START = time.monotonic()
+HERE = Path(__file__).resolve().parent
+
+
+def fail(text):
+    print(f"\rboard_train.py: error: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def show(text, end=""):
+    """Rewrite the line of progress, if there is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{text}\033[K", end=end, file=sys.stderr, flush=True)
+
+
+def left(deadline):
+    """Seconds until the deadline, which counts from the start of the program."""
+    return deadline - (time.monotonic() - START) if deadline else math.inf
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def replace_file(path, write):
+    """Write a file under a temporary name, and rename it once it is complete."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        fail(f"{path}: cannot be written: {error.strerror}")
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_json(path, record):
+    replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
+
+
+def read_json(path, advice):
+    """The record in a file; `advice` says what helps if it is damaged."""
+    try:
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict):
+            raise ValueError("is no record")
+        return record
+    except (OSError, ValueError) as error:
+        fail(f"{path}: cannot be read: {first_line(error)}; {advice}")
+
+
+def lock(folder):
+    """Keep other programs out of `folder` until this one ends, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY)  # stays open
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = lock_owner(os.fstat(descriptor).st_ino)
+        fail(f"{folder}: another program{found} uses this folder; wait until it ends, or give another --output")
+    except OSError:
+        pass  # a file system without locks
+
+
+def lock_owner(inode):
+    """The process that has locked the file, as text; "" if the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].split(":")[2] == str(inode):
+                return f" (process {words[4]})"
+    return ""
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def available_memory():
+    """Bytes that this program can still take: those of the system, or what its control groups leave."""
+    found = [1024 * number for number in numbers(Path("/proc/meminfo"), "MemAvailable:")]
+    groups = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number != "0" and "memory" not in controllers.split(","):
+                continue
+            top = groups if number == "0" else groups / "memory"
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for depth in range(len(parts) + 1):
+                found += room(top.joinpath(*parts[:depth]))
+    return max(min(found, default=math.inf), 0)
+
+
+def room(group):
+    """What a control group leaves, in bytes: [] if it has no limit. Its file cache counts as free."""
+    with contextlib.suppress(OSError, ValueError):
+        is_new = (group / "memory.max").exists()
+        limit, used = ("max", "current") if is_new else ("limit_in_bytes", "usage_in_bytes")
+        kinds = [("" if is_new else "total_") + kind for kind in ("inactive_file", "active_file")]
+        cache = sum(numbers(group / "memory.stat", *kinds))
+        return [
+            int((group / f"memory.{limit}").read_text()) - int((group / f"memory.{used}").read_text()) + cache
+        ]  # "max" is no number
+    return []
+
+
+def numbers(path, *names):
+    """The numbers behind these names in a file of the system."""
+    with contextlib.suppress(OSError):
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return [int(words[1]) for words in lines if len(words) > 1 and words[0] in names]
+    return []
+
+
+def peak_memory_mb():
+    found = numbers(Path("/proc/self/status"), "VmHWM:")  # `resource` may count the program that started this one
+    return found[0] * 1024 / 1e6 if found else math.nan

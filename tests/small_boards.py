@@ -1,0 +1,107 @@
+"""What the tests of board_train.py share: an export, photos, a finished run, and the program's modules."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import make_small_model
+from PIL import Image
+
+from elastic_trainer.board.export import export_training
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.settings import Settings
+
+NAMES = ["ant", "bee", "cat"]
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "board"
+
+
+@pytest.fixture(scope="session")
+def three_wheels(tmp_path_factory):
+    """Python of an environment with three packages; TensorFlow is not among them."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    here = Path(sysconfig.get_paths()["purelib"])
+    for name in ("numpy", "numpy.libs", "PIL", "pillow.libs", "ai_edge_litert"):
+        if (here / name).exists():
+            (packages / name).symlink_to(here / name)
+    python = folder / "bin" / "python"
+    assert subprocess.run([python, "-c", "import tensorflow"], capture_output=True, check=False).returncode
+    return python
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """Noise around a colour of each class, 20 photos each, larger than the network's input."""
+    folder, rng = tmp_path_factory.mktemp("data") / "photos", np.random.default_rng(0)
+    for label, name in enumerate(NAMES):
+        (folder / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = rng.integers(0, 120, (12, 14, 3), dtype=np.uint8)
+            pixels[..., label] += 100
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """The folder of an export with two selections, in which a step has two parts."""
+    model = make_small_model()
+    names = tensor_names(model)
+    upper = np.array(["stem" not in name for name in names])
+    masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
+    folder = tmp_path_factory.mktemp("export") / "board"
+    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1, micro_batch=4)
+    recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
+    text = export_training(model, masks, settings, 6, NAMES, folder, recipe)
+    assert "upper: 8 of" in text.replace("\n", " ") and "board_train.py" in text
+    return folder
+
+
+@pytest.fixture(scope="session")
+def board_modules():
+    """The modules of the board's program, in this process."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import board_network
+        import board_photos
+
+        return SimpleNamespace(network=board_network, photos=board_photos)
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+def run(python, folder, *arguments, code=0):
+    done = subprocess.run(
+        [python, folder / "board_train.py", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def weights_of(output):
+    with np.load(output / "weights.npz") as file:
+        return {name: file[name] for name in file.files if name != "id"}
+
+
+@pytest.fixture(scope="session")
+def trained(three_wheels, exported, photos, tmp_path_factory):
+    """The output of an unbroken run."""
+    output = tmp_path_factory.mktemp("trained") / "out"
+    run(three_wheels, exported, "--data_dir", photos, "--output", output)
+    return output
+
+
+def changed_copy(exported, folder, script, old, new):
+    """A copy of the folder for a board, in which a script has `new` in the place of `old`."""
+    shutil.copytree(exported, folder)
+    text = (folder / script).read_text()
+    assert old in text
+    (folder / script).write_text(text.replace(old, new))
+    return folder
