@@ -149,7 +149,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if budget is not None and (settings.deadline is None or chooses_epochs):
         rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
         plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, freed_mb)
-        print("\n".join([*plan, disk]))
+        print("\n".join(plan if is_untrained and not run.plan else [*plan, disk]))
     if run.plan:
         if budget is None or (settings.deadline is not None and not chooses_epochs):
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
@@ -279,13 +279,15 @@ def _written_for_board(
     command: TrainCommand, masks: dict[str, np.ndarray], model: keras.Model, dataset: ImageData, folder: Path
 ) -> str:
     """Export what a run trains, bool [N] by name. Returns the text to print."""
+    from elastic_trainer.board.needs import needs_line
     from elastic_trainer.datasets.image_folder import TEST_FRACTION
 
     images, batch_size = command.data, command.network.batch_size
     fraction = images.test_fraction or TEST_FRACTION
     recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
     export = EXPORTERS["train_tflite"].export
-    return export(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
+    text = export(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
+    return f"{text}\n{needs_line(folder, dataset.train_count + dataset.test_count)}"
 
 
 def evaluate(command: EvaluateCommand) -> None:

@@ -75,6 +75,8 @@ class Network:
 def profile(record, threads):
     """Measure each selection in turns, and write the medians to times.json."""
     lock(HERE)
+    if not os.access(HERE, os.W_OK):
+        fail(f"{HERE}: cannot be written to; --profile writes times.json there")
     rng, part, batch = np.random.default_rng(0), record["part"], record["recipe"]["batch_size"]
     images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
     networks = [Network(record, selection, threads) for selection in record["selections"]]

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from small_boards import NAMES, changed_copy, run, weights_of
 
+from elastic_trainer.board.needs import needs_line
 from elastic_trainer.datasets import decoding
 from elastic_trainer.datasets.image_folder import read_image_folder
 
@@ -95,6 +96,13 @@ def test_a_disk_without_room_for_the_features_is_refused_at_the_start(three_whee
     assert re.search(
         r"--output .*: features of 60 photos, and training, take .* MB, and the disk has 0 MB", done.stderr
     )
+
+
+def test_the_export_says_what_the_board_needs(three_wheels, exported, photos, tmp_path):
+    run(three_wheels, exported, "--data_dir", photos, "--output", tmp_path, "--learning_rate", "1e8", code=2)
+    [features_mb, memory_mb] = re.findall(r"([\d,]+) MB", needs_line(exported, 60 * 10**6))
+    assert features_mb == f"{(tmp_path / 'features.bin').stat().st_size:,}"
+    assert 40 < int(memory_mb) < 100  # of so small a network
 
 
 def test_a_second_program_in_the_same_folder_is_refused(three_wheels, exported, photos, tmp_path):
