@@ -96,8 +96,12 @@ def is_temporary(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool | None]:
+def locked(path: Path, wait: bool = False) -> Iterator[bool | None]:
     """Lock the file or folder `path` itself. The system unlocks it when the block or the process ends, however it ends.
+
+    Args:
+        path: of the file or folder.
+        wait: until another process unlocks it.
 
     Yields:
         True; False if another process has locked it; None if the system cannot lock it.
@@ -113,7 +117,7 @@ def locked(path: Path) -> Iterator[bool | None]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             is_ours: bool | None = True
         except BlockingIOError:
             is_ours = False
@@ -122,6 +126,20 @@ def locked(path: Path) -> Iterator[bool | None]:
         yield is_ours
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Write several files that belong together: `folder` is made, and no other process is in such a block meanwhile.
+
+    Raises:
+        UserError: the folder cannot be made.
+    """
+    with contextlib.ExitStack() as lock:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(locked(folder, wait=True))
+        yield
 
 
 @contextlib.contextmanager

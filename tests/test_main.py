@@ -13,7 +13,7 @@ from PIL import Image
 from small_images import write_noise
 
 from elastic_trainer import Settings, Trainer
-from elastic_trainer.board.export import RECORD
+from elastic_trainer.board.export import RECORD, check_folder
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
@@ -49,6 +49,12 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
         train_run(parse_training([*words, "--train_type", "full_training", "--export", "train_tflite"]))
     with pytest.raises(pytest.fail.Exception, match="images were read"):  # a plan exports nothing
         train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "train_tflite"]))
+
+
+def test_a_folder_for_a_board_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UserError, match=f"--export train_tflite: {tmp_path} cannot be written to"):
+        check_folder(tmp_path / "board")
 
 
 def train_without_end(photos):

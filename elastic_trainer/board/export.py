@@ -10,6 +10,7 @@ start.keras        the network with the weights that training starts from, for `
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -33,7 +34,7 @@ from elastic_trainer.board.signatures import (
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.export import convert
-from elastic_trainer.files import atomic_path, read_json, reading, write_json, write_text, writing
+from elastic_trainer.files import alone_in, atomic_path, existing_parent, read_json, reading, write_json, write_text
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -66,12 +67,14 @@ class BoardRecord(BaseModel):
 
 
 def check_folder(folder: Path) -> list[Path]:
-    """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export."""
+    """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export or is read-only."""
     scripts = [*SCRIPTS.glob("board_*.py")]
     if not scripts:
         raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
     if (folder / RECORD).exists():
         raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
+    if not os.access(existing_parent(folder), os.W_OK):
+        raise UserError(f"--export train_tflite: {existing_parent(folder)} cannot be written to")
     return scripts
 
 
@@ -109,16 +112,6 @@ def export_training(
     arrays = inference.arrays if inference else None
     functions = TrainingFunctions(model, optimizer, [*masks.values()], part, batch_size > part, arrays)
     files = {TRAINING: converted_file(functions)} | ({INFERENCE: inference.content} if inference else {})
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        with atomic_path(folder / name) as temporary:
-            temporary.write_bytes(content)
-    for script in scripts:
-        with atomic_path(folder / script.name) as temporary:
-            shutil.copyfile(script, temporary)
-    with atomic_path(folder / START) as temporary:
-        save_model(model, temporary)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     record = {
         "format": FORMAT,
@@ -136,7 +129,17 @@ def export_training(
         "offsets": inference.offsets if inference else None,
         "environment": environment(),
     }
-    write_json(folder / RECORD, record)
+    with alone_in(folder):
+        check_folder(folder)  # another program may have exported to it in the meantime
+        for name, content in files.items():
+            with atomic_path(folder / name) as temporary:
+                temporary.write_bytes(content)
+        for script in scripts:
+            with atomic_path(folder / script.name) as temporary:
+                shutil.copyfile(script, temporary)
+        with atomic_path(folder / START) as temporary:
+            save_model(model, temporary)
+        write_json(folder / RECORD, record)
     return "\n".join(_report(folder, record, files[TRAINING], len(union)))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
 from elastic_trainer.evaluation.predictions import Predictions
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.files import atomic_path, save_figure, write_csv, write_json, writing
+from elastic_trainer.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.machine import environment
 
 SHOWN_CLASSES = 20  # rows of the printed table
@@ -96,6 +96,11 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     Raises:
         UserError: a file cannot be written.
     """
+    with alone_in(folder):
+        return _write_report(predictions, class_names, folder, record)
+
+
+def _write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
     results, counts = class_results(predictions, class_names), confusion(predictions, class_names)
     names = output_names(predictions, class_names)
     write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import read_json, reading, write_csv, write_json
+from elastic_trainer.files import alone_in, read_json, reading, write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
@@ -63,7 +63,12 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
 
 
 def save_table(table: TimingTable, folder: Path) -> None:
-    """Write table.csv and profile.json into `folder`; one is never left beside the other of an older table."""
+    """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
+    with alone_in(folder):
+        _write_table(table, folder)
+
+
+def _write_table(table: TimingTable, folder: Path) -> None:
     (folder / "profile.json").unlink(missing_ok=True)
     times = np.stack([table.t_dw_ms, table.t_dy_ms, table.t_fw_ms], axis=1)
     kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]

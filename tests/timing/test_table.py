@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import alone_in
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
@@ -350,3 +352,14 @@ def test_a_fit_with_large_errors_or_a_part_for_free_is_doubtful(change, doubt, s
 def test_a_part_that_takes_no_time_by_its_trace_is_no_reason_for_doubt(small_model):
     table = make_table(small_model, t_fw_ms=0.001)
     assert replace(table, fit=replace(table.fit, t_fw_factor=0.0)).doubt is None
+
+
+def test_two_programs_do_not_write_a_table_at_the_same_time(tmp_path, small_model):
+    folder = table_folder(SETTINGS, tmp_path)
+    with alone_in(folder):
+        other = threading.Thread(target=save_table, args=(make_table(small_model), folder), daemon=True)
+        other.start()
+        other.join(0.2)
+        assert other.is_alive() and not [*folder.iterdir()]
+    other.join(20)
+    assert {path.name for path in folder.iterdir()} == {"table.csv", "profile.json"}
