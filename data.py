@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 import utils
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.datasets.archive import pack, prepare, unpack
+from elastic_trainer.datasets.copies import warn_of_copies
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import broken_images, check_classes
 from elastic_trainer.datasets.images import read
 from elastic_trainer.datasets.show import show
-from elastic_trainer.datasets.sources import find
+from elastic_trainer.datasets.sources import DataSource, find
 from elastic_trainer.errors import UserError
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import DataSettings
@@ -47,11 +46,11 @@ def load(
         input_size: height and width in pixels.
         batch_size: images per step.
         seed: of the training order and of augmentation.
-        data_dir: for image_folder the folder with train/<class>/ and test/<class>/ or val/<class>/, or with
-            <class>/ alone; for the TFDS names the folder of TFDS.
+        data_dir: for image_folder the folder with the photos, see `datasets.layout`; for the TFDS names the folder of
+            TFDS.
         num_classes: outputs of the network, at least as many as the data set has classes.
         skip_broken: for image_folder, leave out images that cannot be decoded, and print how many.
-        test_fraction: for image_folder without test/ or val/, the share of the images to test on.
+        test_fraction: for image_folder without folders of parts, the share of the images to test on.
         cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
         kept_mb: how many MB they may take where `image_memory`, which also limits their features, is not given.
         augment, cached_views: of training images, see `augmentation.Augmentation`.
@@ -60,28 +59,8 @@ def load(
         UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
             arguments.
     """
-    source = find(name, data_dir, skip_broken, test_fraction)
-    if num_classes is not None and num_classes < len(source.class_names):
-        raise UserError(
-            f"--num_classes {num_classes}: {name} has {len(source.class_names)} classes; give at least that or leave "
-            "it out"
-        )
-    train, test = read(
-        [source.train, source.test], input_size, name, cache_dir, kept_mb if image_memory is None else image_memory
-    )
-    broken = [*train.broken, *test.broken]
-    if broken:
-        count = f"{len(broken)} of {source.train.count + source.test.count} images"
-        if DATASETS[name].is_tfds:
-            raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
-        if not skip_broken:
-            raise broken_images(broken, count)
-        print(f"skipped (unreadable): {count}; the first: {broken[0]}")
-        check_classes(source.class_names, train.labels, test.labels, data_dir)
-    shared = int(np.isin(test.digests, train.digests).sum())
-    if shared:
-        print(f"warning: {name}: {shared} of {len(test.labels)} test images are training images too")
-    return ImageData(name, source.class_names, train, test, batch_size, seed, augment, cached_views, image_memory)
+    settings = DataSettings(name, data_dir, test_fraction, skip_broken, image_memory, cache_dir, augment, cached_views)
+    return load_settings(settings, input_size, batch_size, seed, num_classes, kept_mb)
 
 
 def load_settings(
@@ -91,12 +70,38 @@ def load_settings(
     seed: int = 0,
     num_classes: int | None = None,
     kept_mb: float | None = None,
+    source: DataSource | None = None,
 ) -> ImageData:
-    """The data set of these settings; arguments and errors as `load`."""
-    given = {**vars(data)}
-    return load(
-        given.pop("dataset_name"), input_size, batch_size, seed, num_classes=num_classes, kept_mb=kept_mb, **given
+    """The data set of these settings; arguments and errors as `load`. `source` has its images if they are found."""
+    name = data.dataset_name
+    source = source or find(name, data.data_dir, data.skip_broken, data.test_fraction)
+    if num_classes is not None and num_classes < len(source.class_names):
+        raise UserError(
+            f"--num_classes {num_classes}: {name} has {len(source.class_names)} classes; give at least that or leave "
+            "it out"
+        )
+    parts = source.parts()
+    images = read(
+        [*parts.values()], input_size, name, data.cache_dir, kept_mb if data.image_memory is None else data.image_memory
     )
+    broken = [line for part in images for line in part.broken]
+    if broken:
+        count = f"{len(broken)} of {sum(part.count for part in parts.values())} images"
+        if DATASETS[name].is_tfds:
+            raise UserError(f"{name}: {broken[0]} ({count} are broken); prepare it again")
+        if not data.skip_broken:
+            raise broken_images(broken, count)
+        print(f"skipped (unreadable): {count}; the first: {broken[0]}")
+        labels = {part: found.labels for part, found in zip(parts, images, strict=True) if parts[part].count}
+        check_classes(source.class_names, labels, data.data_dir)
+    warn_of_copies(name, source, images)
+    train, test, *others = images
+    dataset = ImageData(
+        name, source.class_names, train, test, batch_size, seed, data.augment, data.cached_views, data.image_memory
+    )
+    for held_out in others:
+        dataset.hold_out(held_out)
+    return dataset
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -162,8 +162,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             _finish_again(command, folder)
             return
         print(
-            f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.train_count} training "
-            f"and {dataset.test_count} test images, {network.num_classes} classes; run folder {folder}"
+            f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.counts}, "
+            f"{network.num_classes} classes; run folder {folder}"
         )
         config = {**command.config, "images": dataset.record(), "network": network_of_user}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
@@ -217,7 +217,7 @@ def _export_best(
     """
     if not command.run.export:
         return
-    from elastic_trainer.networks.saved_model import load_model
+    from elastic_trainer.networks.saved_model import load_best
 
     best = folder / BEST_MODEL
     if not best.is_file():
@@ -226,10 +226,7 @@ def _export_best(
             "--save_model was given"
         )
     with _stoppable_export(best):
-        if SCHEMES[command.train_type].changes_network:
-            model = load_model(best, "--export")
-        else:  # also for networks with custom layers, which Keras cannot load
-            model.load_weights(best)
+        model = load_best(model, best, SCHEMES[command.train_type].changes_network, "--export")
         allows = command.run.allow_tensorflow_kernels
         print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
 
@@ -338,8 +335,8 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     """
     import data
     import models
-    from elastic_trainer.datasets.sources import count_classes, find
-    from elastic_trainer.datasets.trained_images import leave_out_trained
+    from elastic_trainer.datasets.sources import find_to_test
+    from elastic_trainer.datasets.trained_images import leave_out_trained, trained_images
     from elastic_trainer.evaluation.loading import (
         fixed_input_size,
         network_of_source,
@@ -349,10 +346,9 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     from elastic_trainer.settings import defaults_of
 
     images = command.data
-    classes = count_classes(images.dataset_name, images.data_dir)
-    if command.class_names and len(command.class_names) != classes:
-        source = find(images.dataset_name, images.data_dir, images.skip_broken, images.test_fraction)
-        _check_class_names(command, source.class_names)
+    source = find_to_test(images, command.class_names, trained_images(command.model))
+    _check_class_names(command, source.class_names)
+    classes = len(source.class_names)
     default_size = defaults_of(images.dataset_name)["input_size"]
     model = saved_network(command.model, command.model_name)
     if model is not None:
@@ -362,8 +358,7 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
         build = partial(models.build_model, name, size, command.num_classes or classes)
         model = network_of_source(command.model, name, build, command.seed, command.trained_network)
     model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
-    dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes)
-    _check_class_names(command, dataset.class_names)
+    dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes, source=source)
     leave_out_trained(dataset, command.model, "--evaluate")
     return model, dataset
 

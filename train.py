@@ -29,6 +29,7 @@ import keras
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.energy.meter import find_energy_meter
 from elastic_trainer.errors import Stopped
+from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
@@ -36,9 +37,10 @@ from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.time_budget import TimeBudget
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import BEST_MODEL, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer
+from elastic_trainer.training.evaluation import Evaluation
 
 
 def train(
@@ -95,8 +97,25 @@ def train(
         finally:
             bar.close()
     assert results is not None, "it ran to its end"
-    doubt = None if budget is None else budget.table.doubt
-    return {**results, **meter.report(results["energy_joules"]), "table_doubt": doubt}
+    doubt, energy = None if budget is None else budget.table.doubt, meter.report(results["energy_joules"])
+    return {**results, **energy, **_held_out_results(trainer, model, run), "table_doubt": doubt}
+
+
+def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict[str, Any]:
+    """Loss and accuracy of the run's best model, else of its last, on the images that test it after training.
+
+    `given` is the network that training started with; a scheme may have replaced it.
+    """
+    held_out, last, best = trainer.data.held_out, trainer.training.model, run.folder / BEST_MODEL
+    if held_out is None:
+        return {}
+    is_saved = trainer.settings.save_model and best.is_file()
+    model = load_best(last, best, last is not given, "--save_model") if is_saved else last
+    evaluation = trainer.training.evaluation if model is last else Evaluation(ImageClassification(model))
+    evaluation.drop_features()  # they are of the images that chose the model
+    held_out.max_rows = trainer.data.max_rows
+    found = {f"test_{name}": value for name, value in evaluation(held_out.test()).items()}
+    return {**found, "test_images": held_out.test_count, "tested": BEST_MODEL if is_saved else "the last weights"}
 
 
 def __getattr__(name: str) -> Any:

@@ -129,6 +129,7 @@ class DatasetEntry:
         is_tfds: it is one of tensorflow-datasets, which can be prepared.
         is_folder: its images are the files in `data_dir`.
         count_images: `data_dir`, `test_fraction` -> about how many there are to train on, if the batch depends on that.
+        read_to_test: as `datasets.image_folder.read_to_test`, if what a model was not trained on can test it.
     """
 
     read: Callable[..., Any]
@@ -138,6 +139,7 @@ class DatasetEntry:
     is_tfds: bool = False
     is_folder: bool = False
     count_images: Callable[..., int] | None = None
+    read_to_test: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ DATASETS.add(
     "image_folder",
     DatasetEntry(
         Lazy("elastic_trainer.datasets.image_folder:read_image_folder"),
-        Lazy("elastic_trainer.datasets.image_folder:folder_classes"),
+        Lazy("elastic_trainer.datasets.layout:folder_classes"),
         {
             "model_name": "mobilenetv2",
             "input_size": 160,
@@ -310,6 +312,7 @@ DATASETS.add(
         ("data_dir", "skip_broken", "test_fraction"),
         is_folder=True,
         count_images=Lazy("elastic_trainer.datasets.image_folder:count_training_images"),
+        read_to_test=Lazy("elastic_trainer.datasets.image_folder:read_to_test"),
     ),
 )
 EXPORTERS.add(

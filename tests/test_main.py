@@ -17,6 +17,7 @@ from elastic_trainer.board.export import RECORD, check_folder
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
@@ -189,7 +190,9 @@ def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photo
     words = ["--evaluate", str(run)]
     assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
     rename_a_class(photos)
-    with pytest.raises(UserError, match=r"--evaluate .*best\.keras: was trained with class 2 'bee', not 'cat'; give"):
+    with pytest.raises(
+        UserError, match=r"--data_dir .*/test: class 'dog' is not among those of the model \(ant, bee, cat"
+    ):
         load_to_evaluate(parse_evaluation(words))
 
 
@@ -197,12 +200,9 @@ def test_evaluating_with_one_more_class_names_it(photos):
     run = train(photos, "--save_model")
     for split in ("train", "test"):
         shutil.copytree(photos / split / "ant", photos / split / "wasp")
-    with pytest.raises(UserError, match=r"--evaluate .*: was trained with 3 classes, not 4 \('wasp' is new\); give"):
-        load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
-    for split in ("train", "test"):
-        for name in ("cat", "wasp"):
-            shutil.rmtree(photos / split / name)
-    with pytest.raises(UserError, match=r"was trained with 3 classes, not 2 \('cat' is missing\); give images"):
+    with pytest.raises(
+        UserError, match=r"--data_dir .*/test: class 'wasp' is not among those of the model \(ant, bee, cat"
+    ):
         load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
 
 
@@ -217,7 +217,7 @@ def test_images_that_a_model_was_trained_on_do_not_test_it(photos, capsys):
     shutil.move(others / "test" / "bee", others / "train" / "bee")
     train(others, "--save_model", "--weights", first, "--run_name", "second")
     printed = capsys.readouterr().out
-    assert "trained on 1 of 7 test images" in printed and "and 6 test images" in printed
+    assert "trained on 1 of 7 test images" in printed and ": 12 training, 6 validation and 9 test images, 3" in printed
     shutil.rmtree(photos / "test")
     shutil.copytree(photos / "train", photos / "test")
     with pytest.raises(UserError, match=r"trained on all 12 test images"):
@@ -295,3 +295,58 @@ def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
     summary = log.finish(trainer.results())
     assert summary["seconds_after_start"]["first_step"] is None
     assert result_lines({**summary, "train_seconds": 4.0}, tmp_path)[1].endswith(" (training 4s)")
+
+
+def write_validation_photos(photos, name):
+    noise = np.random.default_rng(2)
+    for label in ("ant", "bee", "cat"):
+        (photos / name / label).mkdir(parents=True)
+        for k in range(2):
+            Image.fromarray(noise.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(
+                photos / name / label / f"{k}.png"
+            )
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_the_end(photos, saves, capsys):
+    write_validation_photos(photos, "valid")
+    run = train(photos, "--save_model", saves, "--max_steps", 6, "--learning_rate", 0.5)
+    printed = capsys.readouterr().out
+    assert f"{photos}/test is reported once at the end" in printed and "and 6 test images" in printed
+    summary = read_run(run).summary
+    tested = "best.keras" if saves else "the last weights"
+    assert (summary["test_images"], summary["tested"]) == (9, tested)
+    assert f"test accuracy {summary['test_accuracy']:.1%} on 9 images that chose nothing, by {tested}\n" in printed
+    if not saves:
+        return
+    model, images = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
+    assert images.test_count == 9 and f"tested in {photos}/test: 9 images" in capsys.readouterr().out
+    predictions = predict(model, images)
+    assert predictions.accuracy == pytest.approx(summary["test_accuracy"])
+    assert predictions.losses.mean() == pytest.approx(summary["test_loss"], rel=1e-3)
+
+
+def test_a_run_of_an_earlier_version_is_not_continued_with_another_split(photos):
+    run = train_without_end(photos)
+    config = json.loads((run / "config.json").read_text())
+    assert config["images"].pop("digests")
+    (run / "config.json").write_text(json.dumps(config))
+    train(photos, "--resume")  # the record of its images is the same, as that of digits
+    (run / "summary.json").unlink()
+    config["images"]["test_images"] = "9, digest 0123456789abcdef"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"--resume: the run in .* was started with an earlier version of the program"):
+        train(photos, "--resume")
+
+
+def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_train_on(photos):
+    """Without other photos, these are the run's own test images; new ones are tested, too."""
+    together = photos.with_name("together")
+    for name in ("ant", "bee", "cat"):
+        shutil.copytree(photos / "train" / name, together / name)
+    run = train(together, "--save_model", "--test_fraction", 0.4)
+    own = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[1]
+    config = json.loads((run / "config.json").read_text())
+    assert own.record()["test_images"] == config["images"]["test_images"]
+    words = ["--evaluate", str(run), "--data_dir", str(photos / "test")]
+    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9

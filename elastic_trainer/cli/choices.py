@@ -29,6 +29,7 @@ from elastic_trainer.selection.deadline import (
     DeadlineTooShortError,
     averaging_seconds,
     deadline_epochs,
+    held_out_seconds,
     start_seconds,
 )
 from elastic_trainer.selection.schemes import make_budget, trainable_mask
@@ -247,6 +248,7 @@ def with_budget(
     if table is None:
         return command, None
     given, chooses_epochs, deadline = command, command.chooses_epochs, command.training.deadline
+    end_seconds += held_out_seconds(table, dataset)
     if chooses_epochs:
         assert deadline is not None
         command = _with_fitting_epochs(command, dataset, table, deadline - elapsed - end_seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic_trainer.cli.commands import EvaluateCommand
 from elastic_trainer.cli.flags import main_parser
+from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import built
 from elastic_trainer.runs.reader import is_run, read_config
@@ -42,6 +43,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
     parser.set_defaults(**{name: value for name, value in taken.items() if value is not None}, augment="none")
     args = parser.parse_args(arguments)
     defaults = defaults_of(args.dataset_name)
+    names = (config.get("images") or {}).get("class_names")
     return EvaluateCommand(
         model=model,
         folder=_result_folder(model, args.logdir, is_of_run=bool(config)),
@@ -52,7 +54,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         batch_size=args.batch_size or defaults["batch_size"],
         seed=args.seed,
         export=args.export,
-        class_names=(config.get("images") or {}).get("class_names"),
+        class_names=None if names is None else [class_name(name) for name in names],
         trained_network=config.get("network"),
         allow_tensorflow_kernels=args.allow_tensorflow_kernels,
     )

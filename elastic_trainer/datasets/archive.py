@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_folder import image_folder, reading
+from elastic_trainer.datasets.layout import image_folder, reading
 from elastic_trainer.datasets.tfds import prepare_tfds, tfds_builder
 from elastic_trainer.errors import UserError, first_line, printable
 from elastic_trainer.files import atomic_large_path, locked, remove_leftovers, writing

@@ -114,22 +114,25 @@ class ShuffledData:
 
     Args:
         name: of the data set.
-        train_count, test_count: number of examples of each split.
+        train_count, test_count: number of examples of each split; none to train on where a model is only tested.
         batch_size: examples a step.
         seed: of the training order.
 
     Attributes:
         steps_per_epoch: training batches per epoch; an incomplete last batch is dropped.
         view_count: number of views of each training example; None if every epoch has a new one.
+        held_out: the same with other test examples, which test the best model once, after training; None: there are
+            none.
 
     Raises:
-        UserError: there are fewer training examples than a batch needs.
+        UserError: there are training examples, but fewer than a batch needs.
     """
 
     view_count: int | None = 1
+    held_out: Any = None
 
     def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
-        if train_count < batch_size:
+        if 0 < train_count < batch_size:
             raise UserError(
                 f"--batch_size {batch_size}: {name} has only {train_count} training examples; choose at most that"
             )

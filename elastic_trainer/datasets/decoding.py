@@ -6,7 +6,6 @@ The format is recognised from the content of a file, not from its extension.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import threading
 from pathlib import Path
@@ -53,11 +52,6 @@ def content(source: ImageSource) -> bytes:
         return source
     with _open_file(source) as file:
         return file.read()
-
-
-def digest(encoded: bytes) -> int:
-    """A digest of 64 bits of an image's `content`: the same for each copy of a file, whatever its name and folder."""
-    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
 
 
 def decode(source: ImageSource, size: int) -> np.ndarray:

@@ -34,10 +34,10 @@ class ImageData(ShuffledData):
         num_classes: number of classes of the data set itself; a network may have more outputs.
         input_size: height and width in pixels.
         skipped_images: number of broken images in both splits; no other count includes them.
-        training_digests: uint64, sorted, of the content of the training images, see `decoding.digest`.
+        training_digests: uint64, sorted, of the training images, see `digests`.
 
     Raises:
-        UserError: there are fewer training images than a batch needs.
+        UserError: there are training images, but fewer than a batch needs.
     """
 
     def __init__(
@@ -65,11 +65,25 @@ class ImageData(ShuffledData):
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
-        return {
+        own = {
             "class_names": [*self.class_names],
+            "digests": "image data",  # earlier versions knew images by all of their files
             "training_images": _fingerprint(self._train.digests, self._train.labels),
             "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
         }
+        return own if self.held_out is None else {**own, "held_out_images": self.held_out.record()["test_images"]}
+
+    @property
+    def counts(self) -> str:
+        """How many images each part has, in words."""
+        if self.held_out is None:
+            return f"{self.train_count} training and {self.test_count} test images"
+        others = f"{self.test_count} validation and {self.held_out.test_count} test images"
+        return f"{self.train_count} training, {others}"
+
+    def hold_out(self, images: DecodedImages) -> None:
+        """Keep more test images, by which nothing is chosen: `held_out` is this data set with them as its test."""
+        self.held_out = ImageData(self.name, self.class_names, self._train, images, self.batch_size, self.seed)
 
     @property
     def training_labels(self) -> np.ndarray:
@@ -78,7 +92,7 @@ class ImageData(ShuffledData):
 
     def part(self, rows: np.ndarray, seed: int) -> ImageData:
         """The data set of the training images `rows`, int [n], with all test images, in an order of its own."""
-        images, labels, _, digests = self._train
+        images, labels, _, digests, *_ = self._train
         train = DecodedImages(images[rows], labels[rows], [], digests[rows] if len(digests) else digests)
         return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
 
@@ -100,9 +114,9 @@ class ImageData(ShuffledData):
         self.class_names, self.num_classes = tuple(names), len(names)
 
     def leave_out_of_test(self, digests: np.ndarray) -> int:
-        """Test without the images whose content has one of these `digests`, uint64. Returns how many are left out."""
+        """Test without the images that have one of these `digests`, uint64. Returns how many are left out."""
         before = self.test_count
-        self._test_rows = self._test_rows[~np.isin(self._test.digests[self._test_rows], digests)]
+        self._test_rows = self._test_rows[~self._test.is_known(digests)[self._test_rows]]
         self.test_count = len(self._test_rows)
         return before - self.test_count
 
@@ -131,7 +145,8 @@ class ImageData(ShuffledData):
     @property
     def room_mb(self) -> float:
         """MB that may be taken in memory besides the images (`--image_memory`)."""
-        in_memory = (part.images for part in (self._train, self._test) if not isinstance(part.images, np.memmap))
+        parts = [self._train, self._test, *([] if self.held_out is None else [self.held_out._test])]
+        in_memory = (part.images for part in parts if not isinstance(part.images, np.memmap))
         return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)
 
     @property

@@ -1,145 +1,167 @@
 """Reads a folder of the user's photos, with one subfolder per class.
 
-Two layouts: train/<class>/ beside test/<class>/ (or val/<class>/), or <class>/ alone, of which `TEST_FRACTION` or
-another share is for testing. Whether a file is an image is decided by its content, not by its extension. Broken images
-are found before training starts.
+`layout` says which folders train, choose the best model, and test; without such folders, `TEST_FRACTION` or another
+share of the images is for testing. Whether a file is an image is decided by its content, not by its extension. Broken
+images are found before training starts.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer import files
-from elastic_trainer.datasets.decoding import KINDS, content, digest, header_error
-from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.decoding import KINDS, content, header_error
+from elastic_trainer.datasets.digests import digest, file_digest
+from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
+from elastic_trainer.datasets.layout import (
+    check_known,
+    class_folders,
+    image_folder,
+    layout,
+    reading,
+    train_classes,
+    train_folder,
+)
 from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given
+NAMED_CLASSES = 3  # of those with few test images
 
 LabelledPaths = list[tuple[str, int]]
-
-
-def reading(path: Path) -> AbstractContextManager[None]:
-    """What cannot be read in this block becomes a `UserError` that names `path` and its flag."""
-    return files.reading(f"--data_dir {path}")
-
-
-def image_folder(data_dir: Path | None) -> Path:
-    """`data_dir`, checked.
-
-    Raises:
-        UserError: it is not given, or not a folder.
-    """
-    layout = "train/<class>/ and test/<class>/, or with <class>/ alone"
-    if data_dir is None:
-        raise UserError(f"--data_dir: image_folder needs the folder with {layout}")
-    with reading(data_dir):
-        if not data_dir.is_dir():
-            what = "is a file; it must be a folder" if data_dir.exists() else "there is no such folder"
-            raise UserError(f"--data_dir {data_dir}: {what} with {layout}")
-    return data_dir
-
-
-def _class_folders(folder: Path) -> list[str]:
-    with reading(folder):
-        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _train_folder(folder: Path) -> Path:
-    """The folder that holds the class folders for training: train/ if there is one, else `folder` itself."""
-    with reading(folder):
-        return folder / "train" if (folder / "train").is_dir() else folder
-
-
-def train_classes(folder: Path) -> list[str]:
-    """Names of the classes of an image folder, in the order of their labels.
-
-    Raises:
-        UserError: there are fewer than two.
-    """
-    train = _train_folder(folder)
-    classes = _class_folders(train)
-    if not classes:
-        raise UserError(f"--data_dir {train}: contains no folders; it needs one for each class")
-    if len(classes) == 1:
-        raise UserError(f"--data_dir {train}: has only one class, '{classes[0]}'; at least two are needed")
-    return classes
+T = TypeVar("T")
 
 
 def count_training_images(data_dir: Path | None, test_fraction: float | None = None) -> int:
-    """About how many images there are to train on, by the number of files. Errors as `folder_classes`."""
+    """About how many images there are to train on, by the number of files. Errors as `layout.folder_classes`."""
     folder = image_folder(data_dir)
-    train = _train_folder(folder)
+    train_classes(folder)
+    places = layout(folder)
+    train = train_folder(folder)
     with reading(train):
-        count = sum(1 for name in train_classes(folder) for _ in os.scandir(train / name))
-    return count if train != folder else int((1 - (test_fraction or TEST_FRACTION)) * count)
-
-
-def folder_classes(data_dir: Path | None) -> list[str]:
-    """Names of the classes of an image folder, each in one line, as in labels.txt.
-
-    Raises:
-        UserError: as `image_folder` and `train_classes`.
-    """
-    return [printable(name) for name in train_classes(image_folder(data_dir))]
+        count = sum(1 for paths in class_folders(train).values() for path in paths for _ in os.scandir(path))
+    if places.validation is None and places.test is None:
+        return int((1 - (test_fraction or TEST_FRACTION)) * count)
+    return count
 
 
 def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
-    """List the images of an image folder and check their headers.
+    """List the images of an image folder and check their headers. Prints which folder is for what.
 
     Args:
-        data_dir: the folder, with one of the layouts above.
+        data_dir: the folder, see `layout`.
         skip_broken: do not refuse broken images; `images.read` leaves them out later.
-        test_fraction: share of the images to test on if there is no test/ or val/; None: `TEST_FRACTION`.
+        test_fraction: share of the images to test on if there are no folders for that; None: `TEST_FRACTION`.
 
     Raises:
-        UserError: the layout is wrong, a class has no training images, a split has no images, or an image is broken.
+        UserError: the layout is wrong, a class has no training images, a part has no images, or an image is broken.
     """
     folder = image_folder(data_dir)
-    train_folder, classes = _train_folder(folder), train_classes(folder)
-    test_folder = _test_folder(folder, train_folder, test_fraction)
-    if test_folder is not None:
-        unknown = sorted(set(_class_folders(test_folder)) - set(classes))
-        if unknown:
-            names = ", ".join(f"'{name}'" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
-            are = f"class {names} is" if len(unknown) == 1 else f"classes {names} are"
-            raise UserError(f"--data_dir {test_folder}: {are} not among those of {train_folder}")
-    found = [_image_files(place, classes) for place in (train_folder, test_folder) if place is not None]
-    broken = [f"{path}: {why}" for _, wrong in found for path, why in wrong.items()]
+    train, classes = train_folder(folder), train_classes(folder)
+    places = layout(folder)
+    tested = [place for place in (places.validation, places.test) if place is not None]
+    if tested and test_fraction is not None:
+        raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{tested[0].name}'; leave it out")
+    for place in tested:
+        check_known(place, classes, str(train))
+    parts, broken = _listed([train, *tested], classes, skip_broken)
+    _say(places.notes, [train, *tested])
+    if not tested:
+        parts = [*_split_by_content(parts[0], broken, test_fraction or TEST_FRACTION)]
+        _warn_of_few_test_images(classes, parts[0], parts[1], test_fraction or TEST_FRACTION)
+    source = DataSource(classes, *map(_image_files, parts))
+    labels = {name: [label for _, label in part] for name, part in zip(source.parts(), parts, strict=True)}
+    check_classes(classes, labels, folder)
+    return source
+
+
+def read_to_test(
+    data_dir: Path | None,
+    skip_broken: bool,
+    test_fraction: float | None,
+    class_names: Sequence[str] | None,
+    trained: np.ndarray,
+) -> DataSource:
+    """List the images of an image folder to test a model on: those of its test or validation folder, or all.
+
+    Of all, the images that the model was trained on are left out. Without a record of those, the images are tested
+    that a run would not train on. Prints which they are.
+
+    Args:
+        data_dir, skip_broken, test_fraction: as of `read_image_folder`.
+        class_names: of the model, in the order of its outputs; None: the classes are those of the folder.
+        trained: digests, uint64, of the images that the model was trained on; empty if that is not recorded.
+
+    Raises:
+        UserError: the folder has other classes or no image to test, or an image is broken.
+    """
+    folder = image_folder(data_dir)
+    places = layout(folder)
+    place = places.test or places.validation
+    if place is None and not len(trained):
+        source = read_image_folder(data_dir, skip_broken, test_fraction)
+        print(
+            f"there is no record of what the model was trained on: {source.test.count} images are tested, those of "
+            f"{folder} that a run would not train on; to test all, move them to a folder {folder / 'test'}"
+        )
+        return source._replace(train=NO_IMAGES)
+    classes = [*(class_names or class_folders(places.train or place or folder))]
+    place, is_all = place or places.train or folder, place is None
+    own = printable(f"the model ({', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}); rename or remove it")
+    check_known(place, classes, own if class_names else str(places.train or folder))
+    (images,), broken = _listed([place], classes, skip_broken)
+    _say(places.notes, [])
+    count = len(images)
+    if is_all:
+        images = _without(trained, images, broken)
+        if count and not images:
+            raise UserError(
+                f"--data_dir {folder}: the model was trained on all {count} images; give images that it has not seen"
+            )
+    which = f"{len(images)} of {count} images, those that the model was not trained on" if is_all else f"{count} images"
+    print(printable(f"tested in {place}: {which}"))
+    check_classes(classes, {"test": [label for _, label in images]}, place)
+    return DataSource(classes, NO_IMAGES, _image_files(images))
+
+
+def _say(notes: Sequence[str], places: Sequence[Path]) -> None:
+    """Print what the folders are for: those that train, choose the best model (if there are three), and test."""
+    for note in notes:
+        print(note)
+    if len(places) > 1:
+        chooses = f"{places[1]} chooses the best model"
+        tests = f", {places[2]} is reported once at the end" if len(places) > 2 else " and tests it"
+        print(printable(f"{places[0]} trains, {chooses}{tests}"))
+
+
+def _image_files(images: LabelledPaths) -> ImageFiles:
+    return ImageFiles(len(images), partial(iter, images), [path for path, _ in images])
+
+
+def _listed(
+    places: Sequence[Path], classes: Sequence[str], skip_broken: bool
+) -> tuple[list[LabelledPaths], dict[str, str]]:
+    """The images in the class folders of each of `places`, and what is wrong with broken ones, see `_images_in`.
+
+    Raises:
+        UserError: an image is broken, without `skip_broken`.
+    """
+    found = [_images_in(place, classes) for place in places]
+    broken = {path: why for _, wrong in found for path, why in wrong.items()}
     if broken and not skip_broken:
-        raise broken_images(broken, f"{len(broken)} of {sum(len(images) for images, _ in found)} images")
-    if test_folder is None:
-        train, test = _split_by_content(*found[0], test_fraction or TEST_FRACTION)
-    else:
-        train, test = (images for images, _ in found)
-    train_labels, test_labels = ([label for _, label in images] for images in (train, test))
-    shown = folder_classes(folder)
-    check_classes(shown, train_labels, test_labels, folder)
-    sources = (ImageFiles(len(part), partial(iter, part), [path for path, _ in part]) for part in (train, test))
-    return DataSource(shown, *sources)
-
-
-def _test_folder(folder: Path, train_folder: Path, test_fraction: float | None) -> Path | None:
-    """test/ or val/; None if there is none. Raises `UserError` if `test_fraction` is given as well."""
-    with reading(folder):
-        test_folder = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
-    if train_folder == folder and test_folder is not None:
-        raise UserError(f"--data_dir {folder}: has '{test_folder.name}' but no 'train' with one folder for each class")
-    if test_folder is not None and test_fraction is not None:
-        raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{test_folder.name}'; leave it out")
-    return test_folder
+        lines = [f"{path}: {why}" for path, why in broken.items()]
+        raise broken_images(lines, f"{len(broken)} of {sum(len(images) for images, _ in found)} images")
+    return [images for images, _ in found], broken
 
 
 def broken_images(broken: Sequence[str], count: str) -> UserError:
@@ -153,7 +175,7 @@ def broken_images(broken: Sequence[str], count: str) -> UserError:
     return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
-def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
+def _images_in(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
     """The images in the class folders of `folder`.
 
     A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored, as are folders
@@ -167,9 +189,10 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
     broken: dict[str, str] = {}
     others: Counter[str] = Counter()
     folders: list[str] = []
-    for label, name in enumerate(classes):
-        with reading(folder / name):
-            entries = os.scandir(folder / name) if (folder / name).is_dir() else ()
+    of_class = class_folders(folder)
+    for label, place in ((label, place) for label, name in enumerate(classes) for place in of_class.get(name, ())):
+        with reading(place):
+            entries = os.scandir(place)
             visible = sorted((entry.path, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
         folders += [path for path, is_folder in visible if is_folder]
         for path in (path for path, is_folder in visible if not is_folder):
@@ -194,7 +217,7 @@ def _image_files(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, d
 def _split_by_content(
     images: LabelledPaths, broken: Collection[str], fraction: float
 ) -> tuple[LabelledPaths, LabelledPaths]:
-    """Split images for training and testing by digests of their content.
+    """Split images for training and testing by their digests.
 
     A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So an image stays where
     it is whatever is added, removed, renamed or copied, and copies of an image stay together. Only in a class that
@@ -207,9 +230,7 @@ def _split_by_content(
         fraction: share of the images that are for testing, approximately.
     """
     intact = [image for image in images if image[0] not in broken]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(_digest_of, (path for path, _ in intact))
-        digests = [*tqdm(found, total=len(intact), desc="splitting images", unit="image", leave=False)]
+    digests = _of_contents(digest, [path for path, _ in intact])
     tested = {number for number in digests if number < fraction * 2**64}
     of_class: dict[int, set[int]] = {}
     for (_, label), number in zip(intact, digests, strict=True):
@@ -223,27 +244,63 @@ def _split_by_content(
     return [image for image in images if image not in test], [*test]
 
 
-def _digest_of(path: str) -> int:
-    with reading(Path(path)):
-        return digest(content(path))
+def _of_contents(function: Callable[[bytes], T], paths: Sequence[str]) -> list[T]:
+    """What `function` returns for the content of each file, with a progress bar."""
+
+    def of_file(path: str) -> T:
+        with reading(Path(path)):
+            return function(content(path))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(of_file, paths)
+        return [*tqdm(found, total=len(paths), desc="comparing images", unit="image", leave=False)]
+
+
+def _without(trained: np.ndarray, images: LabelledPaths, broken: Collection[str]) -> LabelledPaths:
+    """The `images` without those that have one of the digests `trained`; runs of earlier versions kept others."""
+    known, paths = {*trained.tolist()}, [path for path, _ in images if path not in broken]
+    of_each = _of_contents(lambda encoded: {digest(encoded), file_digest(encoded)}, paths)
+    seen = {path for path, digests in zip(paths, of_each, strict=True) if digests & known}
+    return [image for image in images if image[0] not in seen]
+
+
+def _warn_of_few_test_images(
+    classes: Sequence[str], train: LabelledPaths, test: LabelledPaths, fraction: float
+) -> None:
+    """Print a line if classes have less than half of their share of the test images. Without any: `check_classes`."""
+    tested, count = Counter(label for _, label in test), Counter(label for _, label in [*train, *test])
+    few = [
+        f"'{classes[label]}' ({tested[label]} of {count[label]})"
+        for label in sorted(tested)
+        if tested[label] < fraction * count[label] / 2
+    ]
+    if few:
+        named, more = ", ".join(few[:NAMED_CLASSES]), len(few) - NAMED_CLASSES
+        others = f" and {more} more {'class' if more == 1 else 'classes'}" if more > 0 else ""
+        print(
+            f"few test images of {named}{others}, since an image's content decides whether it tests; a larger "
+            "--test_fraction gives more, or a folder test/ of your choice"
+        )
 
 
 def check_classes(
-    classes: Sequence[str],
-    train_labels: Sequence[int] | np.ndarray,
-    test_labels: Sequence[int] | np.ndarray,
-    folder: Path | None,
+    classes: Sequence[str], labels: Mapping[str, Sequence[int] | np.ndarray], folder: Path | None
 ) -> None:
-    """Print a warning if a class has no test images.
+    """Print a warning if a class has no images in a part other than training.
+
+    Args:
+        classes: their names.
+        labels: of the images of each part, by its name: training, validation, test.
+        folder: for messages.
 
     Raises:
-        UserError: a split has no images, or a class has no training images.
+        UserError: a part has no images, or a class has no training images.
     """
-    for what, labels in (("training", train_labels), ("test", test_labels)):
-        if not len(labels):
+    for what, found in labels.items():
+        if not len(found):
             raise UserError(f"--data_dir {folder}: has no {what} images ({KINDS}) in its class folders")
-    for what, labels in (("training", train_labels), ("test", test_labels)):
-        counts = np.bincount(labels, minlength=len(classes))
+    for what, found in labels.items():
+        counts = np.bincount(found, minlength=len(classes))
         empty = [f"'{name}'" for name, count in zip(classes, counts, strict=True) if not count]
         if empty:
             shown = f"{', '.join(empty[:5])}{', …' if len(empty) > 5 else ''}"

@@ -20,14 +20,15 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure, digest
+from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure
+from elastic_trainer.datasets.digests import digest, file_digest
 from elastic_trainer.files import atomic_large_path, remove_leftovers, write_json, writing
 from elastic_trainer.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
 _CHUNK = 64  # images that are decoded at a time
-_READER_VERSION = 2  # increase it when `decode` returns different pixels: files of earlier versions are then ignored
+_READER_VERSION = 3  # increase it when what is kept of an image changes: files of earlier versions are then ignored
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,22 @@ class ImageFiles:
     files: Sequence[str] = ()
 
 
+NO_IMAGES = ImageFiles(0, lambda: iter(()))
+
+
 class Example(NamedTuple):
     """What is known of an image besides its pixels.
 
     Attributes:
         label: index of its class.
         why_broken: why it cannot be read, or None.
-        digest: of its content, see `decoding.digest`; 0 if it cannot be read.
+        digest, file_digest: see `digests`; 0 if it cannot be read.
     """
 
     label: int
     why_broken: str | None = None
     digest: int = 0
+    file_digest: int = 0
 
 
 class DecodedImages(NamedTuple):
@@ -66,13 +71,20 @@ class DecodedImages(NamedTuple):
         images: uint8 [count, size, size, 3], in memory or mapped from a file.
         labels: int32 [count].
         broken: a line on each image that could not be read. No other field includes it.
-        digests: uint64 [count], of each image's content, see `decoding.digest`; empty if they are not known.
+        digests, file_digests: uint64 [count], of each image, see `digests`; empty if they are not known.
+        places: int [count], of each image among the files of its part; empty if they are not known.
     """
 
     images: np.ndarray
     labels: np.ndarray
     broken: Collection[str]
     digests: np.ndarray = np.zeros(0, np.uint64)
+    file_digests: np.ndarray = np.zeros(0, np.uint64)
+    places: np.ndarray = np.zeros(0, np.int64)
+
+    def is_known(self, digests: np.ndarray) -> np.ndarray:
+        """Whether each image, bool [count], has one of these digests, uint64; runs of earlier versions kept others."""
+        return np.isin(self.digests, digests) | np.isin(self.file_digests, digests)
 
 
 def read(
@@ -140,7 +152,8 @@ def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Exam
     """What `_write` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
     from pydantic import Field, NonNegativeInt, TypeAdapter
 
-    fields = tuple[NonNegativeInt, str | None, Annotated[int, Field(ge=0, lt=2**64)]]
+    number = Annotated[int, Field(ge=0, lt=2**64)]
+    fields = tuple[NonNegativeInt, str | None, number, number]
     try:
         rows = TypeAdapter(list[fields]).validate_json(record.read_bytes(), strict=True)  # type: ignore[valid-type]
         examples = [Example(*row) for row in rows]
@@ -193,7 +206,7 @@ def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray
         try:
             encoded = content(source)
             pixels = decode(source if isinstance(source, np.ndarray) else encoded, size)
-            return pixels, Example(label, None, digest(encoded))
+            return pixels, Example(label, None, digest(encoded), file_digest(encoded))
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises many types for a damaged image
@@ -216,13 +229,16 @@ def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[Im
     result, remaining, row = [], iter(examples), 0
     for part in parts:
         own = [*itertools.islice(remaining, part.count)]
-        intact = [example for example in own if example.why_broken is None]
+        places = [place for place, example in enumerate(own) if example.why_broken is None]
+        intact = [own[place] for place in places]
         result.append(
             DecodedImages(
                 images[row : row + len(intact)],
                 np.array([example.label for example in intact], np.int32),
                 [example.why_broken for example in own if example.why_broken is not None],
                 np.array([example.digest for example in intact], np.uint64),
+                np.array([example.file_digest for example in intact], np.uint64),
+                np.array(places, np.int64),
             )
         )
         row += len(intact)

@@ -19,7 +19,7 @@ MAX_REASONS = 10  # broken images that are listed for each split
 
 
 def show(name: str, data_dir: Path | None, test_fraction: float | None, output: Path) -> None:
-    """Print the number of images of each class and split, and write `output`_train.png and `output`_test.png.
+    """Print the number of images of each class and part, and write `output`_train.png, `output`_test.png, ….
 
     All images are decoded. Broken ones are counted in a column of their own, listed, and marked on the sheets.
 
@@ -35,7 +35,8 @@ def show(name: str, data_dir: Path | None, test_fraction: float | None, output: 
     per_class = max(1, min(MAX_PER_CLASS, SHEET_IMAGES // len(names)))
     counts: dict[str, Counter[int]] = {}
     broken: Counter[int] = Counter()
-    for split, files in (("train", source.train), ("test", source.test)):
+    for part, files in source.parts().items():
+        split = "train" if part == "training" else part
         counts[split], pictures, reasons = _count(files, per_class)
         path = output.with_name(f"{output.name}_{split}.png")
         with atomic_path(path) as temporary:
@@ -65,7 +66,7 @@ def _count(
     counts: Counter[int] = Counter()
     pictures: dict[int, list[Image.Image | None]] = {}
     broken: list[tuple[int, str]] = []
-    for image, (label, why, _) in decoded([files], THUMBNAIL):
+    for image, (label, why, *_) in decoded([files], THUMBNAIL):
         if why is None:
             counts[label] += 1
         else:
@@ -78,13 +79,13 @@ def _count(
 
 def _print_table(names: Sequence[str], counts: Mapping[str, Counter[int]]) -> None:
     """Print a row for each class and their sums; `counts`: the head of a column -> images by label."""
-    width = max(5, *(len(name) for name in names))
+    width, wide = max(5, *map(len, names)), max(7, *map(len, counts))
     for name, *numbers in (
         ("class", *counts),
         *((name, *(column[k] for column in counts.values())) for k, name in enumerate(names)),
         (f"{len(names)} classes", *(column.total() for column in counts.values())),
     ):
-        print("  ".join([f"{name:{width}}", *(f"{number:>7}" for number in numbers)]))
+        print("  ".join([f"{name:{width}}", *(f"{number:>{wide}}" for number in numbers)]))
 
 
 def contact_sheet(pictures: Sequence[tuple[str, Image.Image | None]]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Which images a model was trained on, as digests of their content in its run's folder, so that none tests it."""
+"""Which images a model was trained on, as their digests in its run's folder, so that none tests it."""
 
 from __future__ import annotations
 
@@ -59,11 +59,15 @@ def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> np.ndarray:
     Raises:
         UserError: no test image is left, or the record of the images is damaged.
     """
-    count = dataset.test_count
     digests = trained_images(model)
-    trained = dataset.leave_out_of_test(digests)
-    if trained == count:
-        raise UserError(f"{flag} {model}: was trained on all {count} test images; give images that it has not seen")
-    if trained:
-        print(f"{flag} {model}: was trained on {trained} of {count} test images; they are left out of the test")
+    parts = [(dataset, "test")] if dataset.held_out is None else [(dataset, "validation"), (dataset.held_out, "test")]
+    for part, name in parts:
+        count = part.test_count
+        trained = part.leave_out_of_test(digests)
+        if trained == count:
+            raise UserError(
+                f"{flag} {model}: was trained on all {count} {name} images; give images that it has not seen"
+            )
+        if trained:
+            print(f"{flag} {model}: was trained on {trained} of {count} {name} images; they are left out of the test")
     return digests

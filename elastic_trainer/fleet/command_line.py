@@ -15,6 +15,7 @@ from elastic_trainer.cli.commands import TrainCommand, check_data_options
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser, as_words
 from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
 from elastic_trainer.fleet.settings import (
     BOARD_FLAGS,
@@ -149,7 +150,7 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
         args = fleet_parser().parse_args(["serve", *words])
         given = [word for word in before if word != "--resume"]
         args.resume = True
-    names = args.class_names.split(",") if args.class_names else None
+    names = [class_name(name) for name in args.class_names.split(",")] if args.class_names else None
     if names is not None:
         _check_classes(names, args)
     typed = _typed(args, words, [name for name in _SERVER if name not in ("resume", "overwrite")])

@@ -83,6 +83,21 @@ def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model
     return model
 
 
+def load_best(model: keras.Model, best: Path, changes_network: bool, flag: str) -> keras.Model:
+    """The best model of a run.
+
+    Args:
+        model: the network of the run, which changes unless the scheme `changes_network`.
+        best: the run's best.keras.
+        changes_network: whether the best model may be another network than `model`.
+        flag: see `load_model`.
+    """
+    if changes_network:
+        return load_model(best, flag)
+    model.load_weights(best)  # also of networks with custom layers, which Keras cannot load
+    return model
+
+
 def _reason(error: Exception) -> str:
     """Why Keras can neither load nor save a model, in one line."""
     if "safe_mode" in str(error):  # what Keras advises is an argument that no flag sets

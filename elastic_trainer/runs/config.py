@@ -39,10 +39,12 @@ def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | 
     if before is None:
         return None
     change = changed_class(now["class_names"], before["class_names"])
-    for kind in ("training", "test"):
-        is_, was = now[f"{kind}_images"], before[f"{kind}_images"]
+    for kind in ("training", "test", "held_out"):
+        is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
         if change is None and is_ != was:
-            change = f"other {kind} images ({was}; now {is_})"
+            change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
+    if change is not None and now.get("digests") != before.get("digests"):
+        return "an earlier version of the program, which told and divided photos by all bytes of their files"
     return change
 
 

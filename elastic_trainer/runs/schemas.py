@@ -23,8 +23,10 @@ class Images(BaseModel):
     model_config = ConfigDict(strict=True)
 
     class_names: list[str]
+    digests: str | None = None
     training_images: str
     test_images: str
+    held_out_images: str | None = None
 
 
 class Network(BaseModel):
@@ -83,6 +85,7 @@ class Summary(BaseModel):
     best_accuracy: Share
     best_epoch: Count | None = None
     final_accuracy: Share
+    test_accuracy: Share | None = None
     train_seconds: Positive
     validation_seconds: Quantity
     selection_seconds: Quantity

@@ -130,7 +130,8 @@ def result_lines(summary: dict[str, Any], folder: Path, deadline: float | None =
         folder: of the run.
         deadline: in seconds, if the run had one.
     """
-    return [_accuracy_line(summary, folder), _time_line(summary, deadline), _next_line(summary, folder, deadline)]
+    accuracy = [_accuracy_line(summary, folder), *_test_lines(summary)]
+    return [*accuracy, _time_line(summary, deadline), _next_line(summary, folder, deadline)]
 
 
 def _accuracy_line(summary: dict[str, Any], folder: Path) -> str:
@@ -174,6 +175,16 @@ def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) ->
     if deadline is not None and summary["steps"] < planned:
         text += f"; there was time for {summary['steps']} of {planned} steps, so more of it may give a better model"
     return text
+
+
+def _test_lines(summary: dict[str, Any]) -> list[str]:
+    """The line on the test after training, of a run whose images have a part for it; else none."""
+    accuracy = summary.get("test_accuracy")
+    if accuracy is None:
+        return []
+    return [
+        f"test accuracy {accuracy:.1%} on {summary['test_images']} images that chose nothing, by {summary['tested']}"
+    ]
 
 
 def _long_parts(summary: dict[str, Any], seconds: float) -> list[tuple[str, float]]:

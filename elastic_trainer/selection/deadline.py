@@ -213,6 +213,11 @@ def averaging_seconds(table: TimingTable, data: ShuffledData, settings: Settings
     return (VALIDATION_MARGIN * data.steps_per_epoch * table.forward_ms + (table.compiling_ms or 0.0)) / 1e3
 
 
+def held_out_seconds(table: TimingTable, data: ShuffledData) -> float:
+    """What testing the best model after training takes at the table's speed; 0 without images for that."""
+    return 0.0 if data.held_out is None else first_validation_seconds(table, data.held_out.test_batches)
+
+
 def limited_validation(validation: float, share: float, training: float) -> float:
     """What validations take: at most this share of training time; 1: no limit."""
     return validation if share >= 1 else min(validation, share * training)

@@ -42,7 +42,7 @@ sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
 
 from study_data import INPUT_SIZES, person_of, split_folder
 
-from elastic_trainer.datasets.decoding import digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.files import write_json
 from elastic_trainer.fleet.client import EPOCHS, Made
 from elastic_trainer.fleet.command_line import ServeCommand, parse_fleet, sent_words

@@ -9,7 +9,7 @@ from PIL import Image
 from small_images import labels_of, pairs, write_noise, write_red_and_blue
 
 import data
-from elastic_trainer.datasets.decoding import digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.settings import DataSettings
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from small_images import encoded
 
 from elastic_trainer.datasets import images
-from elastic_trainer.datasets.decoding import digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import resident_memory_mb

@@ -5,7 +5,7 @@ import pytest
 from small_images import write_noise
 
 import data
-from elastic_trainer.datasets.decoding import digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.trained_images import leave_out_trained, trained_images, write_trained_images
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import TRAINED_IMAGES
