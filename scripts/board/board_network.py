@@ -59,9 +59,9 @@ class Network:
     def infer(self, features):
         return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})["logits"]
 
-    def validate(self, examples, has_time):
-        """Mean loss and accuracy of the photos for testing, and how many there was time for, in a mixed order."""
-        total, tested, order = np.zeros(2), 0, np.random.default_rng(0).permutation(examples.test)
+    def validate(self, examples, photos, has_time):
+        """Mean loss and accuracy of `photos`, int [n], and how many there was time for, in a mixed order."""
+        total, tested, order = np.zeros(2), 0, np.random.default_rng(0).permutation(photos)
         while tested < len(order) and (has_time() or not tested):
             rows = order[tested : tested + self.part]
             logits, labels = self.infer(examples.read(rows, 0))[: len(rows)].astype(float), examples.labels[rows]

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -25,6 +26,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp has copies of its own)
 ROWS = 64  # that are converted at a time
+VALIDATION = ("val", "valid", "validation")
+# Of the next segment of a JPEG. After FF, a 0 belongs to the coded pixels, as do the markers from which they restart.
+_JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 
 def read_member(archive, member):
@@ -32,8 +36,27 @@ def read_member(archive, member):
         return file.read()
 
 
+def parts_of(path, files):
+    """What the photos are for, by the first folder of their names: train, choose, test; empty if they are classes."""
+    tops = {parts[0] for parts in files if len(parts) == 3}
+    chosen = [name for name in VALIDATION if name in tops]
+    if "train" not in tops:
+        return {}
+    if len(chosen) > 1:
+        fail(f"--data_dir {path}: has '{chosen[0]}' and '{chosen[1]}'; keep one of them")
+    uses = {"train": "train", **dict.fromkeys(chosen, "choose")}
+    if "test" in tops:
+        uses["test"] = "test" if chosen else "choose"
+    words = {"train": "trains", "choose": "chooses the best model", "test": "is reported once at the end"}
+    if len(uses) == 2:
+        words["choose"] += " and tests it"
+    if len(uses) > 1:
+        print(", ".join(f"{path / name} {words[use]}" for name, use in uses.items()))
+    return uses
+
+
 def find_photos(path, classes):
-    """Name, size, time, label, whether it is for testing (None: not known), and a reader, of each photo."""
+    """Name, size, time, label, what it is for (None: the digest decides), and a reader, of each photo."""
     if path.is_dir():
         paths = [found for pattern in ("*/*", "*/*/*") for found in path.glob(pattern) if found.is_file()]
         files = {p.relative_to(path).parts: (p.stat().st_size, p.stat().st_mtime, p.read_bytes) for p in paths}
@@ -46,20 +69,19 @@ def find_photos(path, classes):
         files = {Path(one.name).parts[1:]: (one.size, one.mtime, partial(read_member, archive, one)) for one in members}
     else:
         fail(f"--data_dir {path}: there is no such folder or archive")
-    tops = {parts[0] for parts in files if len(parts) == 3}
-    tested = next((name for name in ("test", "val") if name in tops), "") if "train" in tops else ""
+    uses = parts_of(path, files)
     names = [unicodedata.normalize("NFC", name) for name in classes]  # a Mac writes others
     photos = []
     for parts, (size, changed, reader) in sorted(files.items()):
         is_photo = parts[-1:] and parts[-1].lower().endswith(EXTENSIONS)
-        is_placed = len(parts) == 3 and parts[0] in ("train", tested) if "train" in tops else len(parts) == 2
+        is_placed = len(parts) == 3 and parts[0] in uses if uses else len(parts) == 2
         if not is_photo or not is_placed or any(part.startswith(".") for part in parts):
             continue
         name = unicodedata.normalize("NFC", parts[-2])
         if name not in names:
             fail(f"--data_dir {path}: '{name}' is no class of the network; its classes: {', '.join(classes)}")
-        label, is_test = names.index(name), parts[0] == tested if tested else None
-        photos.append(("/".join(parts), size, changed, label, is_test, reader))
+        use = uses[parts[0]] if len(uses) > 1 else None
+        photos.append(("/".join(parts), size, changed, names.index(name), use, reader))
     if not photos:
         fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
     return photos
@@ -96,8 +118,90 @@ def in_rgb(image):
     return converted
 
 
+def image_data(encoded):
+    """The coded pixels of an image: its file without metadata, such as comments, EXIF data and previews.
+
+    Pixels are not decoded, which takes far longer: a copy that was coded again is another image.
+
+    Returns:
+        `encoded` itself if it is a BMP, which has no metadata, no image file, or damaged.
+    """
+    try:
+        if encoded[:2] == b"\xff\xd8":
+            parts = _jpeg_parts(encoded)
+        elif encoded[:4] == b"\x89PNG":
+            parts = _png_parts(encoded)
+        elif encoded[:4] == b"RIFF":
+            parts = _webp_parts(encoded)
+        elif encoded[:3] == b"GIF":
+            parts = _gif_parts(encoded)
+        else:
+            return encoded
+        return b"".join(parts) or encoded
+    except IndexError:  # it ends too early
+        return encoded
+
+
+def _jpeg_parts(encoded):
+    """All segments but APPn and COM, and the coded pixels between them, up to the end of the first image."""
+    end = 2
+    while True:
+        marker = _JPEG_MARKER.search(encoded, end)
+        start = marker.start() if marker else len(encoded)
+        yield encoded[end:start]
+        if marker is None or encoded[start + 1] == 0xD9:
+            return
+        end = start + 2 + int.from_bytes(encoded[start + 2 : start + 4], "big")
+        if not (0xE0 <= encoded[start + 1] <= 0xEF or encoded[start + 1] == 0xFE):
+            yield encoded[start:end]
+
+
+def _png_parts(encoded):
+    """The contents of the chunks that hold size, colours and pixels of the first picture."""
+    start = 8
+    while start + 8 <= len(encoded):
+        length, kind = int.from_bytes(encoded[start : start + 4], "big"), encoded[start + 4 : start + 8]
+        if kind in (b"IHDR", b"PLTE", b"tRNS", b"IDAT"):
+            yield encoded[start + 8 : start + 8 + length]
+        start += length + 12
+
+
+def _webp_parts(encoded):
+    """The contents of the chunks that hold pixels."""
+    start = 12
+    while start + 8 <= len(encoded):
+        kind, length = encoded[start : start + 4], int.from_bytes(encoded[start + 4 : start + 8], "little")
+        if kind in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF"):
+            yield encoded[start + 8 : start + 8 + length]
+        start += 8 + length + length % 2
+
+
+def _gif_parts(encoded):
+    """Size and colours, and of what follows the images and what says which colour is transparent."""
+    end = 13 + _colours(encoded[10])
+    yield encoded[6:end]
+    while encoded[end] != 0x3B:
+        start, is_image = end, encoded[end] == 0x2C
+        end += 11 + _colours(encoded[end + 9]) if is_image else 2
+        while encoded[end]:
+            end += encoded[end] + 1
+        end += 1
+        if is_image or encoded[start + 1] == 0xF9:
+            yield encoded[start:end]
+
+
+def _colours(flags):
+    """Bytes of the table of colours that a GIF has after such flags."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def digest_of(encoded):
+    """The digest by which main.py knows a photo, too."""
+    return int.from_bytes(hashlib.blake2b(image_data(encoded), digest_size=8).digest(), "big")
+
+
 def split(labels, digests, fraction):
-    """Whether each photo is for testing, by the digest of its content, as main.py decides it."""
+    """Whether each photo is for testing, by its digest, as main.py decides it."""
     tested = {digest for digest in digests if digest < fraction * 2**64}
     for label in set(labels):
         own = {digest for digest, other in zip(digests, labels) if other == label}
@@ -135,18 +239,22 @@ class Examples:
         if len(intact) < self.count and not args.skip_broken:
             name = photos[digests.index(None)][0]
             fail(f"{name}: cannot be read as an image; remove it, or leave such photos out with --skip_broken")
-        is_test = [photos[row][4] for row in intact]
+        uses = [photos[row][4] for row in intact]
         if photos[0][4] is not None and args.test_fraction:
             fail("--test_fraction: the photos have a folder of their own for testing; leave it out")
         if photos[0][4] is None:
             fraction = args.test_fraction or record["recipe"]["test_fraction"]
             is_test = split(self.labels[intact].tolist(), [digests[row] for row in intact], fraction)
-        self.train, self.test = (np.array([r for r, t in zip(intact, is_test) if t == want]) for want in (False, True))
+            uses = ["choose" if tests else "train" for tests in is_test]
+        self.train, self.test, self.held_out = (
+            np.array([row for row, use in zip(intact, uses) if use == want], np.int64)
+            for want in ("train", "choose", "test")
+        )
         missing = {*range(len(record["classes"]))} - {*self.labels[self.train].tolist()}
         if missing or not len(self.test):
             what = f"to train on of '{record['classes'][min(missing)]}'" if missing else "to test on"
             fail(f"--data_dir {args.data_dir}: has no photos {what}; add some")
-        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), is_test]).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), uses]).encode()).hexdigest()
         self.file = path.open("rb")
 
     def _write(self, path, photos, signature):
@@ -165,7 +273,7 @@ class Examples:
                     try:
                         encoded = reader()
                         pixels[place] = decode(encoded, self.size)
-                        digests.append(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big"))
+                        digests.append(digest_of(encoded))
                     except Exception as error:  # Pillow raises many types
                         print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
                         digests.append(None)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the network of train.tflite in LiteRT. Needs Python 3.9, NumPy, Pillow and ai-edge-litert.
 
-    python3 board_train.py --data_dir photos         # one folder for each class; or train/ and test/ with such folders
+    python3 board_train.py --data_dir photos         # a folder for each class; or train/, val/, test/ with such folders
     python3 board_train.py --data_dir photos.tar     # an archive of data.py pack
     python3 board_train.py --profile                 # measure this board, which needs no photos
 
@@ -143,6 +143,7 @@ class Run:
             if self.finishing is None:
                 self.save()  # which shows how fast the disk is
             testing = max(state["validation"], default=len(self.examples.test) / self.batch * step_s)
+            testing *= 1 + len(self.examples.held_out) / len(self.examples.test)
             spare = self.time_left() - testing
             state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
         loss, accuracy = (total / done for total in state["sums"])
@@ -158,6 +159,9 @@ class Run:
         """Seconds until the results must be written."""
         return left(self.args.deadline) - (self.finishing or 0)
 
+    def has_time(self):
+        return self.time_left() > 0
+
     def end_epoch(self):
         """Validate, unless that would take more than its share of the time, and keep the best weights."""
         state, start = self.state, time.monotonic()
@@ -169,7 +173,7 @@ class Run:
         share, seconds = self.recipe["validation_share"], state["seconds"]
         is_last = state["step"] >= state["steps"]
         if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * seconds:
-            found = self.network.validate(self.examples, lambda: self.time_left() > 0)
+            found = self.network.validate(self.examples, self.examples.test, self.has_time)
             row["test_loss"], row["test_accuracy"], tested = found
             if tested < state["test_photos"]:  # the deadline came first
                 row["tested"] = tested
@@ -182,6 +186,14 @@ class Run:
         found = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in row.items())
         print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
 
+    def test(self):
+        """Test the best weights on the photos that chose nothing, if there are any."""
+        if len(self.examples.held_out):
+            now = self.network.call("state")
+            self.network.call("load", **{**now, **self.best})
+            self.state["held_out"] = self.network.validate(self.examples, self.examples.held_out, self.has_time)
+            self.network.call("load", **now)  # `--resume` may go on from them
+
 
 def finish(run, record, output):
     """Write the best weights, the file for inference that has them, and the results.
@@ -189,7 +201,9 @@ def finish(run, record, output):
     The features go first, so that a full disk has room. The checkpoint is enough for `--resume` to do this again.
     """
     state = run.state
-    state["ended"] = True
+    if not state["ended"]:
+        run.test()
+        state["ended"] = True
     run.save()
     for name in ("features.json", "features.bin"):
         (output / name).unlink(missing_ok=True)
@@ -217,6 +231,9 @@ def finish(run, record, output):
         "recipe": run.recipe,
         "epochs": state["epochs"],
     }
+    if state.get("held_out"):
+        result["test_loss"], result["test_accuracy"], result["test_photos"] = state["held_out"]
+        print(f"test accuracy {result['test_accuracy']:.1%} on {result['test_photos']} photos that chose nothing")
     write_json(output / "result.json", result)
     is_early = state["step"] < state["planned"]
     if not is_early:
@@ -340,8 +357,11 @@ def prepared(record, output, args):
         run.go_on()
         run.save()
         (output / "result.json").unlink(missing_ok=True)
+    others = f"{len(examples.test)} to test on"
+    if len(examples.held_out):
+        others = f"{len(examples.test)} to choose the best model by, {len(examples.held_out)} to test on"
     print(
-        f"{len(examples.train)} photos to train on, {len(examples.test)} to test on; {run.state['steps']} steps, ",
+        f"{len(examples.train)} photos to train on, {others}; {run.state['steps']} steps, ",
         end="",
     )
     print(f"{selection['trained_tensors']} tensors ({selection['name']})", flush=True)

@@ -18,6 +18,7 @@ from small_boards import NAMES, changed_copy, run, weights_of
 
 from elastic_trainer.board.needs import needs_line
 from elastic_trainer.datasets import decoding
+from elastic_trainer.datasets.digests import digest, file_digest, image_data
 from elastic_trainer.datasets.image_folder import read_image_folder
 
 pytestmark = pytest.mark.skipif(
@@ -191,15 +192,19 @@ def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos,
     grey16.save(tmp_path / "grey16.png")
     colour.convert("L").save(tmp_path / "grey.png")
     colour.save(tmp_path / "large.webp")
+    colour.save(tmp_path / "colour.bmp")
+    colour.save(tmp_path / "commented.webp", exif=turned)
+    colour.save(tmp_path / "commented.gif", comment=b"a comment")
     for path in tmp_path.iterdir():
         encoded = path.read_bytes()
-        np.testing.assert_array_equal(
-            board_modules.photos.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name
-        )
+        own = board_modules.photos
+        assert own.digest_of(encoded) == digest(encoded) != file_digest(encoded) or path.suffix == ".bmp"
+        assert own.image_data(encoded[:200]) == image_data(encoded[:200])
+        np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
     source = read_image_folder(photos, False, 0.3)
     paths = [*source.train.files, *source.test.files]
     labels = [NAMES.index(Path(path).parent.name) for path in paths]
-    digests = [decoding.digest(Path(path).read_bytes()) for path in paths]
+    digests = [digest(Path(path).read_bytes()) for path in paths]
     found = board_modules.photos.split(labels, digests, 0.3)
     assert found == [False] * len(source.train.files) + [True] * len(source.test.files)
 

@@ -232,3 +232,38 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     np.savez(tmp_path / "weights.npz", id=np.array("other"), **weights_of(trained))
     with pytest.raises(UserError, match="is of another export"):
         load_board(tmp_path / "weights.npz")
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
+    name, three_wheels, exported, photos, tmp_path
+):
+    divided = tmp_path / "photos"
+    for place, first, end in (("train", 0, 12), (name, 12, 15), ("test", 15, 20)):
+        for label in NAMES:
+            (divided / place / label).mkdir(parents=True)
+            for k in range(first, end):
+                shutil.copy(photos / label / f"{k}.png", divided / place / label)
+    done = run(three_wheels, exported, "--data_dir", divided, "--output", tmp_path / "out", "--num_epochs", 2)
+    said = (
+        f"{divided}/train trains, {divided}/{name} chooses the best model, {divided}/test is reported once at the end"
+    )
+    assert said in done.stdout and "36 photos to train on, 9 to choose the best model by, 15 to test on" in done.stdout
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos that chose nothing" in done.stdout
+
+
+def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tmp_path, capsys):
+    for label, named in zip(NAMES, ("train", "valid", "cat"), strict=True):
+        shutil.copytree(photos / label, tmp_path / named)
+    found = board_modules.photos.find_photos(tmp_path, ["cat", "train", "valid"])
+    assert len(found) == 60 and {one[4] for one in found} == {None} and not capsys.readouterr().out
+    shutil.copytree(photos, tmp_path / "more" / "train")
+    shutil.copytree(photos, tmp_path / "more" / "test")
+    found = board_modules.photos.find_photos(tmp_path / "more", NAMES)
+    assert [one[4] for one in found] == ["choose"] * 60 + ["train"] * 60
+    assert capsys.readouterr().out.endswith("test chooses the best model and tests it\n")
+    shutil.copytree(photos, tmp_path / "more" / "val")
+    shutil.copytree(photos, tmp_path / "more" / "validation")
+    with pytest.raises(SystemExit):
+        board_modules.photos.find_photos(tmp_path / "more", NAMES)
