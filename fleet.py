@@ -74,6 +74,7 @@ def serve(command: ServeCommand) -> None:
     if command.has_photos:
         network = network.with_classes(count_classes(images.dataset_name, images.data_dir))
         dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+        _keep_for_later(dataset)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
     parts = _parts(command, dataset)
     model = models.build(network, names)
@@ -205,8 +206,16 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed
     dataset = data.load_settings(training.data, *sizes, kept_mb=training.images_mb)
+    _keep_for_later(dataset)
     dataset.follow_classes(class_names)
     return Made(model, dataset, table, training.training, freed_mb)
+
+
+def _keep_for_later(dataset: Any) -> None:
+    """Leave out the images that would test the best model after training: a fleet chooses and tests by the others."""
+    if dataset.held_out is not None:
+        say("a fleet leaves out the photos of the test folder; main.py --evaluate tests its model on them")
+        dataset.held_out = None
 
 
 def _keep(board: Any, message: Any, folder: Path) -> None:

@@ -195,7 +195,7 @@ class DataSettings:
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
-        "for an `image_folder` without `test/` and `val/`: about this share of the images is for testing"))
+        "for an `image_folder` of class folders alone: about this share of the images is for testing"))
     skip_broken: bool = flag(False, DATA, is_free=True, evaluate="run", help=(
         "for an `image_folder`: skip images that cannot be decoded"))
     image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",

@@ -12,7 +12,7 @@ from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import built
 from elastic_trainer.runs.reader import is_run, read_config
-from elastic_trainer.settings import BEST_MODEL, MAIN_FLAGS, DataSettings, defaults_of
+from elastic_trainer.settings import BEST_MODEL, MAIN_FLAGS, TRAINED_IMAGES, DataSettings, defaults_of
 
 # Options that come from the run's config.json if they are not given.
 _FROM_RUN = tuple(name for name, flag in MAIN_FLAGS.items() if flag.evaluate == "run")
@@ -31,6 +31,11 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
     taken: dict[str, Any] = {name: config.get(name) for name in _FROM_RUN}
     if "dataset_name" in given and args.dataset_name != taken["dataset_name"]:
         taken["data_dir"] = taken["num_classes"] = None  # they belong to the run's data set
+    if "test_fraction" in given and (model.parent / TRAINED_IMAGES).is_file():
+        raise UserError(
+            f"--test_fraction {args.test_fraction:g}: --evaluate tests a run on all images that it was not trained on; "
+            "leave it out"
+        )
     own_code = ".py:" in (args.model_name if "model_name" in given else taken["model_name"] or "")
     if "model_name" in given and not own_code:
         raise UserError(

@@ -75,6 +75,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
         (["--evaluate", "{}/my.keras", "--augment", "flip"], "--augment: cannot be combined with --evaluate"),
         (["--evaluate", "{}/my.keras", "--model_name", "vit"], "--model_name vit: --evaluate takes the network from"),
         (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: Invalid JSON: EOF"),
+        (["--evaluate", "{}/my.keras", "--test_fraction", "0.3"], "--test_fraction 0.3: --evaluate tests a run on all"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
         (["--export", "tflite", "--save_model", "False"], "--export tflite: needs the best model; leave out"),
     ],
@@ -84,6 +85,7 @@ def test_wrong_options_are_named(arguments, message, tmp_path):
     for path in (tmp_path / "my.keras", tmp_path / "damaged" / "my.keras"):
         path.touch()
     (tmp_path / "damaged" / "config.json").write_text("{")
+    (tmp_path / "trained_images.bin").touch()
     with pytest.raises(UserError) as caught:
         parse_main([argument.format(tmp_path) for argument in arguments])
     assert message in str(caught.value)
