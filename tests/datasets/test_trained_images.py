@@ -1,5 +1,7 @@
 """The record of the images that a model was trained on, and leaving them out of the test."""
 
+import shutil
+
 import numpy as np
 import pytest
 from small_images import write_noise
@@ -45,6 +47,18 @@ def test_images_that_a_model_was_trained_on_are_counted_and_left_out(photos, tmp
     leave_out_trained(images, run, "--weights")
     assert images.test_count == 6
     assert "--weights" in (line := capsys.readouterr().out) and "trained on 3 of 9 test images" in line
+
+
+def test_they_are_left_out_of_the_validation_and_of_the_test_after_training(photos, tmp_path, capsys):
+    (photos / "test" / "bee").rename(tmp_path / "bee")
+    shutil.copytree(photos / "test", photos / "val")
+    (tmp_path / "bee").rename(photos / "test" / "bee")
+    run = run_trained_on(tmp_path / "run", digests_of(photos, "test/ant/*"))
+    images = data.load("image_folder", 12, 4, data_dir=photos)
+    leave_out_trained(images, run, "--weights")
+    assert (images.test_count, images.held_out.test_count) == (3, 6)
+    printed = capsys.readouterr().out
+    assert "trained on 3 of 6 validation images" in printed and "trained on 3 of 9 test images" in printed
 
 
 def test_a_model_that_was_trained_on_all_test_images_is_refused(photos, tmp_path):

@@ -59,6 +59,9 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
     assert (command.batch_size, command.input_size) == (2, 96)
     command = parse_evaluation(["--evaluate", str(run), "--dataset_name", "digits"])
     assert (command.data.dataset_name, command.data.data_dir, command.num_classes) == ("digits", None, None)
+    config["images"] = {"class_names": ["cafe\u0301", "tea"], "training_images": "", "test_images": ""}
+    (run / "config.json").write_text(json.dumps(config))
+    assert parse_evaluation(["--evaluate", str(run)]).class_names == ["caf\u00e9", "tea"], "of a folder from a Mac"
     (run / "config.json").unlink()
     command = parse_evaluation(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
     assert (command.folder, command.data.dataset_name) == (Path("here/evaluated_best"), "digits")

@@ -8,12 +8,14 @@ from command_lines import command_lines
 from made_up_runs import made_up_run
 
 from elastic_trainer.cli.train_command import parse_main, parse_training
+from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
 from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
 from elastic_trainer.fleet.processes import check_board, check_server, free_port
 from elastic_trainer.fleet.settings import BoardSettings, FleetSettings
 from elastic_trainer.runs.reader import CONFIG
+from fleet import _keep_for_later
 
 
 def serve(*words):
@@ -109,6 +111,17 @@ def test_a_server_without_photos_takes_the_names_of_its_classes():
     assert command.class_names == ["cat", "dog", "fox"] and not command.has_photos
     assert command.training.network.num_classes == 3
     assert serve().has_photos
+    apart, whole = "cafe\u0301", "caf\u00e9"  # the first is as a Mac writes it
+    assert serve("--dataset_name", "image_folder", "--class_names", f"{apart},tea").class_names == [whole, "tea"]
+
+
+def test_a_fleet_leaves_out_the_photos_of_the_test_folder(capsys):
+    images = ShuffledData("photos", 8, 4, 2)
+    _keep_for_later(images)
+    assert not capsys.readouterr().out
+    images.held_out = ShuffledData("photos", 8, 6, 2)
+    _keep_for_later(images)
+    assert images.held_out is None and "main.py --evaluate tests its model on them" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

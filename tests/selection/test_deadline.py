@@ -9,9 +9,10 @@ import pytest
 from budgets import simulate
 from conftest import make_table
 
+from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.runs.history import History
-from elastic_trainer.selection.deadline import DeadlineBudget, DeadlineTooShortError, deadline_epochs
+from elastic_trainer.selection.deadline import DeadlineBudget, DeadlineTooShortError, deadline_epochs, held_out_seconds
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import plan_of, select_tensors
 from elastic_trainer.selection.time_budget import Progress
@@ -273,3 +274,11 @@ def test_averaging_is_expected_to_take_as_long_as_the_first_model_did(small_mode
     budget = DeadlineBudget(table, head, 100.0, 1000, 10, [0], 3, averaging_seconds=2.0)
     assert not budget.is_out_of_time(slow_progress([5.0] * 10, 90.0), False)
     assert budget.is_out_of_time(slow_progress([5.0] * 10, 90.0, first_model=8.0), False)
+
+
+def test_time_is_kept_to_test_the_best_model_after_training(small_model):
+    table = replace(make_table(small_model), forward_ms=20.0)
+    data = ShuffledData("photos", 8, 4, 2)
+    assert held_out_seconds(table, data) == 0
+    data.held_out = ShuffledData("photos", 8, 200, 2)
+    assert held_out_seconds(table, data) == pytest.approx(1.5 * 100 * 0.020)
