@@ -243,13 +243,15 @@ def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
         for label in NAMES:
             (divided / place / label).mkdir(parents=True)
             for k in range(first, end):
-                shutil.copy(photos / label / f"{k}.png", divided / place / label)
-    done = run(three_wheels, exported, "--data_dir", divided, "--output", tmp_path / "out", "--num_epochs", 2)
+                source = photos / (NAMES[NAMES.index(label) - 1] if place == "test" else label)  # tests fail
+                shutil.copy(source / f"{k}.png", divided / place / label)
+    done = run(three_wheels, exported, "--data_dir", divided, "--output", tmp_path / "out")
     said = (
         f"{divided}/train trains, {divided}/{name} chooses the best model, {divided}/test is reported once at the end"
     )
     assert said in done.stdout and "36 photos to train on, 9 to choose the best model by, 15 to test on" in done.stdout
     result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["test_accuracy"] < 0.4 < 0.6 < result["best_accuracy"]
     assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos that chose nothing" in done.stdout
 
 
