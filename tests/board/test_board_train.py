@@ -269,7 +269,7 @@ def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tm
     (tmp_path / "names" / "caf\u00e9").mkdir()
     for k, folder in enumerate((tmp_path / "names").iterdir()):
         shutil.copy(photos / "ant" / f"{k}.png", folder)
-    assert [one[3] for one in board_photos.find_photos(tmp_path / "names", ["ant", "caf\u00e9"])] == [1, 1]
+    assert [one[3] for one in board_modules.photos.find_photos(tmp_path / "names", ["ant", "caf\u00e9"])] == [1, 1]
     shutil.copytree(photos, tmp_path / "more" / "val")
     shutil.copytree(photos, tmp_path / "more" / "validation")
     with pytest.raises(SystemExit):
