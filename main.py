@@ -11,7 +11,6 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import utils
 from elastic_trainer.cli.commands import EvaluateCommand, LoadBoardCommand, TrainCommand
 from elastic_trainer.cli.evaluate_command import parse_evaluation
-from elastic_trainer.cli.train_command import parse_main, parse_training
+from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
@@ -36,7 +35,7 @@ from elastic_trainer.runs.config import (
     network_record,
 )
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_run, read_summary
+from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
 
@@ -45,10 +44,8 @@ EXPORT_CONVERSIONS = 3
 
 if TYPE_CHECKING:
     import keras
-    import numpy as np
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
@@ -155,7 +152,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
     if is_untrained:
-        print(_export_untrained(command, model, dataset, table))
+        from elastic_trainer.board.command import export_untrained
+
+        print(export_untrained(command, model, dataset, table))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
@@ -256,37 +255,6 @@ def _exported(
     return entry.export(model, dataset, folder, source, **{flag: options[flag] for flag in entry.uses}, **more)
 
 
-def _export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None) -> str:
-    """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
-    from elastic_trainer.board.export import first_mask
-    from elastic_trainer.selection.schemes import make_budget
-
-    settings, run = command.training, command.run
-    masks = {}
-    for rho in (settings.rho, *run.export_rho):
-        own, budget = replace(settings, rho=rho), None
-        if table is not None:
-            budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
-        name = command.train_type if table is None else f"rho{rho:g}"
-        masks[name] = first_mask(command.train_type, model, dataset, own, budget)
-    return _written_for_board(command, masks, model, dataset, run.board_folder)
-
-
-def _written_for_board(
-    command: TrainCommand, masks: dict[str, np.ndarray], model: keras.Model, dataset: ImageData, folder: Path
-) -> str:
-    """Export what a run trains, bool [N] by name. Returns the text to print."""
-    from elastic_trainer.board.needs import needs_line
-    from elastic_trainer.datasets.image_folder import TEST_FRACTION
-
-    images, batch_size = command.data, command.network.batch_size
-    fraction = images.test_fraction or TEST_FRACTION
-    recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
-    export = EXPORTERS["train_tflite"].export
-    text = export(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
-    return f"{text}\n{needs_line(folder, dataset.train_count + dataset.test_count)}"
-
-
 def evaluate(command: EvaluateCommand) -> None:
     """Report the results of a model for each class, and export it if `--export` is given."""
     from elastic_trainer.evaluation.class_report import write_report
@@ -306,25 +274,12 @@ def evaluate(command: EvaluateCommand) -> None:
     }
     print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
     if command.export and EXPORTERS[command.export].is_untrained:
-        print(_export_last_selection(command, model, dataset))
+        from elastic_trainer.board.command import export_last_selection
+
+        print(export_last_selection(command, model, dataset))
     elif command.export:
         source, allows = str(command.model), command.allow_tensorflow_kernels
         print(_exported(command.export, model, dataset, command.folder, source, allows))
-
-
-def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
-    """Export what a finished run trained last, with its best weights. Returns the text to print."""
-    folder = command.model.parent
-    if not is_finished(folder):
-        raise UserError(f"--evaluate {command.model}: --export {command.export} needs the folder of a finished run")
-    run = parse_training(["--resume", str(folder)]).with_choices_of(read_config(folder))
-    if run.data.augment == "flip_rotate" or run.network.mixed_precision or run.training.max_steps is not None:
-        raise UserError(
-            f"--evaluate {folder}: the run has --augment flip_rotate, --mixed_precision or --max_steps, which a board "
-            "does not have; export a run without them"
-        )
-    masks = {"last": read_run(folder).selections().chosen[-1]}
-    return _written_for_board(run, masks, model, dataset, folder / "board")
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
