@@ -142,9 +142,7 @@ def _boards(
     from elastic_trainer.timing.memory_check import TracedSteps
 
     network = command.training.network.with_classes(len(dataset.class_names))
-    training, table, _ = with_table(
-        command.training.with_classes(dataset.num_classes), TracedSteps(model, network), 0.0
-    )
+    training, table, _ = with_table(command.training.with_classes(dataset.num_classes), TracedSteps(model, network))
     assert table is not None, "the scheme is elastic"
     made = Made(models.build(network), dataset, table, training.training)
     slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
@@ -201,7 +199,7 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
         training, freed_mb = with_memory(training, steps)
     except UserError as error:
         raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
-    training, table, freed_mb = with_table(training, steps, 0.0, freed_mb)
+    training, table, freed_mb = with_table(training, steps, freed_mb=freed_mb)
     assert table is not None, "the scheme is elastic"
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed

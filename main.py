@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.runs.clocks import Clocks
 
 
 def main() -> None:
@@ -98,7 +100,6 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.timing.memory_check import TracedSteps
 
     start = time.perf_counter() if start is None else start
-    left = partial(_seconds_left, command, start)
     run, images = command.run, command.data
     reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start}
     if run.deterministic:
@@ -115,12 +116,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         check_folder(run.board_folder)
     model = models.build(command.network, names)
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
-    if network_of_user and run.resume and is_run(run.folder):
-        what = f"--resume {run.folder}: {command.network.model_name}"
-        check_network(network_of_user, read_config(run.folder).get("network"), what, ["inference", "training"])
-    earlier = config_of_model(Path(command.network.weights)).get("network")
-    if network_of_user and earlier and is_same_network(network_of_user, earlier, ["inference"]) is False:
-        print(f"--weights {command.network.weights}: are of another network, which computed something else")
+    if network_of_user is not None:
+        _compare_networks(command, network_of_user)
     _check_saving(model, command)
     steps = TracedSteps(model, command.network)
     command, freed_mb = with_memory(command, steps)
@@ -128,7 +125,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
-    command, table, freed_mb = with_table(command, steps, left(), freed_mb)
+    left = (command.training.deadline or math.inf) - (time.perf_counter() - start)
+    command, table, freed_mb = with_table(command, steps, left=left, freed_mb=freed_mb)
     end_seconds = 0.0 if table is None else _export_seconds(command, model)
     if run.board_times is not None and table is not None:
         from elastic_trainer.board.times import board_table
@@ -169,20 +167,31 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             write_trained_images(folder, dataset.training_digests, earlier_images)
             elapsed = time.perf_counter() - start
             results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed, freed_mb)
-            summary = log.finish(results)
+            summary, clocks = log.finish(results), log.trainer.history.clocks
         utils.run_each(
             lambda: _write_txt(command, folder, summary),
             lambda: _add_power(command, folder),
-            lambda: _export_best(command, model, dataset, folder, left()),
-            lambda: update_summary(folder, wall_seconds=log.trainer.history.clocks.elapsed()),
+            lambda: _export_best(command, model, dataset.held_out or dataset, folder, clocks),
+            lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, settings.deadline),
         )
 
 
-def _seconds_left(command: TrainCommand, start: float) -> float:
-    """Until the deadline of a run whose program started then by `time.perf_counter`; infinity without a deadline."""
-    deadline = command.training.deadline
-    return math.inf if deadline is None else deadline - (time.perf_counter() - start)
+def _compare_networks(command: TrainCommand, made: dict[str, str]) -> None:
+    """Compare a custom network, by its `network_record`, with that of the run to continue and that of `--weights`.
+
+    Raises:
+        UserError: the run to continue has another one.
+    """
+    run, network = command.run, command.network
+    if run.resume and is_run(run.folder):
+        what = f"--resume {run.folder}: {network.model_name}"
+        check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
+    earlier = config_of_model(Path(network.weights))
+    # Digests differ, too, where only the head or the size of images does.
+    is_alike = all(earlier.get(name) == getattr(network, name) for name in ("num_classes", "input_size"))
+    if is_alike and earlier.get("network") and is_same_network(made, earlier["network"], ["inference"]) is False:
+        print(f"--weights {network.weights}: were trained in a network that computed something else")
 
 
 def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
@@ -192,7 +201,7 @@ def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
         UserError: the model cannot be converted, which is better said before training.
     """
     entry = EXPORTERS[command.run.export] if command.run.export else None
-    if command.training.deadline is None or command.run.plan or entry is None or entry.conversion_seconds is None:
+    if command.training.deadline is None or entry is None or entry.conversion_seconds is None:
         return 0.0
     return EXPORT_CONVERSIONS * entry.conversion_seconds(model, command.run.allow_tensorflow_kernels)
 
@@ -207,12 +216,13 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
         check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and changes_network)
 
 
-def _export_best(
-    command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, seconds: float = math.inf
-) -> None:
-    """Write the run's best model in the format of `--export`, if given; `seconds` are left before a deadline.
+def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, clocks: Clocks) -> None:
+    """Write the run's best model in the format of `--export`, if given. Raises `UserError` if the run saved none.
 
-    Raises `UserError` if the run saved none.
+    Args:
+        command, model, folder: of the run.
+        dataset: its test images check the files.
+        clocks: of the run; a deadline says how long the check may take.
     """
     if not command.run.export:
         return
@@ -227,6 +237,7 @@ def _export_best(
     with _stoppable_export(best):
         model = load_best(model, best, SCHEMES[command.train_type].changes_network, "--export")
         allows = command.run.allow_tensorflow_kernels
+        seconds = (command.training.deadline or math.inf) - clocks.elapsed()
         print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
 
 
@@ -236,7 +247,7 @@ def _stoppable_export(best: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        again = f"{best} is complete; to export it: python main.py --resume {best.parent}"
+        again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
 
 

@@ -17,7 +17,6 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import Settings
 
 NAMES = ["ant", "bee", "cat"]
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts" / "board"
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +63,17 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def board_modules():
+def board_modules(exported):
     """The modules of the board's program, in this process."""
-    sys.path.insert(0, str(SCRIPTS))
+    sys.path.insert(0, str(exported))
     try:
         import board_network
         import board_photos
+        import board_train
 
-        return SimpleNamespace(network=board_network, photos=board_photos)
+        return SimpleNamespace(network=board_network, photos=board_photos, train=board_train)
     finally:
-        sys.path.remove(str(SCRIPTS))
+        sys.path.remove(str(exported))
 
 
 def run(python, folder, *arguments, code=0):

@@ -164,14 +164,25 @@ def test_weights_of_a_run_start_another_network_with_a_line_that_says_so(photos,
     run = train(photos, "--model_name", name, "--save_model")
     edit(own_networks, 'activation="relu"', 'activation="gelu"')
     rename_a_class(photos)
-    for model, line in ((name, f"--weights {run}: are of another network, which computed something else"), (None, "")):
+    for model, line in ((name, f"--weights {run}: were trained in a network that computed something else"), (None, "")):
         more = ["--model_name", model] if model else []
         capsys.readouterr()
         train(photos, *more, "--weights", run, "--run_name", "second")
         printed = capsys.readouterr().out
-        assert line in printed and ("another network" in printed) == bool(line)
+        assert line in printed and ("computed something else" in printed) == bool(line)
         kept = "its head is kept for 2 of 3 classes (ant, cat); the head starts new for 'dog'"
         assert f"--weights {run / 'best.keras'}: {kept}" in printed
+
+
+def test_weights_of_a_run_with_other_classes_are_of_the_same_network(photos, own_networks, capsys):
+    more = ["--model_name", f"{own_networks}:branches"]
+    run = train(photos, *more, "--save_model")
+    for part in ("train", "test"):
+        shutil.copytree(photos / part / "ant", photos / part / "dog")
+    capsys.readouterr()
+    train(photos, *more, "--weights", run, "--run_name", "second")
+    printed = capsys.readouterr().out
+    assert "its head is kept for 3 of 4 classes" in printed and "computed something else" not in printed
 
 
 def test_a_run_is_not_continued_with_another_network(photos, own_networks):
@@ -310,7 +321,8 @@ def write_validation_photos(photos, name):
 @pytest.mark.parametrize("saves", [True, False])
 def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_the_end(photos, saves, capsys):
     write_validation_photos(photos, "valid")
-    run = train(photos, "--save_model", saves, "--max_steps", 6, "--learning_rate", 0.5)
+    export = ["--export", "tflite"] if saves else []
+    run = train(photos, "--save_model", saves, "--max_steps", 6, "--learning_rate", 0.5, *export)
     printed = capsys.readouterr().out
     assert (
         f"{photos}/test is reported once at the end" in printed
@@ -319,9 +331,11 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
     summary = read_run(run).summary
     tested = "best.keras" if saves else "the last weights"
     assert (summary["test_images"], summary["tested"]) == (9, tested)
-    assert f"test accuracy {summary['test_accuracy']:.1%} on 9 images that chose nothing, by {tested}\n" in printed
+    assert f"test accuracy of {tested}: {summary['test_accuracy']:.1%} on 9 images not used to choose it\n" in printed
     if not saves:
         return
+    exported = json.loads((run / "export.json").read_text())
+    assert exported["test_images"] == 9 and exported["keras"]["accuracy"] == pytest.approx(summary["test_accuracy"])
     model, images = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
     assert images.test_count == 9 and f"tested in {photos}/test: 9 images" in capsys.readouterr().out
     predictions = predict(model, images)
@@ -338,7 +352,7 @@ def test_a_run_of_an_earlier_version_is_not_continued_with_another_split(photos)
     (run / "summary.json").unlink()
     config["images"]["test_images"] = "9, digest 0123456789abcdef"
     (run / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"--resume: the run in .* was started with an earlier version of the program"):
+    with pytest.raises(UserError, match=r"--resume: the run in .* was started with an earlier version, which compared"):
         train(photos, "--resume")
 
 

@@ -41,6 +41,7 @@ from elastic_trainer.registry import (
     add_importance,
     elastic,
 )
+from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.importance import ImportanceEvaluator
@@ -215,7 +216,7 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
     assert command.training.save_model and command.run.export == "text"
     model = make_small_model()
     model.save(tmp_path / "best.keras")
-    main._export_best(command, model, make_small_data(), tmp_path)
+    main._export_best(command, model, make_small_data(), tmp_path, Clocks())
     assert (tmp_path / "weights.txt").read_text() == str(model.count_params())
     assert f"wrote weights.txt of {tmp_path}" in capsys.readouterr().out
     assert not (tmp_path / "model.tflite").exists()

@@ -17,6 +17,7 @@ from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
+from elastic_trainer.datasets.trained_images import trained_images
 from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import is_finished, read_config, read_run
 from elastic_trainer.selection.schemes import make_budget
@@ -33,7 +34,8 @@ def export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageDa
             budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
         name = command.train_type if table is None else f"rho{rho:g}"
         masks[name] = first_mask(command.train_type, model, dataset, own, budget)
-    return _written(command, masks, model, dataset, run.board_folder)
+    count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
+    return _written(command, masks, model, dataset, run.board_folder, count)
 
 
 def export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
@@ -52,16 +54,21 @@ def export_last_selection(command: EvaluateCommand, model: keras.Model, dataset:
             "does not have; export a run without them"
         )
     masks = {"last": read_run(folder).selections().chosen[-1]}
-    return _written(run, masks, model, dataset, folder / "board")
+    count = len(trained_images(command.model)) + dataset.test_count
+    return _written(run, masks, model, dataset, folder / "board", count)
 
 
 def _written(
-    command: TrainCommand, masks: dict[str, np.ndarray], model: keras.Model, dataset: ImageData, folder: Path
+    command: TrainCommand,
+    masks: dict[str, np.ndarray],
+    model: keras.Model,
+    dataset: ImageData,
+    folder: Path,
+    count: int,
 ) -> str:
-    """Export what a run trains, bool [N] by name. Returns the text to print."""
+    """Export what a run trains on `count` photos, bool [N] by name. Returns the text to print."""
     images, batch_size = command.data, command.network.batch_size
     fraction = images.test_fraction or TEST_FRACTION
     recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
     text = export_training(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
-    count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
     return f"{text}\n{needs_line(folder, count)}"

@@ -31,6 +31,7 @@ from elastic_trainer.board.signatures import (
     converted_function,
     suffixed,
 )
+from elastic_trainer.datasets import digests
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.export import convert
@@ -49,7 +50,7 @@ from elastic_trainer.training.optimizers import optimizer_of
 TRAINING, INFERENCE, RECORD, START = "train.tflite", "inference.tflite", "board.json", "start.keras"
 TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
-SCRIPT = "board_train.py"  # the one to start
+SCRIPT, DIGESTS = "board_train.py", "board_digests.py"  # the one to start; a copy of `datasets.digests`
 MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
 FORMAT = 1  # of board.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
@@ -112,11 +113,11 @@ def export_training(
     arrays = inference.arrays if inference else None
     functions = TrainingFunctions(model, optimizer, [*masks.values()], part, batch_size > part, arrays)
     files = {TRAINING: converted_file(functions)} | ({INFERENCE: inference.content} if inference else {})
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     record = {
         "format": FORMAT,
-        "id": digests[TRAINING][:16],
-        "sha256": digests,
+        "id": hashes[TRAINING][:16],
+        "sha256": hashes,
         "classes": [*classes],
         "size": model.input_shape[1],
         "part": part,
@@ -134,8 +135,8 @@ def export_training(
         for name, content in files.items():
             with atomic_path(folder / name) as temporary:
                 temporary.write_bytes(content)
-        for script in scripts:
-            with atomic_path(folder / script.name) as temporary:
+        for name, script in {**{script.name: script for script in scripts}, DIGESTS: Path(digests.__file__)}.items():
+            with atomic_path(folder / name) as temporary:
                 shutil.copyfile(script, temporary)
         with atomic_path(folder / START) as temporary:
             save_model(model, temporary)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.machine import peak_memory_mb, resident_memory_mb
+from elastic_trainer.machine import peak_memory_mb, resident_memory_mb, silenced
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -50,7 +50,8 @@ def _memory_mb(folder: Path, record: dict[str, Any], selection: dict[str, Any]) 
         return None
     receiver, sender = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=_send_memory, args=(sender, folder, record, selection), daemon=True)
-    process.start()
+    with silenced():  # where this fails, nothing is known of the memory
+        process.start()
     sender.close()  # the process has it
     with receiver:
         try:

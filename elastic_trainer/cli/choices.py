@@ -148,7 +148,7 @@ def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
 
 
 def with_table(
-    command: TrainCommand, steps: TracedSteps, left: float = math.inf, freed_mb: float = 0.0
+    command: TrainCommand, steps: TracedSteps, *, left: float = math.inf, freed_mb: float = 0.0
 ) -> tuple[TrainCommand, TimingTable | None, float]:
     """The timing table of an elastic run; a short one is measured if there is none that can be relied on.
 
@@ -182,23 +182,26 @@ def with_table(
     table = load() if _has_table(network, command) else None
     # A run that is continued keeps the table that it started with.
     keeps_table = run.allow_stale_profile or (run.resume and is_run(run.folder))
+    used = "used by --allow_stale_profile" if run.allow_stale_profile else "this run continues with it"
     if table is None or (table.doubt is not None and not keeps_table):
-        found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
-        print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
         try:
             if TABLE_TRACES * tracing > until - time.perf_counter():
                 raise NoTimeToMeasureError
+            found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
+            print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
             _measure_table(command, steps, folder, until, freed_mb)
+            used = "was the device busy? The next run measures again"
         except NoTimeToMeasureError as error:
             if table is None and command.chooses_epochs:
                 return _without_steps(command, NO_TIME), None, freed_mb
             if table is None:
-                raise UserError(f"--deadline {settings.deadline:g}: {NO_TIME}; first run: {remake}") from error
-            print(f"--deadline {settings.deadline:g}: {NO_TIME}; the unreliable one is used")
+                deadline = duration_text(settings.deadline or 0.0)
+                raise UserError(f"--deadline {deadline}: {NO_TIME}; first run: {remake}") from error
+            used = f"{NO_TIME}, so it is used"
         # The new one is loaded: its file rounds times, and a resumed run compares its table with the checkpoint's.
         table, freed_mb = load(), freed_mb + freed_memory_mb(before_mb, resident_memory_mb())
     if table.doubt is not None:
-        print(f"the timing table is unreliable: {table.doubt}; was the device busy? The next run measures again")
+        print(f"the timing table is unreliable: {table.doubt}; {used}")
     table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)

@@ -251,7 +251,7 @@ def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path)
 
 
 def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
-    """The flags of profiler.py that make the timing table of these settings. None is left out for being a default."""
+    """The flags of profiler.py that make the timing table of these settings. Those that equal a default, too."""
     names = ("input_size", "num_classes", "batch_size", "optimizer", "mixed_precision", "seed", "weights")
     flags = {
         "model_name": network.model_name,

@@ -8,7 +8,6 @@ from typing import Any
 
 from elastic_trainer.cli.commands import EvaluateCommand
 from elastic_trainer.cli.flags import main_parser
-from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import built
 from elastic_trainer.runs.reader import is_run, read_config
@@ -59,7 +58,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         batch_size=args.batch_size or defaults["batch_size"],
         seed=args.seed,
         export=args.export,
-        class_names=None if names is None else [class_name(name) for name in names],
+        class_names=names,
         trained_network=config.get("network"),
         allow_tensorflow_kernels=args.allow_tensorflow_kernels,
     )

@@ -1,6 +1,6 @@
 """Digests by which a photo is known again: of its coded pixels, whatever the name, place and metadata of its file.
 
-`scripts/board/board_photos.py` has the same code, since it imports nothing of the project; a test compares them.
+A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.9 on.
 """
 
 from __future__ import annotations

@@ -94,10 +94,7 @@ def _make_trainable(model: keras.Model, name: str) -> None:
             layer.trainable = value
     count = len(model.trainable_weights)
     if count > trained:
-        print(
-            f"{name}: {count - trained} of {count} weights were frozen; --train_type decides what trains, so they "
-            "train, too"
-        )
+        print(f"{name}: {count - trained} of {count} weights were frozen; what trains is decided by --train_type alone")
 
 
 def _for_rgb(model: keras.Model, shape: tuple[int, int, int], name: str) -> keras.Model:

@@ -17,8 +17,12 @@ FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag
 
 
 def without_effect(config: dict[str, Any]) -> set[str]:
-    """Options that do not change the result of a run, unless they say which images there are."""
-    return FREE_ON_RESUME - ({"data_dir", "skip_broken"} if DATASETS[config["dataset_name"]].is_folder else set())
+    """Options that do not change the result of a run, unless they say which images there are, or what a step takes."""
+    return (
+        FREE_ON_RESUME
+        - {"micro_batch"}
+        - ({"data_dir", "skip_broken"} if DATASETS[config["dataset_name"]].is_folder else set())
+    )
 
 
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:
@@ -44,7 +48,7 @@ def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | 
         if change is None and is_ != was:
             change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
     if change is not None and now.get("digests") != before.get("digests"):
-        return "an earlier version of the program, which told and divided photos by all bytes of their files"
+        return "an earlier version, which compared and split photos by whole files, metadata included"
     return change
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import read_json, reading
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
@@ -24,7 +25,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The fields in config.json of the run in `folder`. Raises `UserError` if it is damaged."""
     from elastic_trainer.runs.schemas import RunConfig
 
-    return _checked(folder / CONFIG, RunConfig)
+    config = _checked(folder / CONFIG, RunConfig)
+    images = config.get("images") or {}
+    if "class_names" in images:  # earlier versions kept them as the file system has them
+        images["class_names"] = [class_name(name) for name in images["class_names"]]
+    return config
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

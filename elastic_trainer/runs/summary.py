@@ -161,8 +161,8 @@ def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
     rho, ratio = summary.get("rho_measured"), summary.get("time_over_full")
     if rho:
         asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
-        text += f"; a step took {rho:.2f} of full training's{asked}"
-        text += f", all of training an estimated {ratio:.2f}" if ratio else ""
+        text += f"; a step took {rho:.2f} of a full step{asked}"
+        text += f", training an estimated {ratio:.2f} of full training" if ratio else ""
         text += ", by an unreliable timing table" if summary.get("table_doubt") else ""
     return text
 
@@ -183,7 +183,7 @@ def _test_lines(summary: dict[str, Any]) -> list[str]:
     if accuracy is None:
         return []
     return [
-        f"test accuracy {accuracy:.1%} on {summary['test_images']} images that chose nothing, by {summary['tested']}"
+        f"test accuracy of {summary['tested']}: {accuracy:.1%} on {summary['test_images']} images not used to choose it"
     ]
 
 

@@ -72,7 +72,8 @@ def measure_selections(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[
 
 def _send_peak(sender: Connection, setup: Setup, mask: np.ndarray) -> None:
     """Send predicted and measured MB of steps that train `mask`, above what this process took before their trace."""
-    load_tensorflow()
+    with silenced():  # the other process has said what there is to say of Keras
+        load_tensorflow()
     from elastic_trainer.training.step import TrainStep
 
     with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from pathlib import Path
 
 START = time.monotonic()
 HERE = Path(__file__).resolve().parent
+FIELDS = ("id", "classes", "size", "part", "variables", "selections", "recipe", "offsets")  # of board.json
+COPY_AGAIN = "copy the folder of --export train_tflite again"
 
 
 def fail(text):
@@ -65,6 +68,23 @@ def read_json(path, advice):
         return record
     except (OSError, ValueError) as error:
         fail(f"{path}: cannot be read: {first_line(error)}; {advice}")
+
+
+def read_record():
+    """What board.json says; the files beside it are those of the export."""
+    path = HERE / "board.json"
+    record = read_json(path, COPY_AGAIN)
+    missing = [name for name in FIELDS if name not in record]
+    if missing or not record["selections"]:
+        fail(f"{path}: has no {missing[0] if missing else 'selections'}; {COPY_AGAIN}")
+    for name, expected in record.get("sha256", {}).items():
+        try:
+            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+        except OSError as error:
+            fail(f"{HERE / name}: cannot be read: {error.strerror}; {COPY_AGAIN}")
+        if digest != expected:
+            fail(f"{HERE / name}: is damaged, or of another export than board.json; {COPY_AGAIN}")
+    return record
 
 
 def lock(folder):

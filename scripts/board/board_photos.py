@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import tarfile
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import List, Optional  # Python 3.9
 
 import numpy as np
-from board_device import HERE, START, available_memory, fail, first_line, left, replace_file, show
+from board_device import HERE, START, available_memory, fail, first_line, left, read_json, replace_file, show
+from board_digests import digest
 from board_network import make_interpreter
 from PIL import Image, ImageOps
 
@@ -27,8 +27,6 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp has copies of its own)
 ROWS = 64  # that are converted at a time
 VALIDATION = ("val", "valid", "validation")
-# Of the next segment of a JPEG. After FF, a 0 belongs to the coded pixels, as do the markers from which they restart.
-_JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 
 def read_member(archive, member):
@@ -118,88 +116,6 @@ def in_rgb(image):
     return converted
 
 
-def image_data(encoded):
-    """The coded pixels of an image: its file without metadata, such as comments, EXIF data and previews.
-
-    Pixels are not decoded, which takes far longer: a copy that was coded again is another image.
-
-    Returns:
-        `encoded` itself if it is a BMP, which has no metadata, no image file, or damaged.
-    """
-    try:
-        if encoded[:2] == b"\xff\xd8":
-            parts = _jpeg_parts(encoded)
-        elif encoded[:4] == b"\x89PNG":
-            parts = _png_parts(encoded)
-        elif encoded[:4] == b"RIFF":
-            parts = _webp_parts(encoded)
-        elif encoded[:3] == b"GIF":
-            parts = _gif_parts(encoded)
-        else:
-            return encoded
-        return b"".join(parts) or encoded
-    except IndexError:  # it ends too early
-        return encoded
-
-
-def _jpeg_parts(encoded):
-    """All segments but APPn and COM, and the coded pixels between them, up to the end of the first image."""
-    end = 2
-    while True:
-        marker = _JPEG_MARKER.search(encoded, end)
-        start = marker.start() if marker else len(encoded)
-        yield encoded[end:start]
-        if marker is None or encoded[start + 1] == 0xD9:
-            return
-        end = start + 2 + int.from_bytes(encoded[start + 2 : start + 4], "big")
-        if not (0xE0 <= encoded[start + 1] <= 0xEF or encoded[start + 1] == 0xFE):
-            yield encoded[start:end]
-
-
-def _png_parts(encoded):
-    """The contents of the chunks that hold size, colours and pixels of the first picture."""
-    start = 8
-    while start + 8 <= len(encoded):
-        length, kind = int.from_bytes(encoded[start : start + 4], "big"), encoded[start + 4 : start + 8]
-        if kind in (b"IHDR", b"PLTE", b"tRNS", b"IDAT"):
-            yield encoded[start + 8 : start + 8 + length]
-        start += length + 12
-
-
-def _webp_parts(encoded):
-    """The contents of the chunks that hold pixels."""
-    start = 12
-    while start + 8 <= len(encoded):
-        kind, length = encoded[start : start + 4], int.from_bytes(encoded[start + 4 : start + 8], "little")
-        if kind in (b"VP8 ", b"VP8L", b"ALPH", b"ANMF"):
-            yield encoded[start + 8 : start + 8 + length]
-        start += 8 + length + length % 2
-
-
-def _gif_parts(encoded):
-    """Size and colours, and of what follows the images and what says which colour is transparent."""
-    end = 13 + _colours(encoded[10])
-    yield encoded[6:end]
-    while encoded[end] != 0x3B:
-        start, is_image = end, encoded[end] == 0x2C
-        end += 11 + _colours(encoded[end + 9]) if is_image else 2
-        while encoded[end]:
-            end += encoded[end] + 1
-        end += 1
-        if is_image or encoded[start + 1] == 0xF9:
-            yield encoded[start:end]
-
-
-def _colours(flags):
-    """Bytes of the table of colours that a GIF has after such flags."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def digest_of(encoded):
-    """The digest by which main.py knows a photo, too."""
-    return int.from_bytes(hashlib.blake2b(image_data(encoded), digest_size=8).digest(), "big")
-
-
 def split(labels, digests, fraction):
     """Whether each photo is for testing, by its digest, as main.py decides it."""
     tested = {digest for digest in digests if digest < fraction * 2**64}
@@ -224,9 +140,11 @@ class Examples:
         self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
         self.views = 2 if record["recipe"]["augment"] == "flip" else 1
         self.deadline, self.batch = args.deadline, record["recipe"]["batch_size"]
+        if photos[0][4] is not None and args.test_fraction:
+            fail("--test_fraction: the photos have a folder of their own for testing; leave it out")
         path, about = output / "features.bin", output / "features.json"
         key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
-        known = json.loads(about.read_text()) if about.exists() and path.exists() else {}
+        known = read_json(about, "remove it") if about.exists() and path.exists() else {}
         digests = known.get("digests", [])
         if known.get("key") != key:
             about.unlink(missing_ok=True)
@@ -240,8 +158,6 @@ class Examples:
             name = photos[digests.index(None)][0]
             fail(f"{name}: cannot be read as an image; remove it, or leave such photos out with --skip_broken")
         uses = [photos[row][4] for row in intact]
-        if photos[0][4] is not None and args.test_fraction:
-            fail("--test_fraction: the photos have a folder of their own for testing; leave it out")
         if photos[0][4] is None:
             fraction = args.test_fraction or record["recipe"]["test_fraction"]
             is_test = split(self.labels[intact].tolist(), [digests[row] for row in intact], fraction)
@@ -273,7 +189,7 @@ class Examples:
                     try:
                         encoded = reader()
                         pixels[place] = decode(encoded, self.size)
-                        digests.append(digest_of(encoded))
+                        digests.append(digest(encoded))
                     except Exception as error:  # Pillow raises many types
                         print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
                         digests.append(None)

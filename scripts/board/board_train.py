@@ -10,7 +10,6 @@ on the board, and weights.npz, which `main.py --load_board` turns into a Keras m
 """
 
 import argparse
-import hashlib
 import json
 import math
 import signal
@@ -28,6 +27,7 @@ from board_device import (
     lock,
     peak_memory_mb,
     read_json,
+    read_record,
     replace_file,
     show,
     write_json,
@@ -41,8 +41,6 @@ except ImportError as missing:
     sys.exit(f"board_train.py: error: {missing}; run: pip install numpy pillow ai-edge-litert")
 
 CHECKPOINT_SECONDS = 120  # between two of them
-FIELDS = ("id", "classes", "size", "part", "variables", "selections", "recipe", "offsets")  # of board.json
-COPY_AGAIN = "copy the folder of --export train_tflite again"
 
 
 class Run:
@@ -59,7 +57,7 @@ class Run:
         self.key = json.loads(json.dumps([record["id"], None, selection["name"], self.recipe]))
         self.best, self.signal, self.first_step_seconds, self.finishing = {}, 0, None, None
         self.state: Dict[str, Any] = {"step": 0, "seconds": 0.0, "validation": [], "epochs": [], "sums": [0.0, 0.0]}
-        self.state["ended"] = False  # True: only the results are left to write
+        self.state.update(ended=False, best=None)  # True: only the results are left to write; of the best weights
         self.model_bytes = 0 if record["offsets"] is None else (HERE / "inference.tflite").stat().st_size
 
     def give(self, examples):
@@ -178,8 +176,8 @@ class Run:
             if tested < state["test_photos"]:  # the deadline came first
                 row["tested"] = tested
             spent.append(time.monotonic() - start)
-            tested = [one.get("test_accuracy", -1) for one in state["epochs"]]
-            if row["test_accuracy"] > max(tested, default=-1):
+            if state["best"] is None or row["test_accuracy"] > state["best"]["accuracy"]:
+                state["best"] = {"accuracy": row["test_accuracy"], "tested": tested}
                 self.best = {name: value for name, value in self.network.call("state").items() if "weights" in name}
         state["epochs"], state["sums"] = [*state["epochs"], row], [0.0, 0.0]
         show("", end="")
@@ -187,7 +185,7 @@ class Run:
         print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
 
     def test(self):
-        """Test the best weights on the photos that chose nothing, if there are any."""
+        """Test the best weights on the photos that were not used to choose them, if there are any."""
         if len(self.examples.held_out):
             now = self.network.call("state")
             self.network.call("load", **{**now, **self.best})
@@ -215,12 +213,11 @@ def finish(run, record, output):
             encoded = arrays[f"array_{index}"].tobytes()
             content[offset : offset + len(encoded)] = encoded
         replace_file(output / "model.tflite", lambda file: file.write(content))
-    tested = [one for one in state["epochs"] if "test_accuracy" in one]
-    best = max(tested, key=lambda one: one["test_accuracy"])
-    count = best.get("tested", state["test_photos"])
+    accuracies = [one["test_accuracy"] for one in state["epochs"] if "test_accuracy" in one]
+    count = state["best"]["tested"]
     result = {
-        "best_accuracy": best["test_accuracy"],
-        "final_accuracy": tested[-1]["test_accuracy"],
+        "best_accuracy": state["best"]["accuracy"],
+        "final_accuracy": accuracies[-1],
         "tested": count,
         "steps": state["step"],
         "planned_steps": state["planned"],
@@ -233,7 +230,7 @@ def finish(run, record, output):
     }
     if state.get("held_out"):
         result["test_loss"], result["test_accuracy"], result["test_photos"] = state["held_out"]
-        print(f"test accuracy {result['test_accuracy']:.1%} on {result['test_photos']} photos that chose nothing")
+        print(f"test accuracy {result['test_accuracy']:.1%} on {result['test_photos']} photos not used to choose it")
     write_json(output / "result.json", result)
     is_early = state["step"] < state["planned"]
     if not is_early:
@@ -306,23 +303,6 @@ def parsed(record):
     if args.data_dir is None and not args.profile:
         fail("--data_dir: is missing; give the folder with the photos")
     return args
-
-
-def read_record():
-    """What board.json says; the files beside it are those of the export."""
-    path = HERE / "board.json"
-    record = read_json(path, COPY_AGAIN)
-    missing = [name for name in FIELDS if name not in record]
-    if missing or not record["selections"]:
-        fail(f"{path}: has no {missing[0] if missing else 'selections'}; {COPY_AGAIN}")
-    for name, expected in record.get("sha256", {}).items():
-        try:
-            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
-        except OSError as error:
-            fail(f"{HERE / name}: cannot be read: {error.strerror}; {COPY_AGAIN}")
-        if digest != expected:
-            fail(f"{HERE / name}: is damaged, or of another export than board.json; {COPY_AGAIN}")
-    return record
 
 
 def read_checkpoint(path):

@@ -18,7 +18,7 @@ from small_boards import NAMES, changed_copy, run, weights_of
 
 from elastic_trainer.board.needs import needs_line
 from elastic_trainer.datasets import decoding
-from elastic_trainer.datasets.digests import digest, file_digest, image_data
+from elastic_trainer.datasets.digests import digest, file_digest
 from elastic_trainer.datasets.image_folder import read_image_folder
 
 pytestmark = pytest.mark.skipif(
@@ -32,6 +32,25 @@ def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos
     run(three_wheels, exported, *arguments)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
+
+
+def test_the_best_weights_stay_the_best_where_resume_goes_on_with_an_epoch(board_modules):
+    """A deadline ended the epoch early, and what it had reached then is better than at its end."""
+    accuracies, weights = iter([0.85, 0.82]), iter([1.0, 2.0])
+    run = object.__new__(board_modules.train.Run)
+    run.recipe, run.args, run.finishing = {"validation_share": 1.0}, SimpleNamespace(deadline=None), None
+    run.examples, run.epoch_steps, run.planned, run.best = SimpleNamespace(test=np.arange(4)), 10, 10, {}
+    run.network = SimpleNamespace(
+        validate=lambda *_: (0.5, next(accuracies), 4), call=lambda name: {"weights": next(weights)}
+    )
+    run.state = {"step": 5, "steps": 5, "seconds": 1.0, "validation": [], "epochs": [], "sums": [1.0, 1.0]}
+    run.state |= {"best": None, "test_photos": 4}
+    run.end_epoch()
+    run.go_on()
+    assert run.state["epochs"] == [] and run.state["steps"] == 10
+    run.state["step"] = 10
+    run.end_epoch()
+    assert run.best == {"weights": 1.0} and run.state["best"] == {"accuracy": 0.85, "tested": 4}
 
 
 def test_a_deadline_that_reading_the_photos_would_miss_is_refused_early(three_wheels, exported, photos, tmp_path):
@@ -198,8 +217,7 @@ def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos,
     for path in tmp_path.iterdir():
         encoded = path.read_bytes()
         own = board_modules.photos
-        assert own.digest_of(encoded) == digest(encoded) != file_digest(encoded) or path.suffix == ".bmp"
-        assert own.image_data(encoded[:200]) == image_data(encoded[:200])
+        assert digest(encoded) != file_digest(encoded) or path.suffix == ".bmp"
         np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
     source = read_image_folder(photos, False, 0.3)
     paths = [*source.train.files, *source.test.files]

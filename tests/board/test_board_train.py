@@ -252,7 +252,7 @@ def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
     assert said in done.stdout and "36 photos to train on, 9 to choose the best model by, 15 to test on" in done.stdout
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["test_accuracy"] < 0.4 < 0.6 < result["best_accuracy"]
-    assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos that chose nothing" in done.stdout
+    assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos not used to choose it" in done.stdout
 
 
 def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tmp_path, capsys):

@@ -114,9 +114,9 @@ def test_an_unreliable_timing_table_is_reported_and_measured_again_by_the_next_r
 
     train_run(parse_training([*given, "--run_name", "second", "--resume"]))
     assert measured == ["again"], "a run that is continued keeps the table that it started with"
-    assert "the timing table is unreliable" in capsys.readouterr().out
+    assert f"the timing table is unreliable: {doubt}; this run continues with it" in capsys.readouterr().out
     train_run(parse_training([*given, "--run_name", "third", "--allow_stale_profile"]))
-    assert measured == ["again"]
+    assert measured == ["again"] and "used by --allow_stale_profile" in capsys.readouterr().out
 
 
 def test_a_deadline_without_time_to_measure_again_uses_the_unreliable_table(words, tmp_path, capsys, monkeypatch):
@@ -124,13 +124,13 @@ def test_a_deadline_without_time_to_measure_again_uses_the_unreliable_table(word
     monkeypatch.setattr("elastic_trainer.timing.table.MAX_ERROR", -1.0)
     monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
     train_run(parse_training([*words, "--deadline", "60", "--run_name", "second"]))
-    assert "no time to measure a timing table; the unreliable one is used" in capsys.readouterr().out
+    assert "there is no time to measure a timing table, so it is used" in capsys.readouterr().out
     assert summary_of(tmp_path / "logs" / "second")["steps"] > 1
 
 
 def test_a_given_number_of_epochs_without_time_for_a_timing_table_is_refused(words, monkeypatch):
     monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
-    with pytest.raises(UserError, match=r"--deadline 60: .*no time to measure a timing table; first run: python prof"):
+    with pytest.raises(UserError, match=r"--deadline 60s: .*no time to measure a timing table; first run: python prof"):
         train_run(parse_training([*words, "--deadline", "60", "--num_epochs", "2"]))
 
 

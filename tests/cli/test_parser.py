@@ -5,7 +5,7 @@ import shlex
 
 import hypothesis
 import pytest
-from command_lines import command_lines
+from made_up_command_lines import command_lines
 from made_up_runs import made_up_run
 
 from elastic_trainer.cli.commands import TrainCommand, parse_profiler, profiler_command

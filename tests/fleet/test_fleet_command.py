@@ -4,7 +4,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from command_lines import command_lines
+from made_up_command_lines import command_lines
 from made_up_runs import made_up_run
 
 from elastic_trainer.cli.train_command import parse_main, parse_training

@@ -222,7 +222,7 @@ def test_frozen_layers_become_trainable_and_statistics_do_not(is_file, tmp_path,
     name = str(tmp_path / "my.keras") if is_file else "nets.py:frozen"
     model = models.build_model(name, SIZE, CLASSES)
     frozen = 5 - (1 if is_file else 0)  # Keras does not save that a single weight is frozen
-    line = f"{name}: {frozen} of 6 weights were frozen; --train_type decides what trains, so they train, too"
+    line = f"{name}: {frozen} of 6 weights were frozen; what trains is decided by --train_type alone"
     assert line in capsys.readouterr().out
     assert len(model.trainable_variables) == 6
     fixed = ["count", "mean", "moving_mean", "moving_variance", "seed_generator_state", "variance"]

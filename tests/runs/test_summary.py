@@ -22,7 +22,7 @@ def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
 def test_time_over_full_includes_selecting_where_steps_take_most_of_the_time(tmp_path):
     summary = results(100, 8.0)
     assert summary["time_over_full"] == pytest.approx(8.0 / 10) and summary["time_over_full_missing"] is None
-    ending = "; a step took 0.60 of full training's (asked: 0.5), all of training an estimated 0.80"
+    ending = "; a step took 0.60 of a full step (asked: 0.5), training an estimated 0.80 of full training"
     assert result_lines(summary, tmp_path)[1].endswith(ending)
 
 
@@ -32,7 +32,7 @@ def test_time_over_full_of_a_run_that_mostly_compiles_is_left_out_with_the_reaso
     assert summary["time_over_full"] is None and summary["rho_measured"] == pytest.approx(0.6)
     why = f"the run is too short: {steps - 1} steps were measured without compiling and took "
     assert summary["time_over_full_missing"].startswith(why)
-    assert result_lines(summary, tmp_path)[1].endswith("; a step took 0.60 of full training's (asked: 0.5)")
+    assert result_lines(summary, tmp_path)[1].endswith("; a step took 0.60 of a full step (asked: 0.5)")
 
 
 def test_run_without_a_budget_has_no_time_over_full_and_does_not_mention_it(tmp_path):
