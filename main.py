@@ -106,9 +106,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
+    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     names = class_names(images.dataset_name, images.data_dir)
     command = command.with_classes(len(names))
-    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
         from elastic_trainer.board.export import check_folder

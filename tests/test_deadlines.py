@@ -68,5 +68,5 @@ def test_the_export_is_tried_before_a_deadline_is_divided(tmp_path, capsys, monk
     words += ["--train_type", "elastic_training_upper_part", "--logdir", str(tmp_path), "--run_name", "mine"]
     monkeypatch.setattr(export, "conversion_seconds", lambda *_: 50.0)
     main.train_run(parse_training([*words, "--deadline", "140"]))
-    assert "--deadline 140: there is no time for training steps" in capsys.readouterr().out
+    assert "--deadline 2m 20s: there is no time for training steps" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()

@@ -180,9 +180,9 @@ def with_table(
         return load_table(folder, wanted, names, shapes, graph, remake, run.allow_stale_profile)
 
     table = load() if _has_table(network, command) else None
-    # A run that is continued keeps the table that it started with.
-    keeps_table = run.allow_stale_profile or (run.resume and is_run(run.folder))
-    used = "used by --allow_stale_profile" if run.allow_stale_profile else "this run continues with it"
+    # A run that is continued keeps the table that it started with, and deterministic runs agree only with one table.
+    keeps_table = run.allow_stale_profile or run.deterministic or (run.resume and is_run(run.folder))
+    used = "this run keeps it"
     if table is None or (table.doubt is not None and not keeps_table):
         try:
             if TABLE_TRACES * tracing > until - time.perf_counter():

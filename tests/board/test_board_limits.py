@@ -91,11 +91,11 @@ def test_a_validation_that_the_deadline_cuts_short_says_of_how_many_photos(board
     network = object.__new__(board_modules.network.Network)
     network.part, network.infer = 2, lambda features: features
     labels = np.arange(10) % 2
-    examples = SimpleNamespace(test=np.arange(10), labels=labels, read=lambda rows, views: np.eye(2)[labels[rows]])
+    examples, photos = SimpleNamespace(labels=labels, read=lambda rows, _: np.eye(2)[labels[rows]]), np.arange(10)
     turns = iter([True, True, False])
-    assert network.validate(examples, lambda: next(turns))[1:] == (1.0, 4)
-    assert network.validate(examples, lambda: True)[1:] == (1.0, 10)
-    assert network.validate(examples, lambda: False)[1:] == (1.0, 2)
+    assert network.validate(examples, photos, lambda: next(turns))[1:] == (1.0, 4)
+    assert network.validate(examples, photos, lambda: True)[1:] == (1.0, 10)
+    assert network.validate(examples, photos, lambda: False)[1:] == (1.0, 2)
 
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, photos, trained, tmp_path):
