@@ -20,6 +20,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -92,7 +93,7 @@ def train(
             raise Stopped(
                 stopped.number,
                 f"stopped after step {trainer.history.step} of {trainer.schedule.total_steps}; "
-                f"continue with: python main.py --resume {run.folder}",
+                f"continue with: {shlex.join(['python', 'main.py', '--resume', str(run.folder)])}",
             ) from None
         finally:
             bar.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -226,4 +227,5 @@ def load_board(weights: Path) -> str:
         temporary.write_bytes(convert(model, quantise=False).content)
     write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
     kept = weights.with_name(TRAINED)
-    return f"written: {kept}, {kept.with_suffix('.tflite')}; to test it: python main.py --evaluate {kept} …"
+    test = shlex.join(["python", "main.py", "--evaluate", str(kept)])
+    return f"written: {kept}, {kept.with_suffix('.tflite')}; to test it: {test} …"
