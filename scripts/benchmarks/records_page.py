@@ -24,7 +24,7 @@ RECORDS = Path(__file__).with_name("records")
 HEAD = """# Records of the benchmarks
 
 Made from the records by `scripts/benchmarks/records_page.py`. What they mean is in `docs/`. The log there has the
-numbers of earlier series; their records are in this repository's commit 81e50d2.
+numbers of earlier series; their records are in this repository's commits 81e50d2 and 7c392c8.
 
 | record | network | what | result | rounds | processor |
 |---|---|---|---|---|---|
@@ -42,27 +42,20 @@ RESULTS = {  # what the index shows of a record, by the start of its name
         "corrected_median_error_percent",
         "corrected_p95_error_percent",
     ),
-    "mixed_precision": ("speedup",),
-    "prunetrain": ("pruned",),
     "rho": ("rho",),
     "solver": ("recursions_agree", "all_within_budget"),
     "step": ("full_over_keras", "full_over_best_torch"),
-    "throttle": ("rho", "rho_in_the_undisturbed_half", "rho_in_the_disturbed_half"),
     "time_model": ("median_error_percent", "p95_error_percent"),
     "torture_resume": ("kills", "held"),
-    "waiting": ("end_after",),
 }
 
 
 def shown(value: Any) -> str:
-    """A value of a record in a cell: numbers to three digits; of each rho, or share of channels, the ratio of steps."""
+    """A value of a record in a cell: numbers to three digits; of each rho, the ratio of steps."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
     if isinstance(value, list):
-        pairs = [
-            (one.get("asked", one.get("asked_share")), one.get("measured", one.get("step_ratio"))) for one in value
-        ]
-        return ", ".join(f"{asked:g}: {ratio:.3f}" for asked, ratio in pairs)
+        return ", ".join(f"{one['asked']:g}: {one['measured']:.3f}" for one in value)
     return str(value) if isinstance(value, bool) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 

@@ -30,7 +30,6 @@ def test_help_is_printed_in_any_folder(script, tmp_path):
     [
         ("time_model", {"median_error_percent", "p95_error_percent", "by_flops", "profiling_seconds"}),
         ("rho", {"rho", "kept"}),
-        ("throttle", {"rho_in_the_disturbed_half", "deadline_seconds", "runs"}),
         ("step", {"step_ms", "over_unfolded", "full_over_keras", "peak_memory_mb"}),
     ],
 )
@@ -38,16 +37,6 @@ def test_benchmark_prints_its_results_as_json_last(script, keys):
     done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, "--batch_size", "8", "--quick")
     assert done.returncode == 0, done.stderr
     assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_benchmark_of_waiting_says_when_a_run_had_done_what():
-    done = command("scripts/benchmarks/benchmark_waiting.py", "--quick", "--size", 32, "--batch_sizes", 64)
-    assert done.returncode == 0, done.stderr
-    row = json.loads(done.stdout.splitlines()[-1])["batch_64"]
-    for name in ("full_training", "elastic_training_upper_part"):
-        times = [row[name][f"{what}_after"] for what in ("tensorflow", "images", "first_step", "end")]
-        assert times == sorted(times) and times[0] > 0
-    assert row["profile_in_all"] > 5 and row["elastic_training_upper_part"]["trace_in_all"] > 0
 
 
 def test_plotting_a_folder_without_a_run_is_refused(tmp_path):
