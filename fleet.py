@@ -23,8 +23,8 @@ from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_
 from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
 from elastic_trainer.machine import load_tensorflow, quick_collections
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.runs.config import check_network, network_record
-from elastic_trainer.runs.reader import is_finished, is_run, read_config
+from elastic_trainer.runs.config import compare_networks, network_record
+from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
 
 
@@ -79,9 +79,8 @@ def serve(command: ServeCommand) -> None:
     parts = _parts(command, dataset)
     model = models.build(network, names)
     made = network_record(model) if is_custom_model(network.model_name) else None
-    if made and run.resume and is_run(run.folder):
-        what = f"--resume {run.folder}: {network.model_name}"
-        check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
+    if made is not None:
+        compare_networks(made, run, network)
     hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": made}
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         config = {**command.config, "num_classes": len(names), "images": _images(names, dataset), "network": made}

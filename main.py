@@ -30,13 +30,12 @@ from elastic_trainer.runs.config import (
     FREE_ON_RESUME,
     changed_class,
     changed_images,
-    check_network,
+    compare_networks,
     first_change,
-    is_same_network,
     network_record,
 )
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import config_of_model, is_finished, is_run, read_config, read_summary
+from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
 
@@ -117,7 +116,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     model = models.build(command.network, names)
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
     if network_of_user is not None:
-        _compare_networks(command, network_of_user)
+        compare_networks(network_of_user, command.run, command.network)
     _check_saving(model, command)
     steps = TracedSteps(model, command.network)
     command, freed_mb = with_memory(command, steps)
@@ -175,23 +174,6 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, settings.deadline),
         )
-
-
-def _compare_networks(command: TrainCommand, made: dict[str, str]) -> None:
-    """Compare a custom network, by its `network_record`, with that of the run to continue and that of `--weights`.
-
-    Raises:
-        UserError: the run to continue has another one.
-    """
-    run, network = command.run, command.network
-    if run.resume and is_run(run.folder):
-        what = f"--resume {run.folder}: {network.model_name}"
-        check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
-    earlier = config_of_model(Path(network.weights))
-    # Digests differ, too, where only the head or the size of images does.
-    is_alike = all(earlier.get(name) == getattr(network, name) for name in ("num_classes", "input_size"))
-    if is_alike and earlier.get("network") and is_same_network(made, earlier["network"], ["inference"]) is False:
-        print(f"--weights {network.weights}: were trained in a network that computed something else")
 
 
 def _export_seconds(command: TrainCommand, model: keras.Model) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.registry import DATASETS
-from elastic_trainer.settings import MAIN_FLAGS
+from elastic_trainer.runs.reader import config_of_model, is_run, read_config
+from elastic_trainer.settings import MAIN_FLAGS, NetworkSettings, RunSettings
 
 if TYPE_CHECKING:
     import keras
@@ -113,3 +115,23 @@ def check_network(now: dict[str, str], before: dict[str, str] | None, what: str,
         print(f"{what} is built as it is now; that it is the same as with {before['made_with']} cannot be checked")
     elif not is_same:
         raise UserError(f"{what} computes something else than the network that was trained; give the file as it was")
+
+
+def compare_networks(made: dict[str, str], run: RunSettings, network: NetworkSettings) -> None:
+    """Compare a custom network with that of the run to continue; print a line if `--weights` are of another one.
+
+    Args:
+        made: its `network_record`.
+        run, network: of the command that made it.
+
+    Raises:
+        UserError: the run to continue has another one.
+    """
+    if run.resume and is_run(run.folder):
+        what = f"--resume {run.folder}: {network.model_name}"
+        check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
+    earlier = config_of_model(Path(network.weights))
+    # Digests differ, too, where only the head or the size of images does.
+    is_alike = all(earlier.get(name) == getattr(network, name) for name in ("num_classes", "input_size"))
+    if is_alike and earlier.get("network") and is_same_network(made, earlier["network"], ["inference"]) is False:
+        print(f"--weights {network.weights}: were trained in a network that computed something else")
