@@ -277,7 +277,8 @@ def check_keras() -> None:
         import keras
 
         backend = keras.config.backend()
-    except (ImportError, ValueError, AttributeError) as error:  # another backend that is not installed; a wrong value
+    # Another backend that is not installed; a wrong value, by the version of Keras.
+    except (ImportError, ValueError, AttributeError, AssertionError) as error:
         if getattr(error, "name", None) == "keras":
             raise
         raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error

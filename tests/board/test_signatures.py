@@ -171,7 +171,8 @@ def _losses(functions: TrainingFunctions, content: bytes, seeds: list[int]) -> l
 )
 def test_random_numbers_of_a_step_are_its_inputs(layer, kind):
     functions, content = _file_with(layer)
-    assert [*functions.steps[0].random_tensors] == [kind]
+    kinds = {name[:-1] for name in functions.steps[0].random_tensors}  # RandomFlip of older Keras has two
+    assert kinds == {kind[:-1]}
     first, other, again = _losses(functions, content, [1, 2, 1])
     assert first == again != other
 
@@ -190,7 +191,7 @@ def test_random_numbers_of_a_step_are_its_inputs(layer, kind):
             lambda layer, inputs: inputs + tf.function(lambda: keras.random.normal((4,), seed=layer.seeds))(),
             "reads what a layer assigns",
         ),
-        (lambda layer, inputs: inputs * layer.count.assign_add(1.0), "reads what a layer assigns"),
+        (lambda layer, inputs: (layer.count.assign_add(1.0), inputs * layer.count)[1], "reads what a layer assigns"),
         (keras.layers.SpectralNormalization(keras.layers.Conv2D(4, 3)), "reads what a layer assigns"),
         (keras.layers.Conv2D(4, 3, kernel_constraint="max_norm"), "kernel has a constraint"),
         (keras.layers.ConvLSTM1D(4, 1, return_sequences=True), "has no lists of tensors"),
