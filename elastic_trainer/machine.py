@@ -14,14 +14,16 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from elastic_trainer.errors import UserError, first_line
 
 CPU_INFO = Path("/proc/cpuinfo")
+PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
 # Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
@@ -147,6 +149,35 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def can_reset_peak() -> bool:
+    """Whether the system lets `reset_peak` work (Linux)."""
+    return os.access(PEAK_RESET, os.W_OK)
+
+
+def reset_peak() -> None:
+    """Let `peak_memory_mb` count from now on."""
+    PEAK_RESET.write_text("5", encoding="ascii")
+
+
+def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
+    """What `target`, called with a connection and `arguments` in a new process, sends through that connection.
+
+    Raises:
+        EOFError: it ended before, as the system does where memory is used up.
+        OSError: there is no memory to start one.
+    """
+    spawn = get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=target, args=(sender, *arguments), daemon=True)
+    process.start()
+    sender.close()  # the process has it
+    with receiver:
+        try:
+            return receiver.recv()
+        finally:
+            process.join()
 
 
 def resident_memory_mb(root: Path = Path("/")) -> float | None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.machine import peak_memory_mb, resident_memory_mb, silenced
+from elastic_trainer.machine import (
+    can_reset_peak,
+    in_own_process,
+    peak_memory_mb,
+    reset_peak,
+    resident_memory_mb,
+    silenced,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 PROGRAM_MB = 50  # Python with NumPy, Pillow and LiteRT, before a network is loaded (x86-64)
-RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak to what the process takes now
 
 
 def needs_line(folder: Path, photos: int) -> str:
@@ -46,20 +50,13 @@ def _features_mb(record: dict[str, Any], selection: dict[str, Any]) -> float:
 
 def _memory_mb(folder: Path, record: dict[str, Any], selection: dict[str, Any]) -> float | None:
     """Peak of a process that does what a board does, above what it takes before; None if that cannot be measured."""
-    if not os.access(RESET, os.W_OK):
+    if not can_reset_peak():
         return None
-    receiver, sender = get_context("spawn").Pipe(duplex=False)
-    process = get_context("spawn").Process(target=_send_memory, args=(sender, folder, record, selection), daemon=True)
-    with silenced():  # where this fails, nothing is known of the memory
-        process.start()
-    sender.close()  # the process has it
-    with receiver:
-        try:
-            return float(receiver.recv())
-        except EOFError:  # the system ended it
-            return None
-        finally:
-            process.join()
+    try:
+        with silenced():  # where this fails, nothing is known of the memory
+            return float(in_own_process(_send_memory, folder, record, selection))
+    except EOFError:
+        return None
 
 
 def _send_memory(sender: Connection, folder: Path, record: dict[str, Any], selection: dict[str, Any]) -> None:
@@ -75,7 +72,7 @@ def _send_memory(sender: Connection, folder: Path, record: dict[str, Any], selec
 
     network_type = importlib.import_module("board_network").Network
     before_mb = resident_memory_mb() or 0.0
-    RESET.write_text("5", encoding="ascii")  # the peak counts from here
+    reset_peak()
     images = np.zeros((record["part"], record["size"], record["size"], 3), np.float32)
     features = network_type(record, selection, 1).call("features", images=images)
     network, batch = network_type(record, selection, 1), record["recipe"]["batch_size"]

@@ -45,9 +45,9 @@ T = TypeVar("T")
 def count_training_images(data_dir: Path | None, test_fraction: float | None = None) -> int:
     """About how many images there are to train on, by the number of files. Errors as `layout.folder_classes`."""
     folder = image_folder(data_dir)
-    train_classes(folder)
     places = layout(folder)
-    train = train_folder(folder)
+    train = train_folder(folder, places)
+    train_classes(train)
     with reading(train):
         count = sum(1 for paths in class_folders(train).values() for path in paths for _ in os.scandir(path))
     if places.validation is None and places.test is None:
@@ -67,8 +67,9 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
         UserError: the layout is wrong, a class has no training images, a part has no images, or an image is broken.
     """
     folder = image_folder(data_dir)
-    train, classes = train_folder(folder), train_classes(folder)
     places = layout(folder)
+    train = train_folder(folder, places)
+    classes = train_classes(train)
     tested = [place for place in (places.validation, places.test) if place is not None]
     if tested and test_fraction is not None:
         raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{tested[0].name}'; leave it out")

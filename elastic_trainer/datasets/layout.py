@@ -91,9 +91,8 @@ def _has_files(folder: Path) -> bool:
         return any(path.is_file() for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def train_folder(folder: Path) -> Path:
+def train_folder(folder: Path, places: Layout) -> Path:
     """The folder that holds the class folders for training. Raises `UserError` if other parts are there alone."""
-    places = layout(folder)
     if places.train is None:
         other = places.test or places.validation
         assert other is not None, "there is one of them"
@@ -101,13 +100,12 @@ def train_folder(folder: Path) -> Path:
     return places.train
 
 
-def train_classes(folder: Path) -> list[str]:
-    """Names of the classes of an image folder, in the order of their labels.
+def train_classes(train: Path) -> list[str]:
+    """Names of the classes in the folder for training, in the order of their labels.
 
     Raises:
         UserError: there are fewer than two.
     """
-    train = train_folder(folder)
     classes = [*class_folders(train)]
     if not classes:
         raise UserError(f"--data_dir {train}: contains no folders; it needs one for each class")
@@ -118,7 +116,8 @@ def train_classes(folder: Path) -> list[str]:
 
 def folder_classes(data_dir: Path | None) -> list[str]:
     """Names of the classes of an image folder. Raises `UserError` as `image_folder` and `train_classes`."""
-    return train_classes(image_folder(data_dir))
+    folder = image_folder(data_dir)
+    return train_classes(train_folder(folder, layout(folder)))
 
 
 def check_known(folder: Path, classes: list[str], whose: str) -> None:

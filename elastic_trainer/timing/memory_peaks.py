@@ -7,16 +7,23 @@ memory from that. The paper does not cover memory.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import has_gpu, load_tensorflow, peak_memory_mb, resident_memory_mb, silenced
+from elastic_trainer.machine import (
+    can_reset_peak,
+    has_gpu,
+    in_own_process,
+    load_tensorflow,
+    peak_memory_mb,
+    reset_peak,
+    resident_memory_mb,
+    silenced,
+)
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 
 if TYPE_CHECKING:
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
     from elastic_trainer.task import Task
 
 STEPS = 3  # after which a process takes hardly more
-RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak to what the process takes now
 
 # Makes what is trained, in the process in which it trains.
 Setup = Callable[[], "tuple[Task, keras.optimizers.Optimizer, Batch]"]
@@ -53,21 +59,12 @@ def measure_peaks(setup: Setup, head: np.ndarray) -> MemoryPeaks:
 
 def can_measure() -> bool:
     """Whether the system reports what a process takes, and counts its peak from a given moment."""
-    return resident_memory_mb() is not None and os.access(RESET, os.W_OK) and not has_gpu()
+    return resident_memory_mb() is not None and can_reset_peak() and not has_gpu()
 
 
 def measure_selections(setup: Setup, masks: Sequence[np.ndarray]) -> list[tuple[float, float]]:
     """Predicted and measured MB of each of `masks`, bool [N] over `model.trainable_variables`; see `measure_peaks`."""
-    found, spawn = [], get_context("spawn")
-    for mask in tqdm(masks, desc="measuring memory", unit="process"):
-        receiver, sender = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=_send_peak, args=(sender, setup, mask), daemon=True)
-        process.start()
-        sender.close()  # the process has it
-        with receiver:
-            found.append(receiver.recv())
-        process.join()
-    return found
+    return [in_own_process(_send_peak, setup, mask) for mask in tqdm(masks, desc="measuring memory", unit="process")]
 
 
 def _send_peak(sender: Connection, setup: Setup, mask: np.ndarray) -> None:
@@ -82,7 +79,7 @@ def _send_peak(sender: Connection, setup: Setup, mask: np.ndarray) -> None:
         task, optimizer, batch = setup()
     values = batch.inputs, batch.targets, batch.weights
     before_mb = resident_memory_mb() or 0.0
-    RESET.write_text("5", encoding="ascii")  # the peak counts from here
+    reset_peak()
     step = TrainStep(task, optimizer, len(batch), mask)
     for _ in range(STEPS):
         step(*values)

@@ -10,6 +10,7 @@ from conftest import make_small_model
 from small_runs import SETTINGS
 
 import profiler
+from elastic_trainer import machine
 from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.timing import memory_check, memory_peaks
@@ -59,7 +60,7 @@ def test_a_profile_goes_on_without_peaks_that_cannot_be_measured(why, monkeypatc
     if why == "no room":
         monkeypatch.setattr(memory_check, "room_mb", lambda: (resident_memory_mb() or 0.0) + 1.0)
     if why == "not reported":
-        monkeypatch.setattr(memory_peaks, "RESET", memory_peaks.RESET / "missing")
+        monkeypatch.setattr(machine, "PEAK_RESET", machine.PEAK_RESET / "missing")
     assert profiler._memory_peaks(TracedSteps(make_small_model(), SETTINGS), 4) is None
     out = capsys.readouterr().out
     assert out == "" if why == "not reported" else "not corrected by measured peaks" in out
