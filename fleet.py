@@ -19,8 +19,14 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.errors import Stopped, UserError
-from elastic_trainer.fleet.command_line import JoinCommand, ServeCommand, board_command, parse_fleet, sent_words
-from elastic_trainer.fleet.processes import check_board, check_flower, check_server, superlink, take_part
+from elastic_trainer.extensions.fleet.command_line import (
+    JoinCommand,
+    ServeCommand,
+    board_command,
+    parse_fleet,
+    sent_words,
+)
+from elastic_trainer.extensions.fleet.processes import check_board, check_flower, check_server, superlink, take_part
 from elastic_trainer.machine import load_tensorflow, quick_collections
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.config import compare_networks, network_record
@@ -63,8 +69,8 @@ def serve(command: ServeCommand) -> None:
     import data
     import models
     from elastic_trainer.datasets.sources import count_classes
-    from elastic_trainer.fleet.records import Records
-    from elastic_trainer.fleet.server import FleetServer
+    from elastic_trainer.extensions.fleet.records import Records
+    from elastic_trainer.extensions.fleet.server import FleetServer
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.folder import check_run_folder, run_folder
     from elastic_trainer.runs.stop_signals import StopSignals
@@ -109,7 +115,7 @@ def serve(command: ServeCommand) -> None:
 
 def _parts(command: ServeCommand, dataset: Any) -> list[Any]:
     """The photos of each simulated board, see `simulated.split`. Raises `UserError` if there are too few."""
-    from elastic_trainer.fleet.simulated import split
+    from elastic_trainer.extensions.fleet.simulated import split
 
     simulation = command.simulation
     if simulation is None:
@@ -126,7 +132,7 @@ def _boards(
     command: ServeCommand, model: Any, dataset: Any, parts: Sequence[Any], folder: Path, check: Callable[[], object]
 ) -> Iterator[tuple[Any, Any]]:
     """The link to the boards, real or simulated, and the clock of their rounds."""
-    from elastic_trainer.fleet.roster import Clock
+    from elastic_trainer.extensions.fleet.roster import Clock
 
     fleet, simulation = command.fleet, command.simulation
     if simulation is None:
@@ -136,8 +142,8 @@ def _boards(
         return
     import models
     from elastic_trainer.cli.choices import with_table
-    from elastic_trainer.fleet import simulated
-    from elastic_trainer.fleet.client import Made
+    from elastic_trainer.extensions.fleet import simulated
+    from elastic_trainer.extensions.fleet.client import Made
     from elastic_trainer.timing.memory_check import TracedSteps
 
     network = command.training.network.with_classes(len(dataset.class_names))
@@ -167,7 +173,7 @@ def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:
 def join(command: JoinCommand) -> None:
     """Train for a server until it has finished. Raises `UserError` for what the user can fix."""
     load_tensorflow()
-    from elastic_trainer.fleet.client import Board
+    from elastic_trainer.extensions.fleet.client import Board
 
     folder = command.logdir / "boards" / command.name
     board = Board(command.name, lambda words, names: _made(command, words, names), command.board.slowdown, say)
@@ -188,7 +194,7 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     import data
     import models
     from elastic_trainer.cli.choices import with_memory, with_table
-    from elastic_trainer.fleet.client import Made
+    from elastic_trainer.extensions.fleet.client import Made
     from elastic_trainer.timing.memory_check import TracedSteps
 
     training = board_command(command, words)

@@ -59,7 +59,7 @@ def main() -> None:
         return
     if isinstance(command, LoadBoardCommand):
         load_tensorflow()
-        from elastic_trainer.board.export import load_board
+        from elastic_trainer.extensions.board.export import load_board
 
         print(load_board(command.weights))
         return
@@ -110,7 +110,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command = command.with_classes(len(names))
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
-        from elastic_trainer.board.export import check_folder
+        from elastic_trainer.extensions.board.export import check_folder
 
         check_folder(run.board_folder)
     model = models.build(command.network, names)
@@ -128,7 +128,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command, table, freed_mb = with_table(command, steps, left=left, freed_mb=freed_mb)
     end_seconds = 0.0 if table is None else _export_seconds(command, model)
     if run.board_times is not None and table is not None:
-        from elastic_trainer.board.times import board_table
+        from elastic_trainer.extensions.board.times import board_table
 
         table = board_table(table, run.board_times, network.batch_size)
     reached["table"] = time.perf_counter() - start if table is not None else None
@@ -149,7 +149,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
     if is_untrained:
-        from elastic_trainer.board.command import export_untrained
+        from elastic_trainer.extensions.board.command import export_untrained
 
         print(export_untrained(command, model, dataset, table))
         return
@@ -267,7 +267,7 @@ def evaluate(command: EvaluateCommand) -> None:
     }
     print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
     if command.export and EXPORTERS[command.export].is_untrained:
-        from elastic_trainer.board.command import export_last_selection
+        from elastic_trainer.extensions.board.command import export_last_selection
 
         print(export_last_selection(command, model, dataset))
     elif command.export:
@@ -379,7 +379,7 @@ def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> 
 def _add_power(command: TrainCommand, folder: Path) -> None:
     if command.run.power_csv is not None:
         load_tensorflow()
-        from elastic_trainer.energy.power_record import add_external_energy
+        from elastic_trainer.extensions.energy.power_record import add_external_energy
 
         print(f"energy of training: {add_external_energy(folder, command.run.power_csv):.6g} J")
 

@@ -28,8 +28,8 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.energy.meter import find_energy_meter
 from elastic_trainer.errors import Stopped
+from elastic_trainer.extensions.energy.meter import find_energy_meter
 from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.keeper import Keeper

@@ -252,7 +252,7 @@ SCHEMES.add(
 SCHEMES.add(
     "prunetrain",
     SchemeEntry(
-        Lazy("elastic_trainer.pruning.scheme:prunetrain"),
+        Lazy("elastic_trainer.extensions.pruning.scheme:prunetrain"),
         "PruneTrain",
         "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
         changes_network=True,
@@ -327,6 +327,9 @@ EXPORTERS.add(
 EXPORTERS.add(
     "train_tflite",
     ExporterEntry(
-        Lazy("elastic_trainer.board.export:export_training"), ("train.tflite",), ("export_rho",), is_untrained=True
+        Lazy("elastic_trainer.extensions.board.export:export_training"),
+        ("train.tflite",),
+        ("export_rho",),
+        is_untrained=True,
     ),
 )

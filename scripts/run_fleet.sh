@@ -12,11 +12,11 @@ extra_requirement=""
 oldest_minor=11  # Flower's
 prepare_environment .venv-fleet constraints-fleet.txt requirements-fleet.txt
 if [[ ${1:-} == --tests ]]; then
-  exec "$python" -m pytest -n 2 tests/fleet/test_faults.py tests/fleet/test_average.py "${@:2}"
+  exec "$python" -m pytest -n 2 tests/extensions/fleet/test_faults.py tests/extensions/fleet/test_average.py "${@:2}"
 fi
 
 logdir=logs/fleet
-port=$("$python" -c "from elastic_trainer.fleet.processes import free_port; print(free_port())")
+port=$("$python" -c "from elastic_trainer.extensions.fleet.processes import free_port; print(free_port())")
 rm -rf $logdir/board-*
 "$python" scripts/tools/digits_on_boards.py $logdir/photos
 boards=()

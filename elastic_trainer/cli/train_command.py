@@ -19,11 +19,10 @@ from elastic_trainer.cli.commands import (
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.energy.power_record import check_growing
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built
-from elastic_trainer.registry import DATASETS, EXPORTERS, SCHEMES
+from elastic_trainer.registry import DATASETS, EXPORTERS, SCHEMES, Lazy
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
 
@@ -46,7 +45,7 @@ def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | Evaluat
         return parse_evaluation(given)
     command = parse_training(given)
     if command.run.power_csv is not None and "power_csv" in parser.given(given):
-        check_growing(command.run.power_csv)
+        Lazy("elastic_trainer.extensions.energy.power_record:check_growing")(command.run.power_csv)
     return command
 
 

@@ -3,7 +3,7 @@
     FixedScheme     the same tensors from start to end
     ElasticScheme   what the Tensor Selector picks within the time budget, again every few epochs
 
-PruneTrain's scheme is in pruning/. `registry.SCHEMES` names them all.
+PruneTrain's scheme is in extensions/pruning/. `registry.SCHEMES` names them all.
 """
 
 from __future__ import annotations

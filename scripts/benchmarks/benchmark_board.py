@@ -62,7 +62,7 @@ def litert_calls(
     """A step and the features of one part, in LiteRT; and what the file took to convert, and its size."""
     from ai_edge_litert.interpreter import Interpreter
 
-    from elastic_trainer.board.signatures import TrainingFunctions, converted_file
+    from elastic_trainer.extensions.board.signatures import TrainingFunctions, converted_file
 
     start = time.perf_counter()
     functions = TrainingFunctions(model, optimizer, [mask], part, batch > part, None)
@@ -149,7 +149,7 @@ def run_on_board(network: NetworkSettings, first: str) -> dict[str, Any]:
     from PIL import Image
 
     import models
-    from elastic_trainer.board.export import export_training
+    from elastic_trainer.extensions.board.export import export_training
     from elastic_trainer.settings import Settings
 
     model, rng = models.build(network), np.random.default_rng(0)

@@ -43,13 +43,13 @@ sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
 from study_data import INPUT_SIZES, person_of, split_folder
 
 from elastic_trainer.datasets.digests import digest
+from elastic_trainer.extensions.fleet.client import EPOCHS, Made
+from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
+from elastic_trainer.extensions.fleet.records import Records
+from elastic_trainer.extensions.fleet.rounds import RoundScheme
+from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
+from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.files import write_json
-from elastic_trainer.fleet.client import EPOCHS, Made
-from elastic_trainer.fleet.command_line import ServeCommand, parse_fleet, sent_words
-from elastic_trainer.fleet.records import Records
-from elastic_trainer.fleet.rounds import RoundScheme
-from elastic_trainer.fleet.server import PASSES, FleetServer, usual_round_seconds
-from elastic_trainer.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.selection.importance import ImportanceEvaluator

@@ -20,8 +20,8 @@ import utils
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.evaluation.text_table import text_table
+from elastic_trainer.extensions.fleet.records import BOARDS
 from elastic_trainer.files import reading, save_figure
-from elastic_trainer.fleet.records import BOARDS
 from elastic_trainer.options import stem_to_write
 from elastic_trainer.runs.reader import METRICS, read_rows
 

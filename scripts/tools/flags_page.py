@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import utils
 from elastic_trainer.cli.flags import default_text, help_text
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.extensions.fleet.settings import BOARD_FLAGS, FLEET_FLAGS, SIMULATION_FLAGS
 from elastic_trainer.files import write_text
-from elastic_trainer.fleet.settings import BOARD_FLAGS, FLEET_FLAGS, SIMULATION_FLAGS
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
 

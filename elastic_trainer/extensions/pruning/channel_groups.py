@@ -1,0 +1,186 @@
+"""Which axes of which weights hold the same channels, so that a channel is removed from all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from elastic_trainer.extensions.pruning.layer_graph import ACTIVATIONS, channel_role, walk
+from elastic_trainer.networks.batch_norm_folding import find_pairs
+from elastic_trainer.networks.layer_graph import functional_graph, is_graph
+
+Channels = np.ndarray  # int [places of an axis]: the number of the channel at each place
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A layer that computes its output channels from its input channels with a kernel.
+
+    Attributes:
+        layer: Conv2D, Dense or DepthwiseConv2D.
+        source: the layer's input channels.
+        target: the layer's output channels; the same as `source` for a depthwise convolution.
+        depthwise: whether the layer is a DepthwiseConv2D.
+        padded: whether padding adds zeros to the sums that the layer computes.
+        norm: the frozen batch norm that alone reads the layer's output, see `batch_norm_folding.find_pairs`; or None.
+        calls: number of times the network applies the layer.
+    """
+
+    layer: Any
+    source: Channels
+    target: Channels
+    depthwise: bool
+    padded: bool
+    norm: Any = None
+    calls: int = 0
+
+
+class ChannelGroups:
+    """The channels of a network, by number, at each place of the axes that hold them.
+
+    Two places have the same channel if the data flow forces them to: through batch norm, activations, pooling,
+    depthwise convolutions and additions. Each convolution and each dense layer starts new channels. A concatenated
+    tensor holds those of its parts one after the other. A flattened tensor repeats its channels for each place of the
+    image. To remove a channel, it is removed from every place.
+
+    The channels of the images and of the logits are fixed: they stay. So are those that an unknown layer reads or
+    makes.
+
+    Args:
+        model: any Keras model. One that is not a functional or sequential model has no channels.
+
+    Attributes:
+        kernels: the layers with kernels in the order of the data flow, by `id(layer)`.
+        count: how many channels there are; their numbers are below it.
+        is_fixed: bool [count].
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.kernels: dict[int, Kernel] = {}
+        self._axes: dict[int, dict[int, Channels]] = {}
+        self._inputs: dict[int, Channels] = {}
+        self._norms = {id(pair.layer): pair.norm for pair in find_pairs(model)}
+        # The walk gives each layer's output new numbers, and notes which of them are the same channel.
+        self.count = 0
+        none = np.zeros(0, int)
+        self._same, self._fixed = [(none, none)], [none]
+        if is_graph(model):
+            self._fixed += walk(model, [self._new_fixed(tensor.shape) for tensor in model.inputs], self._visit)
+        self._renumber()
+
+    def prunable(self) -> dict[str, Channels]:
+        """The channels that may be removed, each once, by the path of the first kernel that makes them."""
+        readers = self.readers()
+        is_read = np.zeros(self.count, bool)
+        for kernel in readers.values():
+            is_read[kernel.source] = True
+        is_open = is_read & ~self.is_fixed
+        found = {}
+        for name, kernel in readers.items():
+            channels = [*dict.fromkeys(kernel.target[is_open[kernel.target]].tolist())]
+            if channels:
+                found[name] = np.array(channels)
+                is_open[channels] = False
+        return found
+
+    def readers(self) -> dict[str, Kernel]:
+        """The convolutions and dense layers, by the path of their kernel.
+
+        Depthwise convolutions do not count: their output has the same channels.
+        """
+        found: dict[str, Kernel] = {}
+        seen: dict[str, int] = {}
+        for kernel in self.kernels.values():
+            if not kernel.depthwise:
+                path = kernel.layer.kernel.path
+                seen[path] = seen.get(path, 0) + 1
+                found[path if seen[path] == 1 else f"{path}#{seen[path]}"] = kernel
+        return found
+
+    def axes(self, variable: keras.Variable) -> dict[int, Channels]:
+        """The axes of a variable that hold channels: {axis: its channels}."""
+        return self._axes.get(id(variable), {})
+
+    def inputs(self, tensor: keras.KerasTensor) -> Channels:
+        """The channels of an inner model's input tensor; none for any other tensor."""
+        return self._inputs.get(id(tensor), np.zeros(0, int))
+
+    def _renumber(self) -> None:
+        """Give places that have the same channel the same number."""
+        numbers = np.zeros(0, int)
+        if self.count:
+            ends = tuple(np.concatenate(side) for side in zip(*self._same, strict=True))
+            edges = coo_matrix((np.ones(len(ends[0])), ends), shape=(self.count, self.count))
+            self.count, numbers = connected_components(edges, directed=False)
+        self.is_fixed = np.zeros(self.count, bool)
+        self.is_fixed[numbers[np.concatenate(self._fixed)]] = True
+        self._axes = {key: {axis: numbers[old] for axis, old in axes.items()} for key, axes in self._axes.items()}
+        self._inputs = {key: numbers[old] for key, old in self._inputs.items()}
+        for kernel in self.kernels.values():
+            kernel.source, kernel.target = numbers[kernel.source], numbers[kernel.target]
+
+    def _visit(self, node: Any, arguments: list[Channels]) -> list[Channels]:
+        layer = node.operation
+        if is_graph(layer):
+            for tensor, channels in zip(functional_graph(layer).inputs, arguments, strict=True):
+                self._unite(channels, self._inputs.setdefault(id(tensor), channels))
+            return walk(layer, arguments, self._visit)
+        role = channel_role(node)
+        if role == "opaque":
+            self._fixed += arguments
+            return [self._new_fixed(tensor.shape) for tensor in node.outputs]
+        channels = arguments[0]
+        if role == "merge":
+            for others in arguments[1:]:
+                self._unite(channels, others)
+        elif role == "concatenation":
+            channels = np.concatenate(arguments)
+        elif role == "flattening":
+            channels = np.tile(channels, node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
+        elif role == "norm":
+            for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
+                self._bind(variable, 0, channels)
+        elif role in ("kernel", "depthwise"):
+            channels = self._apply_kernel(layer, channels, node.outputs[0].shape[-1], role == "depthwise")
+        return [channels]
+
+    def _apply_kernel(self, layer: Any, source: Channels, outputs: int, depthwise: bool) -> Channels:
+        rank = len(layer.kernel.shape)
+        target = source if depthwise else self._new(outputs)
+        self._bind(layer.kernel, rank - 2, source)
+        if not depthwise:
+            self._bind(layer.kernel, rank - 1, target)
+        self._bind(getattr(layer, "bias", None), 0, target)
+        padded = getattr(layer, "padding", "valid") != "valid" and max(layer.kernel_size) > 1
+        new = Kernel(layer, source, target, depthwise, padded, self._norms.get(id(layer)))
+        self.kernels.setdefault(id(layer), new).calls += 1
+        if layer.activation not in ACTIVATIONS:  # for example softmax, where every channel depends on all others
+            self._fixed.append(target)
+        return target
+
+    def _bind(self, variable: keras.Variable | None, axis: int, channels: Channels) -> None:
+        """Let an axis of a variable hold `channels`; of a shared variable they are the same as its earlier ones."""
+        if variable is not None:
+            self._unite(channels, self._axes.setdefault(id(variable), {}).setdefault(axis, channels))
+
+    def _unite(self, channels: Channels, others: Channels) -> None:
+        """Make channels the same, place by place. They are fixed if a number of channels is not known."""
+        if len(channels) == len(others):
+            self._same.append((channels, others))
+        else:
+            self._fixed += [channels, others]
+
+    def _new(self, count: int) -> Channels:
+        self.count += count
+        return np.arange(self.count - count, self.count)
+
+    def _new_fixed(self, shape: Sequence[int | None]) -> Channels:
+        """New channels that are fixed, of a tensor [batch, ..., channels]."""
+        self._fixed.append(self._new((shape[-1] if len(shape) > 1 else None) or 0))
+        return self._fixed[-1]

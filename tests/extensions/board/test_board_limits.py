@@ -1,0 +1,249 @@
+"""board_train.py where time, memory, the disk, photos or files are not as it needs them."""
+
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_boards import NAMES, changed_copy, run, weights_of
+
+from elastic_trainer.datasets import decoding
+from elastic_trainer.datasets.digests import digest, file_digest
+from elastic_trainer.datasets.image_folder import read_image_folder
+from elastic_trainer.extensions.board.needs import needs_line
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
+)
+pytest_plugins = ["small_boards"]
+
+
+def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos, tmp_path):
+    arguments = ("--data_dir", photos, "--output", tmp_path / "out", "--num_epochs", 100_000, "--deadline", "6s")
+    run(three_wheels, exported, *arguments)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
+
+
+def test_the_best_weights_stay_the_best_where_resume_goes_on_with_an_epoch(board_modules):
+    """A deadline ended the epoch early, and what it had reached then is better than at its end."""
+    accuracies, weights = iter([0.85, 0.82]), iter([1.0, 2.0])
+    run = object.__new__(board_modules.train.Run)
+    run.recipe, run.args, run.finishing = {"validation_share": 1.0}, SimpleNamespace(deadline=None), None
+    run.examples, run.epoch_steps, run.planned, run.best = SimpleNamespace(test=np.arange(4)), 10, 10, {}
+    run.network = SimpleNamespace(
+        validate=lambda *_: (0.5, next(accuracies), 4), call=lambda name: {"weights": next(weights)}
+    )
+    run.state = {"step": 5, "steps": 5, "seconds": 1.0, "validation": [], "epochs": [], "sums": [1.0, 1.0]}
+    run.state |= {"best": None, "test_photos": 4}
+    run.end_epoch()
+    run.go_on()
+    assert run.state["epochs"] == [] and run.state["steps"] == 10
+    run.state["step"] = 10
+    run.end_epoch()
+    assert run.best == {"weights": 1.0} and run.state["best"] == {"accuracy": 0.85, "tested": 4}
+
+
+def test_a_deadline_that_reading_the_photos_would_miss_is_refused_early(three_wheels, exported, photos, tmp_path):
+    slow = changed_copy(
+        exported, tmp_path / "slow", "board_photos.py", "    Image.MAX_IMAGE", "    time.sleep(0.1); Image.MAX_IMAGE"
+    )
+    start = time.monotonic()
+    done = run(three_wheels, slow, "--data_dir", photos, "--output", tmp_path / "out", "--deadline", "4s", code=2)
+    assert time.monotonic() - start < 4
+    assert re.search(r"--deadline: 60 photos take \d s to read .*; give more than \d+ s, or fewer photos", done.stderr)
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_a_deadline_is_kept_where_each_step_and_prediction_is_slow(three_wheels, exported, photos, trained, tmp_path):
+    line = "        return self.runners[name](**values)"
+    slow = changed_copy(
+        exported,
+        tmp_path / "slow",
+        "board_network.py",
+        line,
+        "        time.sleep(0.3 * (name in ('gradients', 'infer')))\n" + line,
+    )
+    arguments = ("--data_dir", photos, "--output", tmp_path / "out")
+    done = run(three_wheels, slow, *arguments, "--deadline", "5s")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["seconds"] < 5 and 0 < result["steps"] < result["planned_steps"]
+    assert (
+        f"the deadline ended it after {result['steps']} of {result['planned_steps']} steps; continue with --resume"
+        in done.stdout
+    )
+    run(three_wheels, exported, *arguments, "--resume")
+    result, unbroken = (json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "out", trained))
+    assert result["steps"] == unbroken["steps"] and len(result["epochs"]) == len(unbroken["epochs"])
+    assert not (tmp_path / "out" / "checkpoint.npz").exists()
+
+
+def test_a_validation_that_the_deadline_cuts_short_says_of_how_many_photos(board_modules):
+    network = object.__new__(board_modules.network.Network)
+    network.part, network.infer = 2, lambda features: features
+    labels = np.arange(10) % 2
+    examples, photos = SimpleNamespace(labels=labels, read=lambda rows, _: np.eye(2)[labels[rows]]), np.arange(10)
+    turns = iter([True, True, False])
+    assert network.validate(examples, photos, lambda: next(turns))[1:] == (1.0, 4)
+    assert network.validate(examples, photos, lambda: True)[1:] == (1.0, 10)
+    assert network.validate(examples, photos, lambda: False)[1:] == (1.0, 2)
+
+
+def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, photos, trained, tmp_path):
+    line = '    replace_file(output / "weights.npz"'
+    full = changed_copy(exported, tmp_path / "full", "board_train.py", line, '    fail("the disk is full")\n' + line)
+    output = tmp_path / "out"
+    run(three_wheels, full, "--data_dir", photos, "--output", output, code=2)
+    assert [path.name for path in output.iterdir()] == ["checkpoint.npz"]
+    run(three_wheels, exported, "--data_dir", tmp_path / "elsewhere", "--output", output, "--resume")
+    assert {path.name for path in output.iterdir()} == {path.name for path in trained.iterdir()}
+    for name, value in weights_of(trained).items():
+        np.testing.assert_array_equal(weights_of(output)[name], value)
+
+
+def test_a_disk_without_room_for_the_features_is_refused_at_the_start(three_wheels, exported, photos, tmp_path):
+    small = changed_copy(exported, tmp_path / "small", "board_photos.py", "shutil.disk_usage(output).free", "20_000")
+    done = run(three_wheels, small, "--data_dir", photos, "--output", tmp_path / "out", code=2)
+    assert re.search(
+        r"--output .*: features of 60 photos, and training, take .* MB, and the disk has 0 MB", done.stderr
+    )
+
+
+def test_the_export_says_what_the_board_needs(three_wheels, exported, photos, tmp_path):
+    run(three_wheels, exported, "--data_dir", photos, "--output", tmp_path, "--learning_rate", "1e8", code=2)
+    [features_mb, memory_mb] = re.findall(r"([\d,]+) MB", needs_line(exported, 60 * 10**6))
+    assert features_mb == f"{(tmp_path / 'features.bin').stat().st_size:,}"
+    assert 40 < int(memory_mb) < 100  # of so small a network
+
+
+def test_a_second_program_in_the_same_folder_is_refused(three_wheels, exported, photos, tmp_path):
+    for folder, arguments in ((tmp_path, ("--data_dir", photos, "--output", tmp_path)), (exported, ("--profile",))):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            done = run(three_wheels, exported, *arguments, code=2)
+        finally:
+            os.close(descriptor)
+        assert f"{folder}: another program (process {os.getpid()}) uses this folder" in done.stderr
+
+
+def test_damaged_files_of_the_export_are_named(three_wheels, exported, photos, tmp_path):
+    folder, record = tmp_path / "board", json.loads((exported / "board.json").read_text())
+    shutil.copytree(exported, folder)
+    for name in ("inference.tflite", "train.tflite"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-100])
+        done = run(three_wheels, folder, "--data_dir", photos, code=2)
+        assert f"{name}: is damaged, or of another export than board.json; copy the folder" in done.stderr
+        (folder / name).unlink()
+        done = run(three_wheels, folder, "--data_dir", photos, code=2)
+        assert f"{name}: cannot be read: No such file or directory; copy the folder" in done.stderr
+        (folder / name).write_bytes(content)
+    for text, message in (("{}", "has no id"), ("[]", "is no record"), ("{", "cannot be read")):
+        (folder / "board.json").write_text(text)
+        assert message in run(three_wheels, folder, "--data_dir", photos, code=2).stderr
+    del record["sha256"]  # an older export
+    (folder / "board.json").write_text(json.dumps(record))
+    run(three_wheels, folder, "--data_dir", photos, "--num_epochs", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--data_dir: is missing"),
+        (("--data_dir", "nowhere"), "--data_dir nowhere: there is no such folder or archive"),
+        (("--data_dir", "{folder}/board.json"), "is not a complete tar archive"),
+        (("--data_dir", "{photos}/.."), "'photos' is no class of the network|contains no photos"),
+        (("--data_dir", "{photos}", "--num_epochs", "0"), "--num_epochs: must be above 0"),
+        (("--data_dir", "{photos}", "--test_fraction", "1"), "--test_fraction: must be above 0 and at most 0.9"),
+        (("--data_dir", "{photos}", "--selection", "all"), "--selection: invalid choice"),
+        (("--data_dir", "{photos}", "--learning_rate", "1e8"), "the loss is .* smaller --learning_rate"),
+        (("--data_dir", "{photos}", "--output", "{photos}/ant/0.png/x"), "--output .*: cannot be made"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, three_wheels, exported, photos, tmp_path):
+    words = [text.format(folder=exported, photos=photos) for text in arguments]
+    if "--output" not in words:
+        words += ["--output", str(tmp_path / "out")]
+    done = run(three_wheels, exported, *words, code=2)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("board_train.py: error")]
+    assert len(lines) == 1
+
+    assert re.search(message, lines[0]), lines[0]
+
+
+def test_a_broken_photo_is_named_or_left_out(three_wheels, exported, photos, tmp_path):
+    folder = tmp_path / "photos"
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        for path in (photos / name).iterdir():
+            (folder / name / path.name).write_bytes(path.read_bytes())
+    (folder / "bee" / "7.png").write_bytes(b"no image")
+    done = run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", code=2)
+    assert "bee/7.png: cannot be read as an image" in done.stderr and "--skip_broken" in done.stderr
+    run(three_wheels, exported, "--data_dir", folder, "--output", tmp_path / "out", "--skip_broken")
+
+
+def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos, tmp_path):
+    rng = np.random.default_rng(0)
+    grey16 = Image.fromarray(rng.integers(0, 65535, (200, 30), dtype=np.uint16))
+    colour = Image.fromarray(rng.integers(0, 256, (300, 200, 3), dtype=np.uint8))
+    turned = colour.getexif()
+    turned[0x0112] = 6
+    colour.save(tmp_path / "turned.jpg", exif=turned)
+    clear = Image.fromarray(rng.integers(0, 256, (200, 30, 4), dtype=np.uint8))
+    clear.save(tmp_path / "clear.png")
+    clear.save(tmp_path / "clear_turned.png", exif=turned)
+    clear.convert("LA").save(tmp_path / "grey_clear.png")
+    colour.save(tmp_path / "colour_clear.png", transparency=(0, 0, 0))
+    colour.save(tmp_path / "progressive.jpg", progressive=True)
+    colour.convert("CMYK").save(tmp_path / "printed.jpg")
+    colour.convert("P").save(tmp_path / "palette.gif", transparency=3)
+    grey16.save(tmp_path / "grey16.png")
+    colour.convert("L").save(tmp_path / "grey.png")
+    colour.save(tmp_path / "large.webp")
+    colour.save(tmp_path / "colour.bmp")
+    colour.save(tmp_path / "commented.webp", exif=turned)
+    colour.save(tmp_path / "commented.gif", comment=b"a comment")
+    for path in tmp_path.iterdir():
+        encoded = path.read_bytes()
+        own = board_modules.photos
+        assert digest(encoded) != file_digest(encoded) or path.suffix == ".bmp"
+        np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
+    source = read_image_folder(photos, False, 0.3)
+    paths = [*source.train.files, *source.test.files]
+    labels = [NAMES.index(Path(path).parent.name) for path in paths]
+    digests = [digest(Path(path).read_bytes()) for path in paths]
+    found = board_modules.photos.split(labels, digests, 0.3)
+    assert found == [False] * len(source.train.files) + [True] * len(source.test.files)
+
+
+def test_a_photo_that_the_memory_of_the_board_does_not_hold_is_named(board_modules, tmp_path, monkeypatch):
+    photo = Image.effect_noise((1200, 1000), 40).convert("RGB")
+    for name in ("baseline.jpg", "progressive.jpg", "photo.png"):
+        photo.save(tmp_path / name, progressive=name.startswith("progressive"))
+    monkeypatch.setattr(board_modules.photos, "available_memory", lambda: 2_000_000)
+    board_modules.photos.decode((tmp_path / "baseline.jpg").read_bytes(), 32)  # at an eighth of its size
+    for name in ("progressive.jpg", "photo.png"):
+        with pytest.raises(ValueError, match=r"1 megapixels take .* MB while they are decoded, and 2 MB are available"):
+            board_modules.photos.decode((tmp_path / name).read_bytes(), 32)
+
+
+def test_available_memory_is_that_of_the_smallest_group(board_modules, tmp_path, monkeypatch):
+    device = sys.modules["board_device"]
+    for folder, limit, used in (("", "max", 7), ("a", "5000", 3000)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "memory.max").write_text(limit)
+        (tmp_path / folder / "memory.current").write_text(str(used))
+        (tmp_path / folder / "memory.stat").write_text("anon 100\ninactive_file 40\nactive_file 2\n")
+    assert device.room(tmp_path) == [] and device.room(tmp_path / "a") == [2042] and device.room(tmp_path / "b") == []
+    assert 0 < device.available_memory() < 1e13

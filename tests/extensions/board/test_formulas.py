@@ -1,0 +1,111 @@
+"""A traced step is rebuilt from operations that LiteRT has, and computes what it computed."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_trainer.extensions.board.rebuild import rebuild
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
+
+LACKING = {"Conv2DBackpropFilter", "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropFilter", "MaxPoolGrad"}
+
+
+def _network(*layers: keras.layers.Layer, channels: int = 4, size: tuple[int, int] = (9, 8)) -> keras.Model:
+    model = freeze_batch_norm(keras.Sequential([keras.Input((*size, channels)), *layers]))
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        variable.assign(rng.uniform(0.2, 1.0, tuple(variable.shape)) * rng.choice([-1, 1], tuple(variable.shape)))
+        if "variance" in variable.path:
+            variable.assign(np.abs(variable.numpy()))
+    return model
+
+
+def _assert_same(model: keras.Model, batch: int = 5) -> None:
+    """Outputs and all gradients, of the inputs too, are TensorFlow's."""
+    variables = [variable.value for variable in model.trainable_variables]
+
+    def gradients(images: tf.Tensor, factors: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = model(images)
+            total = tf.reduce_sum(outputs * factors)
+        return [outputs, *tape.gradient(total, [images, *variables])]
+
+    specs = tf.TensorSpec((batch, *model.input_shape[1:])), tf.TensorSpec((batch, *model.output_shape[1:]))
+    traced = tf.function(gradients, autograph=False).get_concrete_function(*specs)
+
+    def again(images: tf.Tensor, factors: tf.Tensor) -> list[tf.Tensor]:
+        feeds = {traced.inputs[0].name: images, traced.inputs[1].name: factors}
+        values = {id(variable.handle): tf.identity(variable.read_value()) for variable in variables}
+        return rebuild(traced.graph, traced.graph.outputs, feeds, values)
+
+    rebuilt = tf.function(again, autograph=False).get_concrete_function(*specs)
+    assert not LACKING & {op.type for op in rebuilt.graph.get_operations()}
+    rng = np.random.default_rng(1)
+    values = [tf.constant(rng.normal(size=spec.shape), tf.float32) for spec in specs]
+    for expected, found in zip(traced(*values), rebuilt(*values), strict=True):
+        scale = np.abs(expected.numpy()).max()
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(("kernel", "strides"), [(1, 1), (1, 2), (3, 1), (3, 2), ((2, 3), 1), (4, 3)])
+def test_gradients_of_convolutions_are_those_of_tensorflow(padding, kernel, strides):
+    layers = keras.layers.Conv2D(6, kernel, strides, padding), keras.layers.DepthwiseConv2D(2, padding="same")
+    _assert_same(_network(*layers))
+    depthwise = keras.layers.DepthwiseConv2D(kernel, strides, padding, depth_multiplier=2)
+    _assert_same(_network(keras.layers.Conv2D(3, 1), depthwise))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from(["conv", "grouped", "depthwise", "max", "average"]),
+    batch=st.integers(1, 6),
+    size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.integers(1, 3),
+    padding=st.sampled_from(["same", "valid"]),
+)
+def test_gradients_of_any_window_are_those_of_tensorflow(kind, batch, size, kernel, stride, padding):
+    layer = {
+        "conv": lambda: keras.layers.Conv2D(6, kernel, stride, padding),
+        "grouped": lambda: keras.layers.Conv2D(6, kernel, stride, padding, groups=2),
+        "depthwise": lambda: keras.layers.DepthwiseConv2D(kernel, stride, padding),
+        "max": lambda: keras.layers.MaxPooling2D(kernel, stride, padding),
+        "average": lambda: keras.layers.AveragePooling2D(kernel, stride, padding),
+    }[kind]()
+    keras.utils.set_random_seed(0)
+    _assert_same(_network(keras.layers.Conv2D(4, 1), layer, size=size), batch)
+
+
+def test_gradients_with_dilations_and_groups_are_those_of_tensorflow():
+    _assert_same(_network(keras.layers.Conv2D(6, 3, padding="same", dilation_rate=2)))
+    _assert_same(_network(keras.layers.DepthwiseConv2D(3, padding="same", dilation_rate=2)))
+    _assert_same(_network(keras.layers.Conv2D(6, 3, 2, padding="same", groups=2)))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("pooling", [keras.layers.MaxPooling2D, keras.layers.AveragePooling2D])
+@pytest.mark.parametrize(("size", "strides"), [(2, 2), (3, 2), (3, 1)])
+def test_gradients_of_pooling_are_those_of_tensorflow(padding, pooling, size, strides):
+    _assert_same(_network(keras.layers.Conv2D(3, 1), keras.layers.ReLU(), pooling(size, strides, padding)))
+
+
+@pytest.mark.parametrize(
+    "activation", ["relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "elu", "softplus", "hard_silu"]
+)
+def test_gradients_of_activations_are_those_of_tensorflow(activation):
+    _assert_same(_network(keras.layers.Dense(5), keras.layers.Activation(activation), keras.layers.Dense(2)))
+
+
+def test_gradients_of_normalisation_and_attention_are_those_of_tensorflow():
+    _assert_same(_network(keras.layers.Conv2D(6, 1), keras.layers.BatchNormalization(), keras.layers.ReLU()))
+    _assert_same(_network(keras.layers.LayerNormalization(), keras.layers.Dense(3)))
+    inputs = keras.Input((9, 8, 4))
+    tokens = keras.layers.Reshape((72, 4))(inputs)
+    _assert_same(keras.Model(inputs, keras.layers.MultiHeadAttention(2, 3)(tokens, tokens)))

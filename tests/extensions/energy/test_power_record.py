@@ -1,0 +1,172 @@
+"""Energy from the record of an external power meter."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from made_up_runs import made_up_run
+from small_runs import curve, train_and_read
+
+import train
+from elastic_trainer.errors import UserError
+from elastic_trainer.extensions.energy.meter import EnergyMeter
+from elastic_trainer.extensions.energy.power_record import (
+    add_external_energy,
+    check_growing,
+    integrate_power,
+    read_power,
+)
+
+
+def write_power(path, readings):
+    path.write_text("time,watts\n" + "".join(f"{when},{watts}\n" for when, watts in readings))
+    return path
+
+
+def test_power_is_integrated_only_over_training():
+    times, watts = np.array([0.0, 10.0, 20.0, 30.0]), np.array([0.0, 10.0, 10.0, 0.0])
+    spans = [(5.0, 10.0), (15.0, 25.0)]
+    # 5 to 10 s at 5 to 10 W; 15 to 20 s at 10 W; 20 to 25 s at 10 to 5 W
+    expected = [37.5, 37.5 + 50 + 37.5]
+    assert integrate_power(times, watts, spans, [5.0, 15.0]) == pytest.approx(expected)
+    assert integrate_power(times, watts, spans, [2.0, 7.0, 15.0]) == pytest.approx([12.0, 57.5, expected[1]])
+    naive = np.linspace(0, 30, 300_001)
+    power = np.interp(naive, times, watts) * ((naive > 5) & (naive < 10) | (naive > 15) & (naive < 25))
+    assert expected[1] == pytest.approx(power.sum() * 1e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ([6, 10, 40], "does not cover"),
+        ([0, 10, 24], "does not cover"),
+        ([0, 12, 100, 200], "no reading for more than 60 s"),
+    ],
+)
+def test_power_record_with_gaps_is_refused(times, why):
+    with pytest.raises(ValueError, match=why):
+        integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
+
+
+@pytest.fixture
+def run_without_sensor(tmp_path, monkeypatch):
+    """The folder of a finished run without energy, and the start and end of its training in seconds since 1970."""
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    summary, _ = train_and_read(tmp_path / "run")
+    return tmp_path / "run", summary["training_spans"][0][0], summary["training_spans"][-1][1]
+
+
+def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    summary, _ = train_and_read(tmp_path / "run")
+    start, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
+    record = write_power(tmp_path / "power.csv", [(start - 1, 5.0), (start + (end - start) / 2, 5.0), (end + 1, 5.0)])
+    joules = add_external_energy(tmp_path / "run", record)
+    spent = sum(end - start for start, end in summary["training_spans"])
+    assert joules == pytest.approx(5 * spent, rel=1e-6)
+    assert joules == pytest.approx(5 * summary["train_seconds"], rel=0.05)
+    after = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert after == {**summary, "energy_joules": joules, "energy_meter": str(record), "energy_missing": None}
+    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert float(rows[-1]["energy_joules"]) == joules
+    assert [step for step, _ in curve(tmp_path / "run", "meters/energy_joules")] == [int(row["step"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [(None, "cannot be read"), ("epoch,step\n", "contains no epoch"), ("epoch,step\n1,9\n", "could not convert")],
+)
+def test_damaged_table_of_the_run_is_named_and_the_summary_stays(table, why, tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    before = (folder / "summary.json").read_bytes()
+    (folder / "metrics.csv").unlink()
+    if table is not None:
+        (folder / "metrics.csv").write_text(table)
+    with pytest.raises(UserError, match=rf"metrics\.csv: {why}"):
+        add_external_energy(folder, write_power(tmp_path / "power.csv", [(0, 5.0), (1, 5.0)]))
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_second_record_replaces_the_first_one_and_its_curve(run_without_sensor):
+    folder, start, end = run_without_sensor
+    for watts in (5.0, 7.0):
+        joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, watts), (end + 1, watts)]))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["energy_joules"] == joules
+    assert len([*folder.glob("events.out.*.energy")]) == 1
+    points = curve(folder, "meters/energy_joules")
+    assert points is not None and points[-1][1] == pytest.approx(joules)
+
+
+def test_record_that_does_not_cover_the_run_is_refused_and_known_energy_stays(run_without_sensor):
+    folder, start, end = run_without_sensor
+    short = write_power(folder / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
+    with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of training; give"):
+        add_external_energy(folder, short)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["energy_joules"] is None and "short.csv: does not cover" in summary["energy_missing"]
+
+    joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+    with pytest.raises(UserError, match="does not cover all of training"):
+        add_external_energy(folder, short)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["energy_joules"], summary["energy_missing"]) == (joules, None)
+    assert summary["energy_meter"].endswith("/power.csv")
+
+
+def test_run_that_did_not_record_when_it_trained_is_refused(run_without_sensor):
+    folder, start, end = run_without_sensor
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["training_spans"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="the run did not record when it trained"):
+        add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+
+
+def test_power_record_times_are_seconds_or_dates(tmp_path):
+    record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
+    times, watts = read_power(record)
+    assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
+    dated = [("2001-09-09T01:46:41.5+00:00", 5.0), ("2001-09-09T01:46:40+00:00", 4.0)]
+    assert read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("time,watts\n1,2\nyesterday,3\n", "line 3 must contain a time"),
+        ("time,watts\n1\n", "line 2 must contain a time"),
+        ("time,watts\n1,2\n", "needs at least two readings"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,inf\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
+        ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
+        (None, "cannot be read"),
+    ],
+)
+def test_unreadable_power_record_is_refused(tmp_path, text, why):
+    path = tmp_path / "power.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=rf"--power_csv .*power.csv: {why}"):
+        read_power(path)
+
+
+@pytest.mark.parametrize("text", ["time,watts\n", "time,watts\n1,2\n2", ""])
+def test_record_that_a_meter_is_writing_is_accepted(tmp_path, text):
+    (tmp_path / "power.csv").write_text(text)
+    check_growing(tmp_path / "power.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("when,watts\nyesterday,5\n2,3\n", "line 2 must contain a time"), (None, "cannot be read: No such file")],
+)
+def test_record_of_another_form_is_refused_while_a_meter_is_writing(tmp_path, text, why):
+    if text is not None:
+        (tmp_path / "power.csv").write_text(text)
+    with pytest.raises(UserError, match=f"--power_csv .*power.csv: {why}"):
+        check_growing(tmp_path / "power.csv")

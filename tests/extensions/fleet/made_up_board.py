@@ -1,0 +1,59 @@
+"""A board of a fleet without TensorFlow: a real SuperNode, and answers that are wrong in the way that a test asks for.
+
+Changes are a hundredth of the weights. `--does nan|shape|foreign|huge|late|hangs` is what it does in round 1.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from elastic_trainer.extensions.fleet.parcel import Parcel
+from elastic_trainer.extensions.fleet.processes import take_part
+from elastic_trainer.extensions.fleet.settings import BoardSettings
+
+LATE_SECONDS = 10.0
+
+
+def answer_of(parcel, name, does):
+    if parcel.kind == "hello":
+        about = {"images": 30, "test_images": 6, "full_seconds": 0.2, "head_seconds": 0.1}
+        return Parcel("ready", {"name": name, **about})
+    if parcel.kind in ("sums", "end"):
+        return Parcel(parcel.kind, {"none": "a made-up board has no features"})
+    tested = {"test": {"loss": 1.0, "accuracy": 0.5}, "test_images": 6}
+    if parcel.kind == "test":
+        return Parcel("tested", tested)
+    print(f"round {parcel.values['round']}", flush=True)  # the test waits for it
+    does = does if parcel.values["round"] == 1 else "good"
+    changes = {name: 0.01 * array for name, array in parcel.arrays.items()}
+    first = next(iter(changes))
+    if does == "nan":
+        changes[first] = np.full_like(changes[first], np.nan)
+    elif does == "shape":
+        changes[first] = changes[first][:1]
+    elif does == "foreign":
+        changes["model/9999"] = np.zeros(3, np.float32)
+    elif does == "huge":
+        changes[first] = 1e6 * changes[first]
+    elif does in ("late", "hangs"):
+        time.sleep(LATE_SECONDS if does == "late" else 1000)
+    return Parcel(
+        "trained", {"steps": 5, "images": 30, "test": {"loss": 1.0, "accuracy": 0.5}, "test_images": 6}, changes
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for flag in ("--superlink", "--name", "--does", "--folder"):
+        parser.add_argument(flag, required=True)
+    for flag in ("--root_certificates", "--private_key"):
+        parser.add_argument(flag, type=Path)
+    args = parser.parse_args()
+    settings = BoardSettings(args.superlink, args.root_certificates, args.private_key)
+    take_part(settings, Path(args.folder), lambda parcel: answer_of(parcel, args.name, args.does), print)
+
+
+if __name__ == "__main__":
+    main()

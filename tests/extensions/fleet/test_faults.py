@@ -1,0 +1,206 @@
+"""What goes wrong in a fleet, with real SuperLinks and SuperNodes on this machine: a round ends, the model is whole,
+and one line says what happened. The boards are made up (`made_up_board`), so that they start without TensorFlow."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_small_data
+from fleets import make_server
+
+pytest.importorskip(
+    "flwr", reason="Flower is not installed here; ./scripts/run_fleet.sh --tests runs this in .venv-fleet"
+)
+
+from elastic_trainer.extensions.fleet.processes import free_port, superlink
+from elastic_trainer.extensions.fleet.settings import FleetSettings
+
+ROOT, HERE = Path(__file__).resolve().parents[3], Path(__file__).resolve().parent
+NETWORK = '''"""A small network."""
+import sys
+sys.path.insert(0, {tests!r})
+from conftest import make_small_model
+
+
+def small(input_shape, classes):
+    return make_small_model()
+'''
+
+
+class Process:
+    """A program in a group of its own, whose lines are read as they come."""
+
+    def __init__(self, *words):
+        paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_for(self, text, seconds=90):
+        wait_until(lambda: any(text in line for line in self.lines), seconds, lambda: f"no '{text}' in {self.lines}")
+
+    def kill(self, signal_number=signal.SIGKILL):
+        """End it and all that it has started at once, as a power cut does."""
+        os.killpg(self.process.pid, signal_number)
+        self.process.wait()
+
+
+def wait_until(is_done, seconds, why=lambda: ""):
+    end = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < end, why()
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A port, a function that starts made-up boards there, and a list of processes; what is left of them is stopped."""
+    port = free_port()
+    started: list[Process] = []
+
+    def start(name, does="good", *more):
+        words = ("--superlink", f"127.0.0.1:{port}", "--name", name, "--does", does, "--folder", tmp_path / name)
+        started.append(Process(HERE / "made_up_board.py", *words, *more))
+        return started[-1]
+
+    yield port, start, started
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+def run_server(folder, port, said, watch=lambda: None, **settings):
+    """A server of a small network, which it has changed as the good boards ask."""
+    wanted = FleetSettings(port=port, **{"grace": 8.0, "rounds": 2, "round_seconds": 1.0, **settings})
+    with superlink(wanted, folder, watch) as link:
+        server = make_server(folder, link, said, make_small_data(), **vars(wanted))
+        started = time.monotonic()
+        server._say = server.roster._say = lambda line: (
+            said.append(line) or print(f"{time.monotonic() - started:.1f} {line}")
+        )
+        before = dict(server.weights)
+        server.run()
+        server.say_goodbye(folder / "best.keras")
+        return before, server.weights, [row["boards"] for row in server._records.rounds]
+
+
+def is_whole(weights):
+    return all(np.isfinite(weight).all() for weight in weights.values())
+
+
+def test_replies_that_do_not_fit_are_dropped_and_the_others_count(fleet, tmp_path):
+    port, start, _ = fleet
+    said: list[str] = []
+    for name, does in (("good", "good"), ("a", "nan"), ("b", "shape"), ("c", "foreign"), ("d", "huge")):
+        start(name, does)
+    before, after, boards = run_server(tmp_path / "run", port, said, boards=5, grace=40.0)
+    for name, why in (
+        ("a", "not finite"),
+        ("b", "has the shape"),
+        ("c", "no tensor model/9999"),
+        ("d", "more than 10"),
+    ):
+        [line] = [line for line in said if f"board {name} is dropped" in line]
+        assert line.startswith("round 1: the reply of") and why in line
+    assert boards == [0, 1, 5] and is_whole(after)
+    trained = [name for name, weight in before.items() if (weight != after[name]).any()]
+    for name in trained:  # each round adds a hundredth; the best model is kept, which may be that of an earlier round
+        ratio = (after[name] / before[name])[before[name] != 0]
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+
+
+def test_late_killed_and_returning_boards_do_not_stop_a_round(fleet, tmp_path):
+    port, start, _ = fleet
+    said: list[str] = []
+    lost = start("lost", "hangs")
+    start("good")
+    start("late", "late")
+
+    def replace_lost():
+        lost.wait_for("round 1")
+        lost.kill()
+        start("lost")
+
+    thread = threading.Thread(target=replace_lost)
+    thread.start()
+    _, after, boards = run_server(tmp_path / "run", port, said, boards=3, rounds=5)
+    thread.join()
+    assert is_whole(after)
+    assert "round 1: board late did not answer within 9 s; going on without it" in said
+    assert "round 1: board lost did not answer within 9 s; going on without it" in said
+    assert any("board late: its answer to round 1 came too late and is dropped" in line for line in said), said
+    assert "board lost has started again" in said
+    assert boards[1] == 1 and boards[-1] == 3, (boards, said)
+
+
+def test_a_killed_server_goes_on_and_a_second_one_is_refused(fleet, tmp_path):
+    port, start, started = fleet
+    network = tmp_path / "network.py"
+    network.write_text(NETWORK.format(tests=str(ROOT / "tests")))
+    words = ["serve", "--model_name", f"{network}:small", "--class_names", "0,1,2", "--input_size", "8", "--port", port]
+    words += ["--boards", "2", "--rounds", "4", "--round_seconds", "1", "--logdir", tmp_path, "--run_name", "run"]
+    words += ["--weights", "none", "--grace", "30"]
+    start("a")
+    start("b")
+    server = Process(ROOT / "fleet.py", *words)
+    started.append(server)
+    server.wait_for("round 2 of 4")  # boards test the model of round 2 in round 3
+    second = Process(ROOT / "fleet.py", *words)
+    assert second.process.wait(60) == 2
+    wait_until(lambda: second.lines, 5)
+    [line] = second.lines
+    assert line.startswith(f"fleet.py: error: --port {port}: cannot listen at 127.0.0.1:{port}")
+    server.kill()
+    again = Process(ROOT / "fleet.py", "serve", "--resume", tmp_path / "run")
+    started.append(again)
+    assert again.process.wait(150) == 0, again.lines
+    again.wait_for("going on after round", 1)
+    again.wait_for("round 4 of 4", 1)
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "2", "3", "4"]
+    assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "best.keras").is_file()
+
+
+def test_with_tls_only_boards_with_a_known_key_take_part(fleet, tmp_path):
+    port, start, _ = fleet
+    said: list[str] = []
+    commands = re.findall(r"^(?:openssl|ssh-keygen) .*(?:\\\n.*)*", (ROOT / "docs" / "fleet.md").read_text(), re.M)
+    assert len(commands) == 4
+    if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs openssl and ssh-keygen")
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    script = "\n".join(commands).replace("192.168.1.10", "127.0.0.1").replace("~/.ssh/fleet_key", str(tmp_path / "key"))
+    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "key.pub").rename(tmp_path / "keys" / "known.pub")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "other"], check=True)
+    certificate = ("--root_certificates", folder / "ca.crt")
+    start("known", "good", *certificate, "--private_key", tmp_path / "key")
+    stranger = start("stranger", "good", *certificate, "--private_key", tmp_path / "other")
+    settings = {"certificates": folder, "node_keys": tmp_path / "keys", "boards": 1, "rounds": 1, "grace": 30.0}
+    _, after, boards = run_server(tmp_path / "run", port, said, **settings)
+    assert boards == [0, 1] and is_whole(after) and not any("stranger" in line for line in said)
+    stranger.wait_for("SuperNode has ended", 30)

@@ -1,0 +1,65 @@
+"""Who takes part: a board that fails again and again, two boards with one name, and none at all."""
+
+from fleets import local, make_server
+
+from elastic_trainer.errors import UserError
+from elastic_trainer.extensions.fleet.local import LocalLink
+from elastic_trainer.extensions.fleet.parcel import Parcel
+from elastic_trainer.extensions.fleet.roster import MOST_FAILURES, Clock, Roster
+
+
+class Board:
+    """Gets ready, and counts what it is asked for; `fails` says at which of its trainings it cannot."""
+
+    def __init__(self, name, fails=lambda count: False):
+        self.name, self.fails, self.asked = name, fails, 0
+
+    def handle(self, parcel):
+        if parcel.kind == "hello":
+            numbers = {"images": 8, "test_images": 2, "full_seconds": 2.0, "head_seconds": 1.0}
+            return Parcel("ready", {"name": self.name, **numbers})
+        self.asked += 1
+        if self.fails(self.asked):
+            raise UserError("the disk is full")
+        return Parcel("trained")
+
+
+def rounds(boards, count, ends_after=()):
+    """Ask the boards so many times; what was said. After that many rounds, the board of a place is gone."""
+    seconds, said = [0.0], list[str]()
+
+    def pause(more):
+        seconds[0] += more
+
+    link = LocalLink({node: board.handle for node, board in enumerate(boards)})
+    roster = Roster(link, lambda: Parcel("hello"), said.append, Clock(lambda: seconds[0], pause))
+    for number in range(count):
+        for node, last in ends_after:
+            if number == last:
+                del link.boards[node]
+        pause(3.0)
+        roster.wait_for(1)
+        roster.ask(Parcel("train"), 5.0, "round")
+    return said
+
+
+def test_a_board_that_fails_three_times_in_a_row_is_left_out():
+    always, twice, good = Board("a", lambda count: True), Board("b", lambda count: count % 3), Board("c")
+    rounds([always, twice, good], 12)
+    assert always.asked == MOST_FAILURES and twice.asked > 3 * MOST_FAILURES - 1 and good.asked == 12
+
+
+def test_of_two_boards_with_one_name_one_is_left_out():
+    boards = [Board("same"), Board("same"), Board("other")]
+    said = rounds(boards, 10)
+    assert len([line for line in said if "two boards have the name same: one is left out" in line]) == 1
+    assert len([line for line in said if "has started again" in line]) == 1
+    assert min(board.asked for board in boards) <= 1 and boards[2].asked == 10
+
+    boards = [Board("same"), Board("same"), Board("other")]
+    said = rounds(boards, 10, ends_after=[(1, 5)])
+    assert "board same is gone" in said and boards[0].asked >= 3 and boards[1].asked >= 3, "the other one counts again"
+
+
+def test_nobody_is_asked_where_nobody_is_ready(tmp_path):
+    assert make_server(tmp_path, local([]), [])._asked("losses", {}) == []
