@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import os
 import re
 import reprlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elastic_trainer.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pydantic import BaseModel
 
 
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Errors of reading and of pydantic's checks in this block become a `UserError` that names `path` and the field."""
+    """Errors of reading and of checking in this block become a `UserError` that names `path`."""
     try:
         yield
     except OSError as error:
@@ -40,19 +42,86 @@ def _first_field(error: Exception) -> str:
     return ": ".join([*map(str, wrong["loc"]), wrong["msg"].removeprefix("Value error, ") + shown])
 
 
-def read_json(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
-    """The contents of a JSON file that `schema` accepts. Fields that the file lacks are left out.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value in a JSON file: `words` completes "must be …", `holds` tells whether a value is one."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False, kind: type = float) -> Kind:
+    """Finite numbers from `low` to `high`; `above`: without `low` itself; `kind` int: whole ones."""
+    words = "a whole number" if kind is int else "a finite number"
+    words += f" {'above' if above else 'from'} {low:g}" if low > -math.inf else ""
+    words += f" to {high:g}" if high < math.inf else ""
+
+    def holds(value: Any) -> bool:
+        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        return is_number and low <= value <= high and abs(value) <= sys.float_info.max and not (above and value == low)
+
+    return Kind(words, holds)
+
+
+def text(pattern: str) -> Kind:
+    """Texts that match `pattern` from beginning to end."""
+    return Kind(f"text that matches {pattern}", lambda one: isinstance(one, str) and bool(re.fullmatch(pattern, one)))
+
+
+def nullable(kind: Kind) -> Kind:
+    """What `kind` stands for, and null."""
+    return Kind(f"{kind.words} or null", lambda value: value is None or kind.holds(value))
+
+
+TEXT = Kind("text", lambda value: isinstance(value, str))
+TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+LIST = Kind("a list", lambda value: isinstance(value, list))
+Kinds: TypeAlias = "Kind | list[Kinds] | tuple[Kinds, ...] | dict[str, Kinds]"  # see `require`
+
+
+def require(value: Any, kind: Kinds, place: str = "") -> None:
+    """Raise `ValueError`, which names the field, unless a value that was read from JSON is of this kind.
+
+    Args:
+        value: as `json.loads` returns it.
+        kind: [kind] stands for a list of any length, (kind, kind) for a list of two, {name: kind} for an object with
+            such a field; if the name ends with "?", the field may be missing or null. Other fields are not checked.
+        place: where the value is, for the message, such as "fit: ".
+    """
+    if isinstance(kind, Kind):
+        if not kind.holds(value):
+            raise ValueError(f"{place}must be {kind.words}, not {reprlib.repr(value)}")
+    elif isinstance(kind, dict):
+        require(value, OBJECT, place)
+        for name, one in kind.items():
+            key, is_optional = name.removesuffix("?"), name.endswith("?")
+            if key not in value and not is_optional:
+                raise ValueError(f"{place}{key}: is missing")
+            if not is_optional or value.get(key) is not None:
+                require(value[key], one, f"{place}{key}: ")
+    else:
+        require(value, LIST, place)
+        kinds = kind * len(value) if isinstance(kind, list) else kind
+        if len(kinds) != len(value):
+            raise ValueError(f"{place}must be a list of {len(kind)}, not {reprlib.repr(value)}")
+        for index, one in enumerate(value):
+            require(one, kinds[index], f"{place}{index}: ")
+
+
+def read_json(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
+    """The object in a JSON file, checked by `require`.
 
     Raises:
         UserError: the file cannot be read, or a field is missing or wrong; the message names both.
     """
     with reading(path):
-        content = path.read_bytes()
-        if b"\\udc" in content:  # a name that is not UTF-8, which pydantic's reader refuses: check it with "?" instead
-            record = json.loads(content)
-            schema.model_validate_json(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
-            return record
-        return schema.model_validate_json(content).model_dump(exclude_unset=True)
+        try:
+            record: dict[str, Any] = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not valid JSON: {first_line(error)}") from error
+        require(record, fields)
+        return record
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,14 +16,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure
 from elastic_trainer.datasets.digests import digest, file_digest
-from elastic_trainer.files import atomic_large_path, remove_leftovers, write_json, writing
+from elastic_trainer.files import (
+    TEXT,
+    atomic_large_path,
+    nullable,
+    number,
+    remove_leftovers,
+    require,
+    write_json,
+    writing,
+)
 from elastic_trainer.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
@@ -150,17 +160,15 @@ def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
     """What `_write` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
-    from pydantic import Field, NonNegativeInt, TypeAdapter
-
-    number = Annotated[int, Field(ge=0, lt=2**64)]
-    fields = tuple[NonNegativeInt, str | None, number, number]
+    uint64 = number(0, 2**64 - 1, kind=int)
     try:
-        rows = TypeAdapter(list[fields]).validate_json(record.read_bytes(), strict=True)  # type: ignore[valid-type]
+        rows = json.loads(record.read_bytes())
+        require(rows, [(uint64, nullable(TEXT), uint64, uint64)])
         examples = [Example(*row) for row in rows]
         is_intact = len(examples) == count and pixels.stat().st_size == prod(_shape(examples, size))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         is_intact = False
     if not is_intact:
         print(f"{pixels} or {record.name}: is damaged; writing both again")

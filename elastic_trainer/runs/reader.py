@@ -6,26 +6,59 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import read_json, reading
+from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, read_json, reading, text
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
+
+_NAME = text(r"\w+")  # another program may have registered schemes and data sets of its own
+_SIZE, _COUNT = number(1, kind=int), number(0, kind=int)
+_SHARE, _POSITIVE, _QUANTITY = number(0, 1), number(0, above=True), number(0)
+
+# What must be in the files if it is there; tests and runs of earlier versions leave fields out.
+CONFIG_FIELDS: dict[str, Kinds] = {
+    "command?": [TEXT],
+    **dict.fromkeys(("model_name?", "data_dir?", "run_name?", "weights?", "run_id?"), TEXT),
+    **dict.fromkeys(("dataset_name?", "train_type?"), _NAME),
+    **dict.fromkeys(("input_size?", "num_classes?", "batch_size?", "num_epochs?", "max_steps?"), _SIZE),
+    **dict.fromkeys(("importance_batches?", "trained_layers?"), _SIZE),
+    "alpha?": _POSITIVE,
+    "seed?": _COUNT,
+    "skip_broken?": TRUTH,
+    "test_fraction?": number(0, 1, above=True),
+    "environment?": OBJECT,
+    "images?": {  # `datasets.image_data.ImageData.record`
+        "class_names": [TEXT],
+        **dict.fromkeys(("training_images", "test_images", "held_out_images?", "digests?"), TEXT),
+    },
+    "network?": dict.fromkeys(("inference", "training", "precision", "made_with"), TEXT),  # `config.network_record`
+}
+SUMMARY_FIELDS: dict[str, Kinds] = {  # `summary.run_results`
+    "train_type": _NAME,
+    "dataset_name?": _NAME,
+    **dict.fromkeys(("model_name?", "time_over_full_missing?", "energy_missing?"), TEXT),
+    **dict.fromkeys(("epochs", "steps", "planned_steps?"), _SIZE),
+    **dict.fromkeys(("best_accuracy", "final_accuracy", "start_accuracy?", "test_accuracy?", "rho?"), _SHARE),
+    "best_epoch?": _COUNT,
+    **dict.fromkeys(("train_seconds", "rho_measured?", "time_over_full?"), _POSITIVE),
+    "median_step_ms": nullable(_POSITIVE),
+    **dict.fromkeys(("validation_seconds", "selection_seconds", "selection_percent"), _QUANTITY),
+    **dict.fromkeys(("elapsed_seconds?", "wall_seconds?", "train_flops?", "energy_joules?"), _QUANTITY),
+    **dict.fromkeys(("memory_budget_mb?", "start_memory_mb?", "predicted_memory_mb?"), _QUANTITY),
+    **dict.fromkeys(("peak_memory_mb?", "gpu_peak_memory_mb?"), _QUANTITY),
+    "training_spans?": [(number(), number())],
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The fields in config.json of the run in `folder`. Raises `UserError` if it is damaged."""
-    from elastic_trainer.runs.schemas import RunConfig
-
-    config = _checked(folder / CONFIG, RunConfig)
+    config = _read(folder / CONFIG, CONFIG_FIELDS)
     images = config.get("images") or {}
     if "class_names" in images:  # earlier versions kept them as the file system has them
         images["class_names"] = [class_name(name) for name in images["class_names"]]
@@ -34,9 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The fields in summary.json of the run in `folder`. Raises `UserError` if it is damaged."""
-    from elastic_trainer.runs.schemas import Summary
-
-    return _checked(folder / SUMMARY, Summary)
+    return _read(folder / SUMMARY, SUMMARY_FIELDS)
 
 
 def config_of_model(model: Path) -> dict[str, Any]:
@@ -50,9 +81,9 @@ def config_of_model(model: Path) -> dict[str, Any]:
     return read_config(folder) if is_its_own and is_run(folder) else {}
 
 
-def _checked(path: Path, schema: type[BaseModel]) -> dict[str, Any]:
+def _read(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
     try:
-        return read_json(path, schema)
+        return read_json(path, fields)
     except UserError as error:
         raise UserError(f"{error}; repair the file, or train again with --overwrite") from error
 
@@ -86,7 +117,7 @@ def started_with(folder: Path) -> list[str]:
     """The words of the command line that started the run in `folder`. Raises `UserError` if there is no run."""
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
-    return read_config(folder).get("command", [])
+    return read_config(folder).get("command") or []
 
 
 class Selections(NamedTuple):

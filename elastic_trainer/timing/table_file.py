@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import alone_in, read_json, reading, write_csv, write_json
+from elastic_trainer.files import alone_in, reading, write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import NetworkSettings
@@ -142,7 +142,9 @@ def read_profile(folder: Path) -> dict[str, Any]:
     """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
     from elastic_trainer.timing.table_schema import Profile
 
-    return read_json(folder / "profile.json", Profile)
+    with reading(folder / "profile.json"):
+        content = (folder / "profile.json").read_bytes()
+        return Profile.model_validate_json(content).model_dump(exclude_unset=True)
 
 
 def _read_rows(path: Path) -> list[Row]:

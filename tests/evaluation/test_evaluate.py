@@ -77,7 +77,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
         (["--evaluate", "{}/my.keras", "--rho", "0.5"], "--rho: cannot be combined with --evaluate"),
         (["--evaluate", "{}/my.keras", "--augment", "flip"], "--augment: cannot be combined with --evaluate"),
         (["--evaluate", "{}/my.keras", "--model_name", "vit"], "--model_name vit: --evaluate takes the network from"),
-        (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: Invalid JSON: EOF"),
+        (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: is not valid JSON: Expecting"),
         (["--evaluate", "{}/my.keras", "--test_fraction", "0.3"], "--test_fraction 0.3: --evaluate tests a run on all"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
         (["--export", "tflite", "--save_model", "False"], "--export tflite: needs the best model; leave out"),

@@ -18,11 +18,10 @@ from dataclasses import asdict
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from elastic_trainer.datasets import digests
 from elastic_trainer.datasets.image_data import ImageData
@@ -36,7 +35,18 @@ from elastic_trainer.extensions.board.signatures import (
     converted_function,
     suffixed,
 )
-from elastic_trainer.files import alone_in, atomic_path, existing_parent, read_json, reading, write_json, write_text
+from elastic_trainer.files import (
+    TEXT,
+    Kinds,
+    alone_in,
+    atomic_path,
+    existing_parent,
+    number,
+    read_json,
+    reading,
+    write_json,
+    write_text,
+)
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -57,15 +67,13 @@ FORMAT = 1  # of board.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
 
 
-class BoardRecord(BaseModel):
-    """What `load_board` reads of board.json."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    format: Literal[1]
-    id: str
-    classes: list[str]
-    variables: list[str]
+# What `load_board` reads of board.json.
+BOARD_FIELDS: dict[str, Kinds] = {
+    "format": number(FORMAT, FORMAT, kind=int),
+    "id": TEXT,
+    "classes": [TEXT],
+    "variables": [TEXT],
+}
 
 
 def check_folder(folder: Path) -> list[Path]:
@@ -212,7 +220,7 @@ def load_board(weights: Path) -> str:
     folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
     if folder is None or not (folder / START).is_file():
         raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
-    record = read_json(folder / RECORD, BoardRecord)
+    record = read_json(folder / RECORD, BOARD_FIELDS)
     model = load_model(folder / START, "--load_board")
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
     with reading(f"--load_board {weights}"), np.load(weights) as file:

@@ -6,25 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import read_json
+from elastic_trainer.files import TEXT, Kinds, number, read_json
 from elastic_trainer.timing.table import TimingTable
 
-
-class _Selection(BaseModel):
-    tensors: list[str]
-    step_ms: float = Field(gt=0, allow_inf_nan=False)
-
-
-class BoardTimes(BaseModel):
-    """times.json."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    batch_size: int
-    selections: list[_Selection] = Field(min_length=1)
+TIMES: dict[str, Kinds] = {  # what is read of times.json
+    "batch_size": number(1, kind=int),
+    "selections": [{"tensors": [TEXT], "step_ms": number(0, above=True)}],
+}
 
 
 def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
@@ -42,9 +32,11 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     Raises:
         UserError: the file is damaged, or is of another network or batch size.
     """
-    record = read_json(path, BoardTimes)
+    record = read_json(path, TIMES)
     if record["batch_size"] != batch_size:
         raise UserError(f"--board_times {path}: is of {record['batch_size']} images a step; give --batch_size as there")
+    if not record["selections"]:
+        raise UserError(f"{path}: selections: is empty")
     here, there = [], []
     for one in record["selections"]:
         unknown = {*one["tensors"]} - {*table.names}
