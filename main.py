@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import utils
-from elastic_trainer.cli.commands import EvaluateCommand, LoadBoardCommand, TrainCommand
+from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
@@ -57,11 +57,11 @@ def main() -> None:
         load_tensorflow()
         evaluate(command)
         return
-    if isinstance(command, LoadBoardCommand):
+    if command.extra.get("load_board"):
         load_tensorflow()
         from elastic_trainer.extensions.board.export import load_board
 
-        print(load_board(command.weights))
+        print(load_board(command.extra["load_board"]))
         return
     for text in command.warnings:
         utils.warn(text)
@@ -110,9 +110,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command = command.with_classes(len(names))
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
-        from elastic_trainer.extensions.board.export import check_folder
+        from elastic_trainer.extensions.board.export import board_folder, check_folder
 
-        check_folder(run.board_folder)
+        check_folder(board_folder(run))
     model = models.build(command.network, names)
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
     if network_of_user is not None:
@@ -127,10 +127,10 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     left = (command.training.deadline or math.inf) - (time.perf_counter() - start)
     command, table, freed_mb = with_table(command, steps, left=left, freed_mb=freed_mb)
     end_seconds = 0.0 if table is None else _export_seconds(command, model)
-    if run.board_times is not None and table is not None:
+    if command.extra.get("board_times") and table is not None:
         from elastic_trainer.extensions.board.times import board_table
 
-        table = board_table(table, run.board_times, network.batch_size)
+        table = board_table(table, command.extra["board_times"], network.batch_size)
     reached["table"] = time.perf_counter() - start if table is not None else None
     sizes = network.input_size, network.batch_size, network.seed, network.num_classes
     dataset = data.load_settings(command.data, *sizes, command.images_mb)
@@ -377,11 +377,12 @@ def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> 
 
 
 def _add_power(command: TrainCommand, folder: Path) -> None:
-    if command.run.power_csv is not None:
+    record = command.extra.get("power_csv")
+    if record is not None:
         load_tensorflow()
         from elastic_trainer.extensions.energy.power_record import add_external_energy
 
-        print(f"energy of training: {add_external_energy(folder, command.run.power_csv):.6g} J")
+        print(f"energy of training: {add_external_energy(folder, record):.6g} J")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,8 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import Stopped
-from elastic_trainer.extensions.energy.meter import find_energy_meter
 from elastic_trainer.networks.saved_model import load_best
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.registry import METERS, SCHEMES
 from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
@@ -79,13 +78,15 @@ def train(
         scheme = train_type
     else:
         scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
-    with nullcontext(stop) if stop is not None else StopSignals() as signals, find_energy_meter() as meter:
+    with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
+        meters = [stack.enter_context(make()) for make in METERS[:1]]
         keeper, bar = Keeper(run), ProgressBar()
         listeners = [run.events, run, bar, signals, keeper]
         trainer = Trainer(task, data, scheme, settings, listeners, freed_mb=freed_mb)
         keeper.restore(trainer)
         trainer.history.clocks.add(elapsed)
-        trainer.history.clocks.meter = meter.joules
+        for meter in meters:
+            trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
@@ -98,8 +99,10 @@ def train(
         finally:
             bar.close()
     assert results is not None, "it ran to its end"
-    doubt, energy = None if budget is None else budget.table.doubt, meter.report(results["energy_joules"])
-    return {**results, **energy, **_held_out_results(trainer, model, run), "table_doubt": doubt}
+    for meter in meters:
+        results |= meter.report(results["energy_joules"])
+    doubt = None if budget is None else budget.table.doubt
+    return {**results, **_held_out_results(trainer, model, run), "table_doubt": doubt}
 
 
 def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict[str, Any]:

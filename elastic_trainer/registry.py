@@ -1,17 +1,24 @@
 """Registries of schemes, importances, optimizers, data sets and exporters by name (no TensorFlow here).
 
-Each has one entry here. Other programs add entries with `Registry.add` and `add_importance`; parsers, records, figures
-and docs/flags.md read them. An entry refers to its code by module and name, which is imported at the first call.
+Each has one entry here. Extensions and other programs add entries with `Registry.add` and `add_importance`; parsers,
+records, figures and docs/flags.md read them. An entry refers to its code by module and name, which is imported at the
+first call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+import pkgutil
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Generic, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from elastic_trainer.errors import UserError, not_one_of
+
+if TYPE_CHECKING:
+    from elastic_trainer.options import Flag
 
 Entry = TypeVar("Entry")
 
@@ -168,6 +175,10 @@ IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
 OPTIMIZERS: Registry[OptimizerEntry] = Registry("--optimizer")
 DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
 EXPORTERS: Registry[ExporterEntry] = Registry("--export")
+# What else extensions add to main.py:
+FLAGS: dict[str, Flag] = {}  # flags; `TrainCommand.extra` has their values
+CHECKS: list[Callable[[argparse.Namespace, Collection[str]], None]] = []  # of all options, and the names of those given
+METERS: list[Callable[[], Any]] = []  # energy meters, see `train.train`
 
 
 def users(registry: Registry[Any], flag: str) -> str:
@@ -249,16 +260,6 @@ SCHEMES.add(
         select="elastic_trainer.selection.select:select_upper_part",
     ),
 )
-SCHEMES.add(
-    "prunetrain",
-    SchemeEntry(
-        Lazy("elastic_trainer.extensions.pruning.scheme:prunetrain"),
-        "PruneTrain",
-        "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
-        changes_network=True,
-        uses=("prune_interval", "prune_ratio", "prune_threshold"),
-    ),
-)
 
 # --- optimizers, data sets, exporters ---------------------------------------------------------------------------------
 
@@ -324,12 +325,8 @@ EXPORTERS.add(
         conversion_seconds=Lazy("elastic_trainer.evaluation.export:conversion_seconds"),
     ),
 )
-EXPORTERS.add(
-    "train_tflite",
-    ExporterEntry(
-        Lazy("elastic_trainer.extensions.board.export:export_training"),
-        ("train.tflite",),
-        ("export_rho",),
-        is_untrained=True,
-    ),
-)
+
+# --- extensions -------------------------------------------------------------------------------------------------------
+
+for _extension in pkgutil.iter_modules([str(Path(__file__).parent / "extensions")]):
+    import_module(f"elastic_trainer.extensions.{_extension.name}")  # adds its entries, flags and checks

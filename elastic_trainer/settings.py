@@ -29,10 +29,10 @@ from elastic_trainer.options import (
     number,
     rate,
     share,
-    shares,
     whole_number,
 )
 from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy, users
+from elastic_trainer.registry import FLAGS as EXTENSION_FLAGS
 
 TIMINGS = ("trace", "flops")
 FEATURE_CACHES = ("float32", "float16", "off")
@@ -101,7 +101,7 @@ DIGITS, PHOTOS = defaults_of("digits"), defaults_of("image_folder")
 
 # Sections of docs/flags.md and --help. Flags of the first belong to profiler.py and main.py.
 NETWORK, PROFILE = "Network and data", "Operation times"
-TRAINED, BUDGET, PRUNING = "What is trained", "Time budget and selection", "PruneTrain"
+TRAINED, BUDGET = "What is trained", "Time budget and selection"
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
 
 ELASTIC = Use(lambda _: "elastic schemes", lambda _, run: SCHEMES[run["train_type"]].is_elastic)
@@ -222,13 +222,6 @@ class Settings:
 
     trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
         "for `last_layers_training`: number of layers, counted from the output, that are trained"))
-    prune_interval: int = flag(2, PRUNING, count, "EPOCHS", used_by=(SOME_SCHEMES,), help=(
-        "epochs between two removals of channels"))
-    prune_ratio: float = flag(0.25, PRUNING, number(0, 0.99), "SHARE", used_by=(SOME_SCHEMES,), help=(
-        "share of the group lasso in the first batch's loss"))
-    prune_threshold: float = flag(0.7, PRUNING, at_least_0, "SHARE", used_by=(SOME_SCHEMES,), help=(
-        "a channel is removed if each of its readers gets less than this share of what it got from a median channel "
-        "at first"))
     optimizer: str = NetworkSettings.optimizer
     num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", used_by=(BY_STEPS,), help=(
         "epochs. With `--deadline`, the default [depends on it](time_budget.md#a-deadline)"))
@@ -300,6 +293,7 @@ class RunSettings:
     Attributes:
         resume: continue the run of this name, if there is one.
         run_name: name of the folder, without the suffix -2, -3, … of runs with the same name.
+        is_for_board: it is planned in times of a board, whose memory is not known.
     """
 
     logdir: Path = flag(
@@ -334,34 +328,18 @@ class RunSettings:
         "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
         "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
         "trains](small_boards.md) without TensorFlow"))
-    export_rho: tuple[float, ...] = flag(None, OUTPUT, shares, "SHARES", of=lambda run: run.get("export_rho") or (),
-        is_free=True, help=(
-        "with `--export train_tflite`: further values of `--rho`, such as `0.3,0.7`, between whose selections the "
-        "board chooses"))
     allow_tensorflow_kernels: bool = flag(False, OUTPUT, is_free=True, evaluate="given", help=(
         "with `--export tflite`: write files that need TensorFlow's own kernels, too. No installed interpreter has "
         "them from TensorFlow 2.20 on"))
-    board_times: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
-        "with `--plan` or `--export train_tflite`: the times.json that a board measured; rho and the plan are then "
-        "those [of the board](small_boards.md#times-of-the-board)"))
-    load_board: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
-        "do not train; make a `.keras` and a `.tflite` file from the weights.npz of [a board](small_boards.md)"))
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"))
-    power_csv: Path | None = flag(None, OUTPUT, Path, "FILE", is_free=True, help=(
-        "record of an external power meter (time,watts), for [`energy_joules`](runs.md#energy-memory-flops). The "
-        "file must exist when the run starts; it is read after training"))
+    is_for_board: bool = derived(False, lambda run: bool(run.get("board_times")))
 
     @property
     def folder(self) -> Path:
         """The folder of this name; a new run appends -2, -3, … if it exists (see `runs.folder`)."""
         return self.logdir / self.run_name
-
-    @property
-    def board_folder(self) -> Path:
-        """The folder of an export for a board."""
-        return self.logdir / f"{self.run_name}_board"
 
 
 @dataclass(frozen=True)
@@ -383,7 +361,7 @@ class ProfileSettings:
         "and measure nothing here"))
 
 
-MAIN_FLAGS: dict[str, Flag] = flags_of(NetworkSettings, DataSettings, RunSettings, Settings)
+MAIN_FLAGS: dict[str, Flag] = {**flags_of(NetworkSettings, DataSettings, RunSettings, Settings), **EXTENSION_FLAGS}
 PROFILER_FLAGS: dict[str, Flag] = {
     **{name: one for name, one in MAIN_FLAGS.items() if one.section == NETWORK},
     **flags_of(ProfileSettings),

@@ -81,7 +81,7 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand
     network, scheme = command.network, SCHEMES[command.train_type]
     limit_mb, micro_batch = command.training.memory, command.training.micro_batch
     check_limit(limit_mb)
-    is_for_board = command.run.board_times is not None  # its times come without its memory
+    is_for_board = command.run.is_for_board
     if scheme.is_elastic:
         available_mb = room_mb(None, freed_mb)
         if limit_mb is None and not is_for_board and not surely_fits(model, network.batch_size, available_mb):

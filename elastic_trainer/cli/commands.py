@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class TrainCommand:
         chooses_batch: the batch may be smaller than the default.
         chooses_parts: the batch may be taken in parts, by a recipe that fits memory.
         rate_follows_batch: the learning rate is that of a recipe for this batch size.
+        extra: values of the flags of extensions, by name.
         images_mb: MB of images that may stay in memory, where --image_memory does not say; None: see `images.read`.
     """
 
@@ -55,6 +56,7 @@ class TrainCommand:
     chooses_batch: bool = False
     chooses_parts: bool = False
     rate_follows_batch: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
     images_mb: float | None = None
 
     @property
@@ -146,13 +148,6 @@ class EvaluateCommand:
     class_names: list[str] | None
     trained_network: dict[str, str] | None
     allow_tensorflow_kernels: bool
-
-
-@dataclass(frozen=True)
-class LoadBoardCommand:
-    """`main.py --load_board`: the file with the weights that a board trained."""
-
-    weights: Path
 
 
 @dataclass(frozen=True, kw_only=True)

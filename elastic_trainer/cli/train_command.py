@@ -11,7 +11,6 @@ from typing import Any
 
 from elastic_trainer.cli.commands import (
     EvaluateCommand,
-    LoadBoardCommand,
     TrainCommand,
     fill_in_defaults,
     recipe_settings,
@@ -22,31 +21,21 @@ from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.options import built
-from elastic_trainer.registry import DATASETS, EXPORTERS, SCHEMES, Lazy
+from elastic_trainer.registry import CHECKS, DATASETS, EXPORTERS, FLAGS, SCHEMES
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
 
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 
 
-def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand | LoadBoardCommand:
+def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
     """The command line of main.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     parser = main_parser()
     args = parser.parse_args(given)
-    if args.load_board is not None:
-        others = {*parser.given(given)} - {"load_board"}
-        if others:
-            raise UserError(f"--{min(others)}: cannot be combined with --load_board; leave it out")
-        if not args.load_board.is_file():
-            raise UserError(f"--load_board {args.load_board}: there is no such file; give the weights.npz of a board")
-        return LoadBoardCommand(args.load_board)
     if args.evaluate is not None:
         return parse_evaluation(given)
-    command = parse_training(given)
-    if command.run.power_csv is not None and "power_csv" in parser.given(given):
-        Lazy("elastic_trainer.extensions.energy.power_record:check_growing")(command.run.power_csv)
-    return command
+    return parse_training(given)
 
 
 def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCommand:
@@ -61,6 +50,8 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
         args = _as_started(parser, args.resume, given)
     args.train_type = args.train_type or recipe_settings(args)["train_type"]
     _check_combinations(args)
+    for check in CHECKS:
+        check(args, parser.given(given))
     _keep_model_to_export(parser, args, given)
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
@@ -71,18 +62,19 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
     chooses_batch = args.batch_size is None and DATASETS[args.dataset_name].count_images is not None
     rate_follows_batch = args.learning_rate is None and "learning_rate" in recipe_settings(args)
     fill_in_defaults(args)
-    is_for_board = args.board_times is not None or (args.export is not None and EXPORTERS[args.export].is_untrained)
-    fits_memory = args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board
-    chooses_parts = fits_memory and args.micro_batch is None
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
     args.resume = bool(args.resume)
     options = vars(args)
+    run = built(RunSettings, options)
+    is_for_board = run.is_for_board or (args.export is not None and EXPORTERS[args.export].is_untrained)
+    fits_memory = args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board
+    chooses_parts = fits_memory and args.micro_batch is None
     return TrainCommand(
         built(NetworkSettings, options),
         built(DataSettings, options),
         built(Settings, options),
-        built(RunSettings, options),
+        run,
         _plain_options(args),
         warnings,
         chooses_epochs,
@@ -90,6 +82,7 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
         chooses_batch,
         chooses_parts,
         rate_follows_batch,
+        {name: options[name] for name in FLAGS},
     ).with_one_step()
 
 
@@ -137,45 +130,14 @@ def _check_combinations(args: argparse.Namespace) -> None:
     if args.deterministic and (args.correct_budget or args.deadline is not None):
         other = "--deadline" if args.deadline is not None else "--correct_budget True"
         raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")
-    _check_export(args)
+    if args.allow_tensorflow_kernels and args.export != "tflite":
+        raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
     if args.cached_views is not None and args.augment != "flip_rotate":
         raise UserError("--cached_views: works only with --augment flip_rotate; leave it out")
     if args.micro_batch is not None and SCHEMES[args.train_type].changes_network:
         raise UserError(f"--micro_batch: cannot be combined with --train_type {args.train_type}; leave it out")
     if args.mixed_precision and SCHEMES[args.train_type].changes_network:
         raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
-
-
-def _check_export(args: argparse.Namespace) -> None:
-    """Raise `UserError` for flags that exclude `--export`, or that it needs."""
-    if args.export_rho and args.export != "train_tflite":
-        raise UserError("--export_rho: works only with --export train_tflite; leave it out")
-    if args.allow_tensorflow_kernels and args.export != "tflite":
-        raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
-    if args.board_times and not args.plan and args.export != "train_tflite":
-        raise UserError("--board_times: works only with --plan or --export train_tflite; leave it out")
-    if args.board_times and not SCHEMES[args.train_type].is_elastic:
-        raise UserError(f"--board_times: does not work with --train_type {args.train_type}, which has no time budget")
-    if args.board_times and args.memory is not None:
-        raise UserError("--memory: cannot be combined with --board_times; what a board's memory takes is not known")
-    if args.export is None or not EXPORTERS[args.export].is_untrained:
-        return
-    for name, why in (
-        ("deadline", "give it to board_train.py"),
-        ("max_steps", "give --num_epochs"),
-        ("resume", "nothing is trained here; leave it out"),
-        ("mixed_precision", "the board computes in float32; leave it out"),
-    ):
-        if getattr(args, name):
-            raise UserError(f"--{name}: cannot be combined with --export {args.export}; {why}")
-    if args.augment == "flip_rotate":
-        raise UserError(
-            f"--augment flip_rotate: cannot be combined with --export {args.export}; the board has none, flip"
-        )
-    if args.export_rho and not SCHEMES[args.train_type].is_elastic:
-        raise UserError(
-            f"--export_rho: does not work with --train_type {args.train_type}, which has no rho; leave it out"
-        )
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:

@@ -238,9 +238,9 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
         ),
         (["--trained_layers", "3"], ["--trained_layers: no effect here, only for --train_type last_layers_train"]),
         (
-            ["--prune_ratio", "0.5", "--weight_decay", "0", "--optimizer", "adam"],
+            ["--trained_layers", "3", "--weight_decay", "0", "--optimizer", "adam"],
             [
-                "--prune_ratio: no effect here, only for --train_type prunetrain",
+                "--trained_layers: no effect here, only for --train_type last_layers_training",
                 "--weight_decay: no effect here, only for --optimizer sgd",
             ],
         ),

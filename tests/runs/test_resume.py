@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from conftest import make_small_data, make_small_model
@@ -81,32 +80,6 @@ def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
             assert [expected[column] for column in columns] == [found[column] for column in columns]
     seconds = [float(row["train_seconds"]) for row in rows_of(tmp_path / "resumed" / "metrics.csv")]
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
-
-
-def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, capsys):
-    def prunetrain(folder, data):
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((8, 8, 3))
-        x = keras.layers.Rescaling(1 / 255)(inputs)
-        for name in ("first", "second"):  # Keras numbers its default names through a process
-            x = keras.layers.Conv2D(32, 3, padding="same", activation="relu", name=name)(x)
-        x = keras.layers.Dropout(0.2, seed=0)(keras.layers.GlobalAveragePooling2D()(x))
-        model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
-        settings = Settings(
-            learning_rate=0.01, num_epochs=3, prune_interval=1, prune_threshold=1.0, checkpoint_steps=1, save_model=True
-        )
-        folder.mkdir(exist_ok=True)
-        with RunLog(folder, {}, tensor_names(model)) as log:
-            log.finish(train.prunetrain(model, data, settings, log))
-        return [variable.numpy() for variable in keras.models.load_model(folder / "last.keras").variables]
-
-    expected = prunetrain(tmp_path / "uninterrupted", make_small_data())
-    assert expected[0].shape[-1] < 32 and "channels left" in capsys.readouterr().out
-    for at, in_validation in ((8, False), (12, True)):
-        with pytest.raises(PowerCut):
-            prunetrain(tmp_path / "resumed", InterruptingData(at, in_validation))
-    for one, other in zip(expected, prunetrain(tmp_path / "resumed", make_small_data()), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupted):

@@ -1,0 +1,74 @@
+"""A board trains without TensorFlow: the folder for it (`--export train_tflite`), and what comes back from it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_trainer.errors import UserError
+from elastic_trainer.options import flag, flags_of, shares
+from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, SCHEMES, ExporterEntry, Lazy
+
+EXPORT = "train_tflite"
+EXCLUDED = (  # flags that the export excludes, and why
+    ("deadline", "give it to board_train.py"),
+    ("max_steps", "give --num_epochs"),
+    ("resume", "nothing is trained here; leave it out"),
+    ("mixed_precision", "the board computes in float32; leave it out"),
+)
+
+
+# fmt: off
+@dataclass(frozen=True)
+class BoardFlags:
+    """The flags of main.py that boards add."""
+
+    export_rho: tuple[float, ...] | None = flag(None, "Output", shares, "SHARES", is_free=True, help=(
+        "with `--export train_tflite`: further values of `--rho`, such as `0.3,0.7`, between whose selections the "
+        "board chooses"))
+    board_times: Path | None = flag(None, "Output", Path, "FILE", is_free=True, help=(
+        "with `--plan` or `--export train_tflite`: the times.json that a board measured; rho and the plan are then "
+        "those [of the board](small_boards.md#times-of-the-board)"))
+    load_board: Path | None = flag(None, "Output", Path, "FILE", is_free=True, help=(
+        "do not train; make a `.keras` and a `.tflite` file from the weights.npz of [a board](small_boards.md)"))
+# fmt: on
+
+
+def check(args: argparse.Namespace, given: Collection[str]) -> None:
+    """Raise `UserError` for options that a board excludes, or that its flags need."""
+    if args.load_board is not None:
+        others = {*given} - {"load_board"}
+        if others:
+            raise UserError(f"--{min(others)}: cannot be combined with --load_board; leave it out")
+        if not args.load_board.is_file():
+            raise UserError(f"--load_board {args.load_board}: there is no such file; give the weights.npz of a board")
+    is_exported, is_elastic = args.export == EXPORT, SCHEMES[args.train_type].is_elastic
+    if args.export_rho and not is_exported:
+        raise UserError(f"--export_rho: works only with --export {EXPORT}; leave it out")
+    if args.board_times and not args.plan and not is_exported:
+        raise UserError(f"--board_times: works only with --plan or --export {EXPORT}; leave it out")
+    if args.board_times and not is_elastic:
+        raise UserError(f"--board_times: does not work with --train_type {args.train_type}, which has no time budget")
+    if args.board_times and args.memory is not None:
+        raise UserError("--memory: cannot be combined with --board_times; what a board's memory takes is not known")
+    for name, why in EXCLUDED if is_exported else ():
+        if getattr(args, name):
+            raise UserError(f"--{name}: cannot be combined with --export {EXPORT}; {why}")
+    if is_exported and args.augment == "flip_rotate":
+        raise UserError(f"--augment flip_rotate: cannot be combined with --export {EXPORT}; the board has none, flip")
+    if args.export_rho and not is_elastic:
+        raise UserError(
+            f"--export_rho: does not work with --train_type {args.train_type}, which has no rho; leave it out"
+        )
+
+
+FLAGS.update(flags_of(BoardFlags))
+CHECKS.append(check)
+EXPORTERS.add(
+    EXPORT,
+    ExporterEntry(
+        Lazy("elastic_trainer.extensions.board.export:export_training"), ("train.tflite",), is_untrained=True
+    ),
+)

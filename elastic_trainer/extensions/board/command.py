@@ -17,7 +17,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.datasets.trained_images import trained_images
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.board.export import export_training, first_mask
+from elastic_trainer.extensions.board.export import board_folder, export_training, first_mask
 from elastic_trainer.extensions.board.needs import needs_line
 from elastic_trainer.runs.reader import is_finished, read_config, read_run
 from elastic_trainer.selection.schemes import make_budget
@@ -26,16 +26,16 @@ from elastic_trainer.timing.table import TimingTable
 
 def export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None) -> str:
     """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
-    settings, run = command.training, command.run
+    settings = command.training
     masks = {}
-    for rho in (settings.rho, *run.export_rho):
+    for rho in (settings.rho, *(command.extra["export_rho"] or ())):
         own, budget = replace(settings, rho=rho), None
         if table is not None:
             budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
         name = command.train_type if table is None else f"rho{rho:g}"
         masks[name] = first_mask(command.train_type, model, dataset, own, budget)
     count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
-    return _written(command, masks, model, dataset, run.board_folder, count)
+    return _written(command, masks, model, dataset, board_folder(command.run), count)
 
 
 def export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:

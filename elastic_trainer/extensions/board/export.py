@@ -53,7 +53,7 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.time_budget import TimeBudget
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import optimizer_of
@@ -74,6 +74,11 @@ BOARD_FIELDS: dict[str, Kinds] = {
     "classes": [TEXT],
     "variables": [TEXT],
 }
+
+
+def board_folder(run: RunSettings) -> Path:
+    """The folder of a run's export for a board."""
+    return run.logdir / f"{run.run_name}_board"
 
 
 def check_folder(folder: Path) -> list[Path]:

@@ -56,7 +56,6 @@ from elastic_trainer.extensions.pruning.rebuild import check_rebuildable, rebuil
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.selection.time_budget import Progress
-from elastic_trainer.settings import Settings
 from elastic_trainer.task import classification_loss
 from elastic_trainer.training.state import TrainState
 
@@ -69,7 +68,10 @@ class PruneTrainScheme(Scheme):
     Args:
         model: the full network with the weights that training starts from.
         data: its batches set lambda and measure what each channel contributes.
-        settings: only `prune_interval`, `prune_ratio` and `prune_threshold` are used.
+        interval: epochs between two removals of channels.
+        ratio: share of the group lasso in the first batch's loss.
+        threshold: a channel is removed if each of its readers gets less than this share of what it got from a median
+            channel at first.
         multiple: the number of a kernel's channels that stay is rounded up to a multiple of this.
 
     Attributes:
@@ -80,7 +82,15 @@ class PruneTrainScheme(Scheme):
         UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
     """
 
-    def __init__(self, model: keras.Model, data: ShuffledData, settings: Settings, multiple: int = 8) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        data: ShuffledData,
+        interval: int = 2,
+        ratio: float = 0.25,
+        threshold: float = 0.7,
+        multiple: int = 8,
+    ) -> None:
         channels = ChannelGroups(model)
         prunable = channels.prunable()
         if not prunable:
@@ -89,7 +99,7 @@ class PruneTrainScheme(Scheme):
                 "removed; choose another --train_type"
             )
         check_rebuildable(model, channels)  # fails now, not after some epochs
-        self._data, self._settings, self._multiple = data, settings, multiple
+        self._data, self._interval, self._threshold, self._multiple = data, interval, threshold, multiple
         self._tensor_count = len(model.trainable_variables)
         self._batches_drawn = 1
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
@@ -97,11 +107,11 @@ class PruneTrainScheme(Scheme):
         self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
         [batch] = data.importance_batches(0)
         loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
-        self._lambda = settings.prune_ratio / (1 - settings.prune_ratio) * loss / float(group_lasso(model))
+        self._lambda = ratio / (1 - ratio) * loss / float(group_lasso(model))
 
     def is_due(self, step: int) -> bool:
         """See `Scheme.is_due`."""
-        return step % (self._settings.prune_interval * self._data.steps_per_epoch) == 0
+        return step % (self._interval * self._data.steps_per_epoch) == 0
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """All tensors, after the first time of a network without its dead channels."""
@@ -138,7 +148,7 @@ class PruneTrainScheme(Scheme):
         self._batches_drawn += batches
         if not self._medians:
             self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
-        thresholds = {name: self._settings.prune_threshold * median for name, median in self._medians.items()}
+        thresholds = {name: self._threshold * median for name, median in self._medians.items()}
         kept = contributions.kept(thresholds, self._multiple)
         if kept.all():
             return None
@@ -197,4 +207,4 @@ class PruneTrainScheme(Scheme):
 
 def prunetrain(context: SchemeContext) -> Scheme:
     """PruneTrain for a run."""
-    return PruneTrainScheme(context.task.model, context.data, context.settings)
+    return PruneTrainScheme(context.task.model, context.data)

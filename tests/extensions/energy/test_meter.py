@@ -179,7 +179,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
         return total[0]
 
     sensors = [Sensor("simulated", read, float("inf"))]
-    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter(sensors))
+    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter(sensors)])
     summary, rows = train_and_read(tmp_path)
     joules = [float(row["energy_joules"]) for row in rows]
     assert joules == sorted(joules) and joules[0] > 0
@@ -191,7 +191,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
 
 
 def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
     summary, rows = train_and_read(tmp_path, name="full_training")
     assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
     assert {row["energy_joules"] for row in rows} == {""}

@@ -52,13 +52,13 @@ def test_power_record_with_gaps_is_refused(times, why):
 @pytest.fixture
 def run_without_sensor(tmp_path, monkeypatch):
     """The folder of a finished run without energy, and the start and end of its training in seconds since 1970."""
-    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
     summary, _ = train_and_read(tmp_path / "run")
     return tmp_path / "run", summary["training_spans"][0][0], summary["training_spans"][-1][1]
 
 
 def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
     summary, _ = train_and_read(tmp_path / "run")
     start, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
     record = write_power(tmp_path / "power.csv", [(start - 1, 5.0), (start + (end - start) / 2, 5.0), (end + 1, 5.0)])

@@ -1,7 +1,5 @@
 """Networks and batches for the tests of pruning, and functions that make channels dead."""
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -16,7 +14,7 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.training.optimizers import make_optimizer
 
-EXACT = SimpleNamespace(prune_ratio=0.25, prune_threshold=1e-6)  # only channels that contribute nothing are dead
+EXACT = 1e-6  # the threshold by which only channels that contribute nothing are dead
 SHARE = 0.3  # of the channels of each group, made dead
 NETWORKS = ("small", "mobilenetv2", "resnet50", "vgg16")
 
@@ -74,9 +72,9 @@ def two_convolutions(reader_size, beta):
     return freeze_batch_norm(model)
 
 
-def scheme_of(model, settings=EXACT):
+def scheme_of(model, threshold=EXACT, **more):
     """A scheme that removes single channels."""
-    return PruneTrainScheme(model, Batches(model), settings, multiple=1)  # type: ignore[arg-type]
+    return PruneTrainScheme(model, Batches(model), threshold=threshold, multiple=1, **more)  # type: ignore[arg-type]
 
 
 def built_optimizer(model, name="sgd", rate=1e-2):

@@ -1,7 +1,6 @@
 """Dead channels: which channels are removed, and what replaces them."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,12 +75,11 @@ def test_threshold_is_relative_to_the_median_contribution_at_the_first_removal()
     reader.kernel.assign(np.ones(reader.kernel.shape) * [[1.0], [0.3], [2.0], [1.1], [1.0], [1.0]])
 
     def pruned(threshold):
-        settings = SimpleNamespace(prune_ratio=0.2, prune_threshold=threshold)
-        result = scheme_of(model, settings).reconfigure(model, optimizer)
+        result = scheme_of(model, threshold).reconfigure(model, optimizer)
         return 6 - result[0].get_layer("first").filters if result else 0
 
     assert [pruned(threshold) for threshold in (0.25, 0.35, 0.65)] == [0, 1, 2]  # 0.3 · 1 and 0.3 · 2
-    scheme = scheme_of(model, SimpleNamespace(prune_ratio=0.2, prune_threshold=0.35))
+    scheme = scheme_of(model, 0.35)
     model, optimizer = scheme.reconfigure(model, optimizer)
     model.get_layer("second").kernel.assign(model.get_layer("second").kernel * 3.0)
     assert scheme.reconfigure(model, optimizer) is None
@@ -92,7 +90,7 @@ def test_threshold_is_relative_to_the_median_contribution_at_the_first_removal()
 
 def test_kept_counts_are_multiples_of_eight_and_contribute_most():
     model = build("mobilenetv2")
-    scheme = PruneTrainScheme(model, Batches(model), EXACT)  # type: ignore[arg-type]
+    scheme = PruneTrainScheme(model, Batches(model), threshold=EXACT)  # type: ignore[arg-type]
     killed = kill_readers(model)
     scheme.reconfigure(model, built_optimizer(model))
     for name, indices in killed.items():
