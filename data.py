@@ -36,7 +36,6 @@ def load(
     cache_dir: Path | None = None,
     image_memory: float | None = None,
     augment: str = "none",
-    cached_views: int | None = None,
     kept_mb: float | None = None,
 ) -> ImageData:
     """The data set that `--dataset_name` names, with its images read. Shows a progress bar.
@@ -53,13 +52,13 @@ def load(
         test_fraction: for image_folder without folders of parts, the share of the images to test on.
         cache_dir, image_memory: folder for images that take more than `image_memory` MB; see `images.read`.
         kept_mb: how many MB they may take where `image_memory`, which also limits their features, is not given.
-        augment, cached_views: of training images, see `augmentation.Augmentation`.
+        augment: of training images, see `augmentation.Augmentation`.
 
     Raises:
         UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
             arguments.
     """
-    settings = DataSettings(name, data_dir, test_fraction, skip_broken, image_memory, cache_dir, augment, cached_views)
+    settings = DataSettings(name, data_dir, test_fraction, skip_broken, image_memory, cache_dir, augment)
     return load_settings(settings, input_size, batch_size, seed, num_classes, kept_mb)
 
 
@@ -96,9 +95,7 @@ def load_settings(
         check_classes(source.class_names, labels, data.data_dir)
     warn_of_copies(name, source, images)
     train, test, *others = images
-    dataset = ImageData(
-        name, source.class_names, train, test, batch_size, seed, data.augment, data.cached_views, data.image_memory
-    )
+    dataset = ImageData(name, source.class_names, train, test, batch_size, seed, data.augment, data.image_memory)
     for held_out in others:
         dataset.hold_out(held_out)
     return dataset

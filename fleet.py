@@ -27,7 +27,7 @@ from elastic_trainer.extensions.fleet.command_line import (
     sent_words,
 )
 from elastic_trainer.extensions.fleet.processes import check_board, check_flower, check_server, superlink, take_part
-from elastic_trainer.machine import load_tensorflow, quick_collections
+from elastic_trainer.machine import frozen_gc, load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.runs.config import compare_networks, network_record
 from elastic_trainer.runs.reader import is_finished
@@ -152,13 +152,13 @@ def _boards(
     made = Made(models.build(network), dataset, table, training.training)
     slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
     say(f"simulating {simulation.clients} boards; run folder {folder}")
-    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar, quick_collections():
+    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
 
         def has_trained(line: str) -> None:
             check()
             bar.update()
 
-        yield simulated.simulation(made, parts, slower, simulation.message_seconds, has_trained)
+        yield simulated.simulation(made, parts, slower, has_trained)
 
 
 def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     reached["images"] = time.perf_counter() - start
-    chooses_epochs = command.chooses_epochs
+    chooses_epochs = "num_epochs" in command.open
     command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start, end_seconds)
     settings = command.training
     if budget is not None and (settings.deadline is None or chooses_epochs):

@@ -113,7 +113,7 @@ def text_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def quick_collections() -> Iterator[None]:
+def frozen_gc() -> Iterator[None]:
     """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
 
     Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).

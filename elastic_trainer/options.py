@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from elastic_trainer.errors import not_one_of
 from elastic_trainer.machine import available_memory_mb
 
-Built = TypeVar("Built")
+Settings = TypeVar("Settings")
 Options = Mapping[str, Any]  # by name, complete
 
 
@@ -24,12 +24,12 @@ class Use(NamedTuple):
     """Which runs use a flag.
 
     Attributes:
-        words: name of the flag -> text that describes these runs.
-        holds: name of the flag, options of a run -> whether this run uses the flag.
+        words: text that describes these runs.
+        holds: options of a run -> whether it is one of them.
     """
 
-    words: Callable[[str], str]
-    holds: Callable[[str, Options], bool]
+    words: str
+    holds: Callable[[Options], bool]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Flag:
         return self.default is False
 
 
-def truth(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     """A type for argparse: True or False, which the paper's scripts write out."""
     if text.lower() not in ("true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"must be True or False, not '{text}'")
@@ -63,7 +63,7 @@ def truth(text: str) -> bool:
 def flag(
     default: Any,
     section: str,
-    type: Callable[[str], Any] = truth,
+    type: Callable[[str], Any] = parse_bool,
     metavar: str | None = None,
     *,
     help: str,
@@ -102,7 +102,7 @@ def flags_of(*kinds: Any) -> dict[str, Flag]:
     }
 
 
-def built(kind: type[Built], options: Options) -> Built:
+def from_options(kind: type[Settings], options: Options) -> Settings:
     """The settings dataclass `kind` with the values of `options`. Fields missing there keep their default."""
     values = {}
     for one in fields(kind):  # type: ignore[arg-type]

@@ -104,35 +104,26 @@ NETWORK, PROFILE = "Network and data", "Operation times"
 TRAINED, BUDGET = "What is trained", "Time budget and selection"
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
 
-ELASTIC = Use(lambda _: "elastic schemes", lambda _, run: SCHEMES[run["train_type"]].is_elastic)
+ELASTIC = Use("elastic schemes", lambda run: SCHEMES[run["train_type"]].is_elastic)
 BY_STEPS = Use(
-    lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].is_closed_form)}",
-    lambda _, run: not SCHEMES[run["train_type"]].is_closed_form,
+    f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].is_closed_form)}",
+    lambda run: not SCHEMES[run["train_type"]].is_closed_form,
 )
-BY_IMPORTANCE = Use(
-    lambda _: "schemes that select by importance", lambda _, run: SCHEMES[run["train_type"]].importance is not None
-)
+BY_IMPORTANCE = Use("schemes that select by importance", lambda run: SCHEMES[run["train_type"]].importance is not None)
 ON_IMAGES = Use(
-    lambda _: "schemes that measure importance on images",
-    lambda _, run: IMPORTANCES[SCHEMES[run["train_type"]].importance or ""].reads_images,
+    "schemes that measure importance on images",
+    lambda run: IMPORTANCES[SCHEMES[run["train_type"]].importance or ""].reads_images,
 )
-SOME_SCHEMES = Use(
-    lambda name: f"--train_type {users(SCHEMES, name)}",
-    lambda name, run: name in SCHEMES[run["train_type"]].uses,
+LAST_LAYERS = Use(
+    f"--train_type {users(SCHEMES, 'trained_layers')}", lambda run: "trained_layers" in SCHEMES[run["train_type"]].uses
 )
-SOME_OPTIMIZERS = Use(
-    lambda name: f"--optimizer {users(OPTIMIZERS, name)}",
-    lambda name, run: name in OPTIMIZERS[run["optimizer"]].uses,
-)
+WITH_SGD = Use("--optimizer sgd", lambda run: run["optimizer"] == "sgd")
 WITH_RECIPE = Use(
-    lambda _: f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
-    lambda _, run: not SCHEMES[run["train_type"]].changes_network,
+    f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
+    lambda run: not SCHEMES[run["train_type"]].changes_network,
 )
-RECIPE_OPTIMIZER = Use(
-    lambda _: f"--optimizer {users(OPTIMIZERS, 'gradient_clipping')}",
-    lambda _, run: run["recipe"] == "paper" or "gradient_clipping" in OPTIMIZERS[run["optimizer"]].uses,
-)
-NAMED_HERE = Use(lambda _: "runs that --resume DIR does not name", lambda _, run: not isinstance(run["resume"], Path))
+ROBUST_WITH_SGD = Use("--optimizer sgd", lambda run: run["recipe"] == "paper" or run["optimizer"] == "sgd")
+NAMED_HERE = Use("runs that --resume DIR does not name", lambda run: not isinstance(run["resume"], Path))
 
 
 # fmt: off
@@ -187,7 +178,7 @@ class DataSettings:
     Attributes:
         image_memory: MB; None: a quarter of the available memory.
         cache_dir: folder for decoded images that do not fit into memory; None: keep all in memory.
-        augment, cached_views: see `datasets.augmentation`.
+        augment: see `datasets.augmentation`.
     """
 
     dataset_name: str = flag("digits", NETWORK, OneOf(DATASETS), "NAME", evaluate="run", help="{names}")
@@ -205,22 +196,25 @@ class DataSettings:
     cache_dir: Path | None = derived(None, lambda run: run["logdir"] / "images")
     augment: str = flag(DIGITS["augment"], DATA, OneOf(AUGMENTATIONS), "KIND", help=(
         "[how training images vary](#augmentation): {names}"))
-    cached_views: int | None = flag(None, DATA, count, "K", words="new views in each epoch", help=(
-        "with `--augment flip_rotate`: number of different views of each image that the epochs draw from, so that "
-        "their features can be cached"))
 
 
 @dataclass(frozen=True)
 class Settings:
     """Hyper-parameters of training; defaults are the paper's (section 6).
 
-    `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `starts_with_head`: with
-    `save_model`, the closed-form head is fitted first and is the first best model. `average_head`: see
-    `TrainState.average_head`; `feature_cache`: see `training.features`; `gradient_clipping` and `warmup`: see
-    `training.optimizers`.
+    `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `feature_cache`: see
+    `training.features`; `gradient_clipping`: see `training.optimizers`.
+
+    Attributes:
+        starts_with_head: with `save_model`, the closed-form head is fitted first and is the first best model.
+        warmup: share of the steps in which the learning rate of `sgd` rises to its highest value.
+        validation_share: validate after an epoch only while validation takes at most this share of training time, and
+            after the last epoch; 1 validates after each.
+        average_head: after the last step, average the head with the closed-form head of the trained network, see
+            `TrainState.average_head`.
     """
 
-    trained_layers: int = flag(1, TRAINED, count, "N", used_by=(SOME_SCHEMES,), help=(
+    trained_layers: int = flag(1, TRAINED, count, "N", used_by=(LAST_LAYERS,), help=(
         "for `last_layers_training`: number of layers, counted from the output, that are trained"))
     optimizer: str = NetworkSettings.optimizer
     num_epochs: int = flag(PAPER["num_epochs"], TRAINED, whole_number(1, 1_000_000), "N", used_by=(BY_STEPS,), help=(
@@ -229,10 +223,7 @@ class Settings:
         "stop, and end the learning-rate schedule, after N steps"))
     learning_rate: float = flag(PAPER["learning_rate"], TRAINED, rate, "RATE", used_by=(BY_STEPS,), help=(
         "highest learning rate; the default of `--recipe robust` [depends on the batch size](#recipes)"))
-    warmup: float = flag(0.0, TRAINED, number(0, 0.9), "SHARE",
-        words="by `--recipe`", used_by=(SOME_OPTIMIZERS,), help=(
-        "with `sgd`: share of the steps in which the learning rate rises to its highest value"))
-    weight_decay: float = flag(PAPER["weight_decay"], TRAINED, number(0, 100), "RATE", used_by=(SOME_OPTIMIZERS,),
+    weight_decay: float = flag(PAPER["weight_decay"], TRAINED, number(0, 100), "RATE", used_by=(WITH_SGD,),
         help="per unit of learning rate; `sgd` only")
     gradient_clipping: float | None = flag(None, NETWORK, at_least_0, "SHARE",
         of=lambda run: run["gradient_clipping"] or None, words="by `--recipe`", help=(
@@ -269,13 +260,6 @@ class Settings:
     feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
-    validation_share: float = flag(1.0, TRAINED, share, "SHARE", words="by `--recipe`", is_free=True, help=(
-        "validate after an epoch only while validation takes at most this share of training time, and after the last "
-        "epoch; 1 validates after each"))
-    average_head: bool = flag(
-        False, TRAINED, metavar="True|False", words="by `--recipe`", used_by=(BY_STEPS,), is_free=True, help=(
-        "after the last step, [average the head](runs.md#the-head-is-averaged) with the closed-form head of the "
-        "trained network"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
         "minutes between two checkpoints; 0 writes one after every step"))
     checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
@@ -284,6 +268,9 @@ class Settings:
         PAPER["save_model"], OUTPUT, is_free=True, help=(
         "save `best.keras` and `last.keras` in the run's folder. The default for your own network is `False`"))
     starts_with_head: bool = derived(False, lambda run: run["recipe"] == "robust")
+    warmup: float = 0.0
+    validation_share: float = 1.0
+    average_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -306,7 +293,7 @@ class RunSettings:
         help="the scheme, see [Schemes](#schemes): {names}")
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
-        used_by=(WITH_RECIPE, RECIPE_OPTIMIZER), help="{names}: defaults of six flags, see [Recipes](#recipes)")
+        used_by=(WITH_RECIPE, ROBUST_WITH_SGD), help="{names}: what trains, and how, see [Recipes](#recipes)")
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))
@@ -368,4 +355,4 @@ PROFILER_FLAGS: dict[str, Flag] = {
 }
 check_names(PAPER, MAIN_FLAGS)
 for _recipe in RECIPES.values():
-    check_names(_recipe, MAIN_FLAGS)
+    check_names(_recipe, {**MAIN_FLAGS, **vars(Settings())})

@@ -21,7 +21,7 @@ import keras
 
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
 from elastic_trainer.errors import START_AGAIN, UserError
-from elastic_trainer.machine import quick_collections, resident_memory_mb
+from elastic_trainer.machine import frozen_gc, resident_memory_mb
 from elastic_trainer.memory.step_memory import freed_memory_mb
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
@@ -138,7 +138,7 @@ class Trainer:
         Raises:
             UserError: the loss is no longer a finite number.
         """
-        with quick_collections():
+        with frozen_gc():
             if not self._has_begun:
                 self._has_begun, self.training.model.stop_training = True, False
                 self._listeners.begin(self)

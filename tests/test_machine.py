@@ -13,8 +13,8 @@ from command_line import ROOT
 from elastic_trainer.machine import (
     _commit,
     available_memory_mb,
+    frozen_gc,
     gpu_peak_memory_mb,
-    quick_collections,
     stolen_seconds,
 )
 
@@ -145,10 +145,10 @@ def test_an_installed_package_does_not_report_the_commit_of_the_project_around_i
 
 def test_collections_are_quick_within_blocks_and_their_inner_blocks():
     before = gc.get_freeze_count()
-    with quick_collections():
+    with frozen_gc():
         frozen = gc.get_freeze_count()
         later = [list[int]() for _ in range(100)]
-        with quick_collections():
+        with frozen_gc():
             assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
         assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
     assert gc.get_freeze_count() == 0

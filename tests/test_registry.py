@@ -25,7 +25,7 @@ from elastic_trainer.datasets.sources import DataSource, count_classes
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json, write_text
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.options import built, flag, flags_of, names_of, share
+from elastic_trainer.options import flag, flags_of, from_options, names_of, share
 from elastic_trainer.registry import (
     DATASETS,
     EXPORTERS,
@@ -109,10 +109,10 @@ def test_an_optimizer_from_outside_is_parsed_and_trains(tmp_path):
         return SGDW(10 * learning_rate)
 
     OPTIMIZERS.add("tenfold", OptimizerEntry(make, slots=1))
-    command = parse_training(["--optimizer", "tenfold", "--warmup", "0.1"])
+    command = parse_training(["--optimizer", "tenfold", "--weight_decay", "0.1"])
     assert command.network.optimizer == command.training.optimizer == "tenfold"
     [warning] = command.warnings
-    assert "--warmup: " in warning and "--optimizer sgd" in warning
+    assert "--weight_decay: " in warning and "--optimizer sgd" in warning
     assert float(make_optimizer("tenfold", 0.01, 0.0, 1).learning_rate) == pytest.approx(0.1)
     model = make_small_model()
     before = values(model.trainable_variables)
@@ -277,8 +277,8 @@ def test_a_field_of_a_settings_class_is_the_flag():
 
     parser = OneLineParser(prog="more.py")
     add_flags(parser, flags_of(More))
-    assert built(More, vars(parser.parse_args([]))) == More(0.5, False)
-    assert built(More, vars(parser.parse_args(["--amount", "0.25", "--is_on"]))) == More(0.25, True)
+    assert from_options(More, vars(parser.parse_args([]))) == More(0.5, False)
+    assert from_options(More, vars(parser.parse_args(["--amount", "0.25", "--is_on"]))) == More(0.25, True)
     assert "an amount of x (default: 0.5)" in parser.format_help()
     with pytest.raises(UserError, match=r"--amount: .* not '2'"):
         parser.parse_args(["--amount", "2"])
@@ -287,7 +287,6 @@ def test_a_field_of_a_settings_class_is_the_flag():
 PARTS = {"network": NetworkSettings, "data": DataSettings, "training": Settings, "run": RunSettings}
 # What follows a flag, if it is neither the last of its names nor one of `USUAL`.
 GIVEN = {
-    "cached_views": ["3", "--augment", "flip_rotate"],
     "correct_budget": ["False"],
     "data_dir": ["photos", "--dataset_name", "image_folder"],
     "deadline": ["90m"],

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from elastic_trainer.cli.commands import TrainCommand, profiler_command
+from elastic_trainer.cli.commands import HEAD_ALONE, TrainCommand, profiler_command
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
@@ -99,22 +99,22 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand
 
 def _with_sizes(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
     """See `with_memory`."""
-    count_images = DATASETS[command.data.dataset_name].count_images if command.chooses_batch else None
+    count_images = DATASETS[command.data.dataset_name].count_images if "batch_size" in command.open else None
     if count_images is not None:
         batch_size, count = command.network.batch_size, count_images(command.data.data_dir, command.data.test_fraction)
         while batch_size > 1 and batch_size * MIN_STEPS > count:
             batch_size //= 2
-        command = command.with_batch(batch_size)
+        command = command.choose(batch_size=batch_size)
     network, settings, limit_mb, rows = command.network, command.training, command.training.memory, None
     room, needed = room_mb(limit_mb), _needed(command, steps)  # before steps are traced
-    if command.chooses_parts:
+    if "micro_batch" in command.open:
         rows = fitting_size(steps.model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
         if rows is not None and rows < network.batch_size:
             print(f"memory: steps take {network.batch_size} images in parts of {rows} (--micro_batch sets other parts)")
-        command = command.with_parts(rows)
+        command = command.choose(micro_batch=None if rows == network.batch_size else rows)
     if count_images is not None and rows is None:
         size = fitting_size(steps.model, lambda size: needed(size, settings.micro_batch), network.batch_size, limit_mb)
-        command = command.with_batch(size or 1)
+        command = command.choose(batch_size=size or 1)
     if command.run.recipe == "robust" and limit_mb is not None and command.data.image_memory is None:
         beside_mb = room - needed(command.network.batch_size, command.training.micro_batch)
         command = replace(command, images_mb=min(max(beside_mb, 0.0), images.room_mb(None)))
@@ -192,7 +192,7 @@ def with_table(
             _measure_table(command, steps, folder, until, freed_mb)
             used = "was the device busy? The next run measures again"
         except NoTimeToMeasureError as error:
-            if table is None and command.chooses_epochs:
+            if table is None and "num_epochs" in command.open:
                 return _without_steps(command, NO_TIME), None, freed_mb
             if table is None:
                 deadline = duration_text(settings.deadline or 0.0)
@@ -250,7 +250,7 @@ def with_budget(
     """
     if table is None:
         return command, None
-    given, chooses_epochs, deadline = command, command.chooses_epochs, command.training.deadline
+    given, chooses_epochs, deadline = command, "num_epochs" in command.open, command.training.deadline
     end_seconds += held_out_seconds(table, dataset)
     if chooses_epochs:
         assert deadline is not None
@@ -286,10 +286,11 @@ def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: Timin
         dataset.test_batches,
         most,
         settings.interval if settings.interval < settings.num_epochs else math.inf,
-        may_lengthen=command.chooses_interval,
+        may_lengthen="interval" in command.open,
         validation_share=settings.validation_share,
     )
-    return command.with_epochs(epochs, min(interval, most))
+    chosen = {"num_epochs": epochs, "interval": min(interval, most)}
+    return command.choose(**{name: value for name, value in chosen.items() if name in command.open})
 
 
 def _most_epochs(command: TrainCommand, dataset: ImageData) -> int:
@@ -300,4 +301,4 @@ def _most_epochs(command: TrainCommand, dataset: ImageData) -> int:
 def _without_steps(command: TrainCommand, why: str) -> TrainCommand:
     allowed = duration_text(command.training.deadline or 0.0)
     print(f"--deadline {allowed}: {why}; only the head is fitted, in closed form")
-    return command.with_closed_form()
+    return command.choose(**HEAD_ALONE)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from elastic_trainer.cli.exclusions import NETWORK, check_exclusions
 from elastic_trainer.cli.flags import profiler_parser
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
-from elastic_trainer.options import built
-from elastic_trainer.registry import DATASETS, OPTIMIZERS, SCHEMES, users
+from elastic_trainer.options import from_options
+from elastic_trainer.registry import DATASETS, SCHEMES, users
 from elastic_trainer.settings import (
     CLIPPING,
     RECIPES,
@@ -28,6 +29,19 @@ from elastic_trainer.settings import (
     rate_at,
 )
 
+HEAD_ALONE = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # solved for in one step
+# Options of config.json that a run may choose for itself.
+CHOSEN = (
+    "batch_size",
+    "micro_batch",
+    "num_classes",
+    "learning_rate",
+    "num_epochs",
+    "interval",
+    "max_steps",
+    "train_type",
+)
+
 
 @dataclass(frozen=True)
 class TrainCommand:
@@ -36,11 +50,7 @@ class TrainCommand:
     Attributes:
         options: every option by name, as in config.json.
         warnings: lines about flags that have no effect.
-        chooses_epochs, chooses_interval: the number of epochs, and with it the interval of selections, is to be
-            derived from the deadline.
-        chooses_batch: the batch may be smaller than the default.
-        chooses_parts: the batch may be taken in parts, by a recipe that fits memory.
-        rate_follows_batch: the learning rate is that of a recipe for this batch size.
+        open: names of the options that the run chooses for itself, as `cli.choices` does.
         extra: values of the flags of extensions, by name.
         images_mb: MB of images that may stay in memory, where --image_memory does not say; None: see `images.read`.
     """
@@ -51,11 +61,7 @@ class TrainCommand:
     run: RunSettings
     options: dict[str, Any]
     warnings: tuple[str, ...] = ()
-    chooses_epochs: bool = False
-    chooses_interval: bool = False
-    chooses_batch: bool = False
-    chooses_parts: bool = False
-    rate_follows_batch: bool = False
+    open: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
     images_mb: float | None = None
 
@@ -67,58 +73,35 @@ class TrainCommand:
     @property
     def config(self) -> dict[str, Any]:
         """The options as config.json keeps them."""
-        training, network = self.training, self.network
-        names = ("num_epochs", "interval", "max_steps", "learning_rate", "micro_batch")
-        chosen = {name: getattr(training, name) for name in names}
-        chosen |= {"num_classes": network.num_classes, "batch_size": network.batch_size, "train_type": self.train_type}
-        return {**self.options, **chosen}
+        values = {**vars(self.run), **vars(self.training), **vars(self.network)}
+        return {**self.options, **{name: values[name] for name in CHOSEN}}
 
     @property
     def part(self) -> NetworkSettings:
         """The network with the size of a part of a batch as its batch size, as the timing table has it."""
         return replace(self.network, batch_size=part_rows(self.network.batch_size, self.training.micro_batch))
 
+    def choose(self, **values: Any) -> TrainCommand:
+        """A copy with these options, which are then no longer open; an open learning rate follows the batch size."""
+        if "batch_size" in values and "learning_rate" in self.open:
+            rate = rate_at(RECIPES["robust"]["learning_rate"], values["batch_size"])
+            values = {"learning_rate": rate, **values}
+        parts = {}
+        for name in ("network", "training", "run"):
+            part = getattr(self, name)
+            parts[name] = replace(part, **{key: value for key, value in values.items() if key in vars(part)})
+        return replace(self, **parts, open=self.open - {*values})
+
     def with_classes(self, count: int) -> TrainCommand:
         """A copy for `count` classes, unless the number was given."""
-        return replace(self, network=self.network.with_classes(count))
-
-    def with_epochs(self, epochs: int, interval: float) -> TrainCommand:
-        """A copy with this number of epochs, and with this interval of selections unless one was given."""
-        interval = interval if self.chooses_interval else self.training.interval
-        training = replace(self.training, num_epochs=epochs, interval=interval)
-        return replace(self, training=training, chooses_epochs=False, chooses_interval=False)
-
-    def with_batch(self, batch_size: int) -> TrainCommand:
-        """A copy with this batch size, and with the learning rate that goes with it."""
-        training = self.training
-        if self.rate_follows_batch:
-            training = replace(training, learning_rate=rate_at(RECIPES[self.run.recipe]["learning_rate"], batch_size))
-        network = replace(self.network, batch_size=batch_size)
-        return replace(self, network=network, training=training, chooses_batch=False)
-
-    def with_parts(self, rows: int | None) -> TrainCommand:
-        """A copy that takes a batch in parts of so many images, or at once: None, or all of them."""
-        micro_batch = None if rows == self.network.batch_size else rows
-        return replace(self, training=replace(self.training, micro_batch=micro_batch), chooses_parts=False)
-
-    def with_closed_form(self) -> TrainCommand:
-        """A copy that solves for the head and takes no other step."""
-        run = replace(self.run, train_type="closed_form_head")
-        return replace(self, run=run, chooses_epochs=False, chooses_interval=False).with_one_step()
-
-    def with_one_step(self) -> TrainCommand:
-        """A copy of a run that has one step, if its scheme has no more."""
-        if not SCHEMES[self.train_type].is_closed_form:
-            return self
-        return replace(self, training=replace(self.training, num_epochs=1, max_steps=1))
+        return self if self.network.num_classes else self.choose(num_classes=count)
 
     def with_choices_of(self, config: dict[str, Any]) -> TrainCommand:
-        """A copy with what a run with this config.json chose, as far as this command chooses it, too."""
-        command = self.with_batch(config["batch_size"]) if self.chooses_batch else self
-        command = command.with_parts(config.get("micro_batch")) if self.chooses_parts else command
-        if self.chooses_epochs and SCHEMES[config["train_type"]].is_closed_form:
-            return command.with_closed_form()
-        return command.with_epochs(config["num_epochs"], config["interval"]) if self.chooses_epochs else command
+        """A copy that reuses the recorded choices of a run, by its config.json, that this command leaves open."""
+        values = {name: config[name] for name in self.open if name in config}
+        if "num_epochs" in values and config["train_type"] == HEAD_ALONE["train_type"]:
+            values |= HEAD_ALONE
+        return self.choose(**values)
 
 
 @dataclass(frozen=True)
@@ -169,8 +152,10 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
             raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb written by tf.profiler")
         args.weights = args.weights or "none"  # times do not depend on them
     fill_in_defaults(args)
-    network, data = built(NetworkSettings, vars(args)), built(DataSettings, vars(args))
-    return ProfileCommand(network=network, data=data, logdir=args.logdir, **vars(built(ProfileSettings, vars(args))))
+    network, data = from_options(NetworkSettings, vars(args)), from_options(DataSettings, vars(args))
+    return ProfileCommand(
+        network=network, data=data, logdir=args.logdir, **vars(from_options(ProfileSettings, vars(args)))
+    )
 
 
 # --- what several commands share --------------------------------------------------------------------------------------
@@ -178,33 +163,22 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
     """Set the options that were not given to their defaults. Raises `UserError` for options that do not suit others."""
-    alpha_given = args.alpha is not None
     check_data_options(args)
-    fits_glyphs = args.model_name in (None, "mobilenetv2") and args.alpha in (None, 0.35)
-    if args.dataset_name == "digits" and fits_glyphs and args.weights is None:
-        args.weights = str(GLYPH_WEIGHTS)
-    if is_custom_model(args.model_name):
-        if args.weights is None:
-            args.weights = "none"
-        elif args.weights != "none" and (args.weights == "imagenet" or args.model_name.endswith(".keras")):
-            raise UserError(f"--weights {args.weights}: {args.model_name} has its own weights; leave it out")
-    if args.mixed_precision and args.model_name is not None and args.model_name.endswith(".keras"):
-        raise UserError(f"--mixed_precision: {args.model_name} keeps the precision it was saved with; leave it out")
+    defaults = defaults_of(args.dataset_name)
+    args.model_name = args.model_name or defaults["model_name"]
     args.optimizer = _optimizer(args)
-    if args.gradient_clipping and "gradient_clipping" not in OPTIMIZERS[args.optimizer].uses:
-        raise UserError(
-            f"--gradient_clipping: works only with --optimizer {users(OPTIMIZERS, 'gradient_clipping')}, not "
-            f"{args.optimizer}; leave it out"
-        )
-    if is_custom_model(args.model_name) and getattr(args, "save_model", 0) is None:
-        args.save_model = False  # Keras may not be able to save it
-    for name, value in {**defaults_of(args.dataset_name), **recipe_settings(args)}.items():
-        if getattr(args, name, 0) is None:
-            setattr(args, name, value)
+    check_exclusions(args, NETWORK)
+    if args.weights is None and is_custom_model(args.model_name):
+        args.weights = "none"
+    elif args.dataset_name == "digits" and args.model_name == "mobilenetv2" and args.alpha in (None, 0.35):
+        args.weights = args.weights or str(GLYPH_WEIGHTS)
     if args.model_name not in WIDTHS:
-        if alpha_given:
-            raise UserError(f"--alpha: {args.model_name} has one width only; leave it out")
         args.alpha = 1.0
+    if is_custom_model(args.model_name):
+        defaults["save_model"] = False  # Keras may not be able to save it
+    for name, value in {**defaults, **recipe_settings(args)}.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
 
 
 def _optimizer(args: argparse.Namespace) -> str:
@@ -218,13 +192,12 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     Adam and PruneTrain use the paper's settings. Networks with random weights use the paper's scheme, since the upper
     part alone would leave the lower layers random.
     """
-    own, train_type = RECIPES["paper"], getattr(args, "train_type", None)
+    paper, train_type = RECIPES["paper"], getattr(args, "train_type", None)
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
-    changes_network = train_type is not None and SCHEMES[train_type].changes_network
-    if changes_network or not {"gradient_clipping", "warmup"} <= {*OPTIMIZERS[_optimizer(args)].uses}:
-        return own
+    if _optimizer(args) != "sgd" or (train_type is not None and SCHEMES[train_type].changes_network):
+        return paper
     if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
-        recipe["train_type"] = own["train_type"]
+        recipe["train_type"] = paper["train_type"]
     if "learning_rate" in recipe:
         batch_size = args.batch_size or defaults_of(args.dataset_name)["batch_size"]
         recipe["learning_rate"] = rate_at(recipe["learning_rate"], batch_size)

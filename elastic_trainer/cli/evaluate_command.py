@@ -9,7 +9,7 @@ from typing import Any
 from elastic_trainer.cli.commands import EvaluateCommand
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.errors import UserError
-from elastic_trainer.options import built
+from elastic_trainer.options import from_options
 from elastic_trainer.runs.reader import is_run, read_config
 from elastic_trainer.settings import BEST_MODEL, MAIN_FLAGS, TRAINED_IMAGES, DataSettings, defaults_of
 
@@ -51,7 +51,7 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
     return EvaluateCommand(
         model=model,
         folder=_result_folder(model, args.logdir, is_of_run=bool(config)),
-        data=built(DataSettings, vars(args)),
+        data=from_options(DataSettings, vars(args)),
         model_name=args.model_name or source,
         input_size=args.input_size,
         num_classes=args.num_classes,

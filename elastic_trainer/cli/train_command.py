@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.cli.commands import (
+    HEAD_ALONE,
     EvaluateCommand,
     TrainCommand,
     fill_in_defaults,
     recipe_settings,
 )
 from elastic_trainer.cli.evaluate_command import parse_evaluation
+from elastic_trainer.cli.exclusions import TRAINING, check_exclusions
 from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
-from elastic_trainer.options import built
+from elastic_trainer.options import from_options
 from elastic_trainer.registry import CHECKS, DATASETS, EXPORTERS, FLAGS, SCHEMES
 from elastic_trainer.runs.reader import started_with
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
@@ -49,41 +51,46 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
     if isinstance(args.resume, Path):
         args = _as_started(parser, args.resume, given)
     args.train_type = args.train_type or recipe_settings(args)["train_type"]
-    _check_combinations(args)
+    check_exclusions(args, TRAINING)
     for check in CHECKS:
         check(args, parser.given(given))
     _keep_model_to_export(parser, args, given)
+    unset = {name for name, value in vars(args).items() if value is None}
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
-    if args.validation_share is None and args.deterministic:
-        args.validation_share = 1.0  # else the clock decides
-    chooses_epochs = args.deadline is not None and args.num_epochs is None and args.max_steps is None
-    chooses_interval = chooses_epochs and args.interval is None
-    chooses_batch = args.batch_size is None and DATASETS[args.dataset_name].count_images is not None
-    rate_follows_batch = args.learning_rate is None and "learning_rate" in recipe_settings(args)
     fill_in_defaults(args)
+    if args.deterministic:
+        args.validation_share = 1.0  # else the clock decides
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
     args.resume = bool(args.resume)
     options = vars(args)
-    run = built(RunSettings, options)
-    is_for_board = run.is_for_board or (args.export is not None and EXPORTERS[args.export].is_untrained)
-    fits_memory = args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board
-    chooses_parts = fits_memory and args.micro_batch is None
-    return TrainCommand(
-        built(NetworkSettings, options),
-        built(DataSettings, options),
-        built(Settings, options),
-        run,
+    command = TrainCommand(
+        from_options(NetworkSettings, options),
+        from_options(DataSettings, options),
+        from_options(Settings, options),
+        from_options(RunSettings, options),
         _plain_options(args),
         warnings,
-        chooses_epochs,
-        chooses_interval,
-        chooses_batch,
-        chooses_parts,
-        rate_follows_batch,
+        frozenset(unset & _open_names(args, unset)),
         {name: options[name] for name in FLAGS},
-    ).with_one_step()
+    )
+    return command.choose(**HEAD_ALONE) if args.train_type == HEAD_ALONE["train_type"] else command
+
+
+def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
+    """Names of the options, of those that are `unset`, that this run chooses for itself."""
+    is_exported = args.export is not None and EXPORTERS[args.export].is_untrained
+    is_for_board, names = is_exported or getattr(args, "board_times", None) is not None, set()
+    if args.deadline is not None and {"num_epochs", "max_steps"} <= unset:
+        names |= {"num_epochs", "interval"}
+    if DATASETS[args.dataset_name].count_images is not None:
+        names.add("batch_size")
+    if args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board:
+        names.add("micro_batch")
+    if "learning_rate" in recipe_settings(args):
+        names.add("learning_rate")
+    return names
 
 
 def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
@@ -91,7 +98,7 @@ def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
     found: dict[str, list[str]] = {}
     for name in (name for name in MAIN_FLAGS if name in given):
         used_by = MAIN_FLAGS[name].used_by
-        users = next((use.words(name) for use in used_by if not use.holds(name, vars(args))), None)
+        users = next((use.words for use in used_by if not use.holds(vars(args))), None)
         if users is not None:
             found.setdefault(users, []).append(f"--{name}")
     return tuple(f"{', '.join(flags)}: no effect here, only for {users}" for users, flags in found.items())
@@ -110,34 +117,6 @@ def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> ar
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command
     return args
-
-
-def _check_combinations(args: argparse.Namespace) -> None:
-    """Raise `UserError` for flags that exclude each other."""
-    if args.resume and args.overwrite:
-        raise UserError("--resume: cannot be combined with --overwrite; leave one of them out")
-    elastic = SCHEMES[args.train_type].is_elastic
-    if args.deadline is not None and (args.rho is not None or not elastic):
-        other = (
-            "--rho; leave one of them out" if elastic else f"--train_type {args.train_type}, which has no time budget"
-        )
-        raise UserError(f"--deadline: cannot be combined with {other}")
-    if args.plan and not elastic:
-        raise UserError(
-            f"--plan: does not work with --train_type {args.train_type}, which has no timing table; in the plan of an "
-            "elastic scheme, the row of rho 1 is full training"
-        )
-    if args.deterministic and (args.correct_budget or args.deadline is not None):
-        other = "--deadline" if args.deadline is not None else "--correct_budget True"
-        raise UserError(f"--deterministic: cannot be combined with {other}, which depends on the clock; leave one out")
-    if args.allow_tensorflow_kernels and args.export != "tflite":
-        raise UserError("--allow_tensorflow_kernels: works only with --export tflite; leave it out")
-    if args.cached_views is not None and args.augment != "flip_rotate":
-        raise UserError("--cached_views: works only with --augment flip_rotate; leave it out")
-    if args.micro_batch is not None and SCHEMES[args.train_type].changes_network:
-        raise UserError(f"--micro_batch: cannot be combined with --train_type {args.train_type}; leave it out")
-    if args.mixed_precision and SCHEMES[args.train_type].changes_network:
-        raise UserError(f"--mixed_precision: cannot be combined with --train_type {args.train_type}; leave it out")
 
 
 def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:

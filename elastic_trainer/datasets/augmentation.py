@@ -28,14 +28,13 @@ class Augmentation:
             turn, both at random.
         seed: of all that is random.
         count: number of training images.
-        cached_views: of flip_rotate, how many views of each image there are; None: a new one in every epoch.
 
     Attributes:
-        view_count: number of views of each image; None if every epoch has a new one.
+        view_count: number of views of each image; None with flip_rotate, where every epoch has a new one.
     """
 
-    def __init__(self, kind: str, seed: int, count: int, cached_views: int | None = None) -> None:
-        self.view_count = {"none": 1, "flip": 2, "flip_rotate": cached_views}[kind]
+    def __init__(self, kind: str, seed: int, count: int) -> None:
+        self.view_count = {"none": 1, "flip": 2, "flip_rotate": None}[kind]
         self._rotates, self._seed, self._count = kind == "flip_rotate", seed, count
         # Without a number of views, only the epoch's and that of importance batches are in use.
         self._parameters = lru_cache(self.view_count or 2)(self._drawn_parameters)

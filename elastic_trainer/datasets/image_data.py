@@ -27,7 +27,7 @@ class ImageData(ShuffledData):
         train, test: the images of both splits.
         batch_size: images per step.
         seed: of the training order and of augmentation.
-        augment, cached_views: kind and number of views of training images, see `Augmentation`.
+        augment: kind of views of training images, see `Augmentation`.
         image_memory: MB that images and their features may take in memory, see `images.room_mb`.
 
     Attributes:
@@ -49,7 +49,6 @@ class ImageData(ShuffledData):
         batch_size: int,
         seed: int = 0,
         augment: str = "none",
-        cached_views: int | None = None,
         image_memory: float | None = None,
     ) -> None:
         super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
@@ -60,7 +59,7 @@ class ImageData(ShuffledData):
         self._test_rows = np.arange(self.test_count)
         self.training_digests = np.unique(train.digests)
         self._augment = augment
-        self._augmentation = Augmentation(augment, seed, self.train_count, cached_views)
+        self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
 
     def record(self) -> dict[str, Any]:

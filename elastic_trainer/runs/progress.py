@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
@@ -78,8 +77,8 @@ class ProgressBar(Listener):
         if change < -1:
             advice = "it is falling: train longer, or raise --learning_rate"
         elif change > 1:
-            can_warm_up = "warmup" in OPTIMIZERS[settings.optimizer].uses and not settings.warmup
-            warmup = ", or raise it gradually with --warmup 0.1" if can_warm_up else ""
+            can_warm_up = settings.optimizer == "sgd" and not settings.warmup
+            warmup = ", or raise it gradually with --recipe robust" if can_warm_up else ""
             advice = f"it is rising: lower --learning_rate{warmup}"
         return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}"
 

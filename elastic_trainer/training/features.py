@@ -64,7 +64,7 @@ class Features:
             if name is not None:
                 self._report(f"the network draws random numbers before its last frozen layer, in {name}")
         elif self._data.view_count is None:
-            self._report("--augment flip_rotate shows new views in every epoch; --cached_views K draws from K of each")
+            self._report("--augment flip_rotate shows new views in every epoch")
         elif are_wanted:
             try:
                 self._start(SplitStep(step, cut), self._data, room_mb)

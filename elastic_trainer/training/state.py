@@ -116,7 +116,7 @@ class TrainState:
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Train another network from now on; its first step needs `adopt`."""
-        gc.unfreeze()  # of `machine.quick_collections`: the network of before is collected
+        gc.unfreeze()  # of `machine.frozen_gc`: the network of before is collected
         self.task, self.optimizer = self.task.with_model(model), optimizer
         self.evaluation = Evaluation(self.task)
         self._mask: np.ndarray | None = None

@@ -238,7 +238,7 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
     WindowScheme.of_boards.clear()
     made = Made(models.build(network), photos, table, training)
-    link, clock = simulation(made, parts, slower, 0.0, lambda line: None, rule.board)
+    link, clock = simulation(made, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))

@@ -20,7 +20,7 @@ from elastic_trainer.cli.commands import fill_in_defaults
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.machine import environment, load_tensorflow
-from elastic_trainer.options import built
+from elastic_trainer.options import from_options
 from elastic_trainer.settings import NETWORK, PAPER, PROFILER_FLAGS, NetworkSettings
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _parse(prog: str, description: str | None, settings: dict[str, Setting], tak
     if takes_network:
         args.weights = args.weights or "none"  # time does not depend on them
         fill_in_defaults(args)
-        args.network = built(NetworkSettings, vars(args)).with_classes(10)
+        args.network = from_options(NetworkSettings, vars(args)).with_classes(10)
     return args
 
 

@@ -84,8 +84,7 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
         "dataset_name": "image_folder",
         "data_dir": split_folder(args.data_root, run.data, run.split, args.logdir / "data"),
         "weights": weights,
-        "recipe": "paper",  # what it sets is given for each run
-        "gradient_clipping": run.more.get("gradient_clipping", 0.0),
+        "recipe": run.more.get("recipe", "paper"),
     }
 
 

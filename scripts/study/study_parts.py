@@ -15,10 +15,7 @@ SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 3, 1 / 2, 1.0)  # of full training's time at
 REFERENCE_BATCH, REFERENCE_RATE = 4, 3e-3  # tuned (docs/log/learning_rate.md)
 LARGE_BATCH, LARGE_RATE = RATE_BATCH, RECIPES["robust"]["learning_rate"]
 MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the head alone needs 1,380
-FLAGS: dict[str, Any] = {
-    **{name: RECIPES["robust"][name] for name in ("gradient_clipping", "warmup", "average_head")},
-    "validation_share": 0.1,
-}
+FLAGS: dict[str, Any] = {"recipe": "robust", "save_model": False}  # without its first model
 
 
 def _full(part: str, data: str) -> StudyRun:
@@ -57,7 +54,7 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
 def one_command(data: str, seeds: int) -> list[StudyRun]:
     """What `main.py --deadline` reaches in a share of the wall time that full training at batches of 4 takes in all."""
     full = _full("one_command", data)
-    run = replace(full, label="deadline", train_type="elastic_training_upper_part", more={**FLAGS, "recipe": "robust"})
+    run = replace(full, label="deadline", train_type="elastic_training_upper_part", more={"recipe": "robust"})
     return _each_seed(seeds, [replace(run, budget=share) for share in (1 / 4, 1 / 3, 1 / 2)])
 
 
@@ -72,7 +69,7 @@ def memory(data: str, seeds: int) -> list[StudyRun]:
     for limit in MEMORY_LIMITS:
         for by in ("upper", "elastic"):
             run = _selecting(full, f"{by} 0.5, {limit:,} MB")
-            found.append(replace(run, more={**run.more, "memory": f"{limit}M"}))
+            found.append(replace(run, more={**run.more, "memory": f"{limit}M", "micro_batch": LARGE_BATCH}))
     return _each_seed(seeds, found, budget=1 / 8)
 
 

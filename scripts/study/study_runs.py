@@ -97,7 +97,7 @@ class StudyRun:
     def _steps(self, table: TimingTable, head: np.ndarray, steps_per_epoch: int, left: float) -> int:
         """How many steps fit into `left` seconds."""
         views = 2  # with --augment flip
-        if self.more.get("average_head"):
+        if self.more.get("recipe") == "robust":  # it averages the head
             left -= AVERAGING_SECONDS + steps_per_epoch * table.forward_ms / 1e3
         if self.train_type == "traditional_tl_training":
             head_ms = table.predict_ms(head, 0.0) + LOOP_MS

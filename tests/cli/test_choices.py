@@ -67,7 +67,7 @@ def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(wor
 
 def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, tmp_path):
     command = parse_training([*words, "--deadline", "120"])
-    assert command.chooses_epochs and command.chooses_batch
+    assert {"num_epochs", "batch_size"} <= command.open
     train_run(command)
     summary = summary_of(tmp_path / "logs" / "mine")
     assert summary["steps"] == summary["planned_steps"] == 600
@@ -144,8 +144,8 @@ def test_the_closed_form_head_alone_trains_nothing_else(words, tmp_path):
 
 
 def test_the_closed_form_head_is_the_first_best_model(words, tmp_path):
-    still = ["--learning_rate", "1e-9", "--average_head", "False"]
-    train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", *still]))
+    command = parse_training([*words, "--num_epochs", "1", "--rho", "1", "--learning_rate", "1e-9"])
+    train_run(command.choose(average_head=False))
     summary = summary_of(tmp_path / "logs" / "mine")
     assert summary["starts_with_head"] and summary["start_accuracy"] is not None
     model = load_model(tmp_path / "logs" / "mine" / "last.keras", "--weights")
@@ -223,7 +223,7 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     assert chosen.data.image_memory == command.data.image_memory, "features are not limited by it"
     assert chosen.config["micro_batch"] == sizes[1] and len({*asked}) <= 18
     resumed = parse_training([*given, *more]).with_classes(3).with_choices_of(chosen.config)
-    assert not resumed.chooses_parts and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
+    assert "micro_batch" not in resumed.open and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
 
 
 def test_this_machines_memory_does_not_decide_for_a_board(small_model, monkeypatch, tmp_path):
@@ -236,7 +236,7 @@ def test_this_machines_memory_does_not_decide_for_a_board(small_model, monkeypat
         (["--export", "train_tflite"], False),
         (["--plan", "--board_times", str(times)], False),
     ):
-        assert parse_training([*photos, *more]).chooses_parts == chooses, more
+        assert ("micro_batch" in parse_training([*photos, *more]).open) == chooses, more
     monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 1000.0)
     monkeypatch.setattr(choices, "surely_fits", lambda *_: False)
     for more, is_limited in ([], True), (["--plan", "--board_times", str(times)], False):

@@ -64,9 +64,6 @@ from elastic_trainer.runs.reader import CONFIG
         (["--dataset_name", "CUB_birds2011"], "--dataset_name: .*; did you mean 'caltech_birds2011'?"),
         (["--dataset_name", "folder"], "--dataset_name: .*; did you mean 'image_folder'?"),
         (["--augment", "flips"], "--augment: .*; did you mean 'flip'?"),
-        (["--augment", "flip_rotate", "--cached_views", "0"], "--cached_views: .*not '0'"),
-        (["--augment", "flip", "--cached_views", "4"], "--cached_views: .* --augment flip_rotate"),
-        (["--cached_views", "4"], "--cached_views: .* --augment flip_rotate"),
         (
             ["--weights", "imagnet"],
             "--weights: 'imagnet' is neither .* or folder of a run; did you mean 'imagenet'?",
@@ -139,7 +136,7 @@ def test_defaults_follow_the_data_set_and_the_model():
     digits = parse_training([]).network
     assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
     assert digits.weights == str(GLYPH_WEIGHTS)
-    assert (parse_training([]).data.augment, parse_training([]).data.cached_views) == ("none", None)
+    assert parse_training([]).data.augment == "none"
     paper = parse_training(["--dataset_name", "caltech_birds2011"])
     network, training = paper.network, paper.training
     assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
@@ -150,8 +147,6 @@ def test_defaults_follow_the_data_set_and_the_model():
     assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
     for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
         assert parse_training(other).network.weights == "imagenet"
-    views = parse_training(["--augment", "flip_rotate", "--cached_views", "4"]).data
-    assert (views.augment, views.cached_views) == ("flip_rotate", 4)
     given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
     assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 
@@ -171,9 +166,9 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     assert recipe_of("--recipe", "robust") == ("_upper_part", 0.02, 0.1, 0.01), "batches of 16"
     assert recipe_of(*photos, "--recipe", "paper") == ("", None, 0, 1e-4)
     assert recipe_of() == ("", None, 0, 2e-3)
-    given = ["--gradient_clipping", "0", "--learning_rate", "0.1", "--warmup", "0.2"]
+    given = ["--gradient_clipping", "0", "--learning_rate", "0.1"]
     given += ["--train_type", "elastic_training"]
-    assert recipe_of(*photos, *given) == ("", None, 0.2, 0.1)
+    assert recipe_of(*photos, *given) == ("", None, 0.1, 0.1)
     assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 0, 1e-4)
     assert recipe_of(*photos, "--model_name", "vit") == ("", None, 0, 1e-4)
     assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 0, 1e-4)
@@ -183,8 +178,6 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     assert recipe_of(*photos, "--deadline", "60") == recipe_of(*photos)
     for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
         assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 0.02)
-    with pytest.raises(UserError, match=r"--warmup: .*from 0 to 0\.9, not '1'"):
-        parse_training(["--warmup", "1"])
     with pytest.raises(UserError, match=r"--gradient_clipping: .*--optimizer sgd, not adam"):
         parse_training(["--optimizer", "adam", "--gradient_clipping", "0.1"])
 
@@ -238,7 +231,7 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
         ),
         (["--trained_layers", "3"], ["--trained_layers: no effect here, only for --train_type last_layers_train"]),
         (
-            ["--trained_layers", "3", "--weight_decay", "0", "--optimizer", "adam"],
+            ["--trained_layers", "2", "--weight_decay", "0", "--optimizer", "adam"],
             [
                 "--trained_layers: no effect here, only for --train_type last_layers_training",
                 "--weight_decay: no effect here, only for --optimizer sgd",
@@ -249,7 +242,6 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
             ["--train_type", "elastic_training_upper_part", "--importance_batches", "2", "--time_resolution", "100"],
             ["--time_resolution, --importance_batches: no effect here, only for schemes that select by"],
         ),
-        (["--optimizer", "adam", "--warmup", "0.1"], ["--warmup: no effect here, only for --optimizer sgd"]),
         (["--optimizer", "adam", "--recipe", "robust"], ["--recipe: no effect here, only for --optimizer sgd"]),
         (
             ["--train_type", "elastic_training_weight_magnitude", "--importance_batches", "2"],
@@ -306,7 +298,7 @@ def test_a_run_with_a_deadline_continues_with_what_it_chose_and_with_what_was_gi
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos", "--deadline", "60"]
     for given, interval in (([], 22), (["--interval", "3"], 3), (["--interval", "0.5"], 0.5)):
         command = parse_training([*photos, *given])
-        chosen = command.with_epochs(90, 22)
+        chosen = command.with_choices_of({**command.config, "num_epochs": 90, "interval": 22})
         assert (chosen.training.num_epochs, chosen.training.interval) == (90, interval)
         assert command.with_choices_of(chosen.config).config == chosen.config
     fixed = parse_training([*photos, "--num_epochs", "5"])

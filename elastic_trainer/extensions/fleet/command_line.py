@@ -26,7 +26,7 @@ from elastic_trainer.extensions.fleet.settings import (
     SimulationSettings,
 )
 from elastic_trainer.networks.names import WIDTHS, is_custom_model
-from elastic_trainer.options import Flag, built
+from elastic_trainer.options import Flag, from_options
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import is_run, read_config, started_with
 from elastic_trainer.settings import MAIN_FLAGS
@@ -159,8 +159,8 @@ def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
     chosen = {"recipe": "robust", "run_name": run_name, "train_type": "elastic_training_upper_part", "save_model": True}
     switches = [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
     training = parse_training([*as_words(typed), *switches], as_words(chosen))
-    fleet = built(FleetSettings, vars(args))
-    simulation = built(SimulationSettings, vars(args)) if is_simulated else None
+    fleet = from_options(FleetSettings, vars(args))
+    simulation = from_options(SimulationSettings, vars(args)) if is_simulated else None
     if simulation is not None:
         fleet = replace(fleet, boards=simulation.clients, grace=1e6)
     options = {**vars(fleet), **(vars(simulation) if simulation else {})}
@@ -209,7 +209,7 @@ def _join(given: list[str], args: argparse.Namespace) -> JoinCommand:
     if args.data_dir is not None and "dataset_name" not in typed:
         typed["dataset_name"] = args.dataset_name = "image_folder"
     check_data_options(args)
-    return JoinCommand(built(BoardSettings, vars(args)), as_words(typed), custom, args.logdir)
+    return JoinCommand(from_options(BoardSettings, vars(args)), as_words(typed), custom, args.logdir)
 
 
 def board_command(command: JoinCommand, sent: Sequence[str]) -> TrainCommand:

@@ -36,8 +36,6 @@ class FleetSettings:
         words="automatic", is_free=True, help=(
         "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
         "mean board's photos, or the slowest for a third of one with its head alone"))
-    grace: float = flag(20.0, FLEET, number(1, 86_400), "SECONDS", is_free=True, help=(
-        "how long the server waits for replies after the deadline of a round"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(
@@ -49,6 +47,7 @@ class FleetSettings:
         "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
     node_keys: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
         "take only boards whose public keys are the files `*.pub` in this folder (needs `--certificates`)"))
+    grace: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class SimulationSettings:
         clients: how many.
         slowest: how many times slower than this machine the slowest is; the fastest is as fast.
         uneven: concentration of the Dirichlet distribution of each class; None: all boards have the same.
-        message_seconds: what a message and its answer take.
     """
 
     clients: int = flag(10, SIMULATION, whole_number(1, 10_000), "N", help="boards")
@@ -90,8 +88,6 @@ class SimulationSettings:
         "how many times slower than this machine the slowest board is; the fastest is as fast, the others lie between"))
     uneven: float | None = flag(None, SIMULATION, number(0.001, 1000), "ALPHA", words="even", help=(
         "divide each class unevenly, by a Dirichlet distribution of this concentration: 0.1 is very uneven"))
-    message_seconds: float = flag(5.0, SIMULATION, number(0, 86_400), "SECONDS", help=(
-        "what a message and its answer take beside training"))
 
 
 # fmt: on

@@ -22,6 +22,8 @@ from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep
 
+MESSAGE_SECONDS = 5.0  # what a message and its answer take beside training
+
 
 def slowdowns(boards: int, slowest: float) -> np.ndarray:
     """How many times slower each board is: from 1 to `slowest`, in equal ratios."""
@@ -113,9 +115,9 @@ def simulation(
     made: Made,
     parts: Sequence[np.ndarray],
     slower: Sequence[float],
-    message_seconds: float,
     say: Callable[[str], object],
     kind: Callable[..., SimulatedBoard] = SimulatedBoard,
+    message_seconds: float = MESSAGE_SECONDS,
 ) -> tuple[LocalLink, Clock]:
     """The link to simulated boards, and the clock of their time.
 
@@ -123,9 +125,9 @@ def simulation(
         made: network, all photos, timing table and settings.
         parts: rows of the photos of each board.
         slower: how many times slower each board is.
-        message_seconds: what a message and its answer take.
         say: is given a line on each round of a board.
         kind: makes a board of its name, what it trains, how slow it is, and `say`.
+        message_seconds: what a message and its answer take beside training.
     """
     time = [0.0]
     boards = {

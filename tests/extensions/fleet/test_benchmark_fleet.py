@@ -44,7 +44,7 @@ def test_a_slow_board_of_fedel_moves_its_window_and_a_fast_one_trains_everything
     made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
     parts = np.array_split(np.arange(photos.train_count), 2)
     pass_seconds = len(parts[0]) // photos.batch_size * make_table(model).full_step_ms / 1e3
-    link, clock = simulation(made, parts, [1.0, 2.0], 0.0, lambda line: None, WindowBoard)
+    link, clock = simulation(made, parts, [1.0, 2.0], lambda line: None, WindowBoard, message_seconds=0.0)
     server = make_server(tmp_path, link, [], photos, grace=100.0, round_seconds=1.05 * pass_seconds, clock=clock)
     server.run()
     chosen = {

@@ -161,7 +161,7 @@ def test_a_killed_server_goes_on_and_a_second_one_is_refused(fleet, tmp_path):
     network.write_text(NETWORK.format(tests=str(ROOT / "tests")))
     words = ["serve", "--model_name", f"{network}:small", "--class_names", "0,1,2", "--input_size", "8", "--port", port]
     words += ["--boards", "2", "--rounds", "4", "--round_seconds", "1", "--logdir", tmp_path, "--run_name", "run"]
-    words += ["--weights", "none", "--grace", "30"]
+    words += ["--weights", "none"]
     start("a")
     start("b")
     server = Process(ROOT / "fleet.py", *words)

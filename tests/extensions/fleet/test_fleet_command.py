@@ -86,7 +86,7 @@ def test_a_fleet_that_goes_on_has_the_flags_that_it_was_started_with(tmp_path):
     folder = tmp_path / "-x"
     folder.mkdir()
     write_json(folder / CONFIG, started.config)
-    again = serve("--resume", str(folder), "--rounds", "5", "--grace", "9")
+    again = serve("--resume", str(folder), "--rounds", "5")
     assert again.training.network.batch_size == 4 and again.training.run.recipe == "paper"
     assert again.training.network == started.training.network and again.training.training == started.training.training
     assert again.training.run.folder == folder and again.training.run.resume and not again.training.run.overwrite
@@ -142,7 +142,7 @@ def test_a_fleet_leaves_out_the_photos_of_the_test_folder(capsys):
         (["serve", "--class_names", "a,b,c", "--num_classes", "5"], "--num_classes 5: --class_names has 3 names"),
         (["serve", "--run_name", ""], "--run_name: must be the name of a folder"),
         (["serve", "--rho", "0.5"], "--rho: is a flag of main.py, not of fleet.py"),
-        (["simulate", "--grace", "5"], "--grace: is a flag of fleet.py serve, not of fleet.py simulate"),
+        (["simulate", "--boards", "5"], "--boards: is a flag of fleet.py serve, not of fleet.py simulate"),
         (["join", "--round_seconds", "5"], "--round_seconds: is a flag of fleet.py serve, not of fleet.py join"),
         (["simulate", "--client", "5"], "--client: there is no such flag; did you mean '--clients'?"),
         (["serve", "--resume", "nowhere"], "--resume nowhere: contains no run"),

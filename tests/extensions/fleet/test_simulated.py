@@ -34,7 +34,7 @@ def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
     model, photos = make_small_model(), data(count=48)
     made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
     parts = split(photos.training_labels, 2, None, 4, 0)
-    link, clock = simulation(made, parts, [1.0, 5.0], 4.0, lambda line: None)
+    link, clock = simulation(made, parts, [1.0, 5.0], lambda line: None, message_seconds=4.0)
     said: list[str] = []
     server = make_server(tmp_path, link, said, photos, grace=100.0, round_seconds=2.0, clock=clock)
     server.run()
@@ -56,7 +56,7 @@ def test_a_stop_does_not_wait_for_all_boards_of_a_round(tmp_path):
         raise Stopped(2)
 
     parts = split(photos.training_labels, 3, None, 4, 0)
-    link, clock = simulation(made, parts, [1.0, 1.0, 1.0], 0.0, has_trained)
+    link, clock = simulation(made, parts, [1.0, 1.0, 1.0], has_trained, message_seconds=0.0)
     server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0, clock=clock)
     with pytest.raises(Stopped):
         server.run()
@@ -82,7 +82,7 @@ def test_boards_share_steps_and_train_as_if_each_had_its_own(tmp_path):
             boards.append(kind(*args))
             return boards[-1]
 
-        link, clock = simulation(made, parts, [1.0, 40.0, 1.0], 0.0, lambda line: None, remembered)
+        link, clock = simulation(made, parts, [1.0, 40.0, 1.0], lambda line: None, remembered, message_seconds=0.0)
         full_seconds = len(parts[0]) // photos.batch_size * made.table.full_step_ms / 1e3
         seconds = {"grace": 100.0, "round_seconds": 1.5 * full_seconds}
         server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, clock=clock, **seconds)
