@@ -14,14 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
-from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
@@ -166,9 +165,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             write_trained_images(folder, dataset.training_digests, earlier_images)
             elapsed = time.perf_counter() - start
             results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed, freed_mb)
-            summary, clocks = log.finish(results), log.trainer.history.clocks
+            log.finish(results)
+            clocks = log.trainer.history.clocks
         utils.run_each(
-            lambda: _write_txt(command, folder, summary),
             lambda: _add_power(command, folder),
             lambda: _export_best(command, model, dataset.held_out or dataset, folder, clocks),
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
@@ -185,7 +184,7 @@ def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
     entry = EXPORTERS[command.run.export] if command.run.export else None
     if command.training.deadline is None or entry is None or entry.conversion_seconds is None:
         return 0.0
-    return EXPORT_CONVERSIONS * entry.conversion_seconds(model, command.run.allow_tensorflow_kernels)
+    return EXPORT_CONVERSIONS * entry.conversion_seconds(model)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:
@@ -218,9 +217,8 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
         )
     with _stoppable_export(best):
         model = load_best(model, best, SCHEMES[command.train_type].changes_network, "--export")
-        allows = command.run.allow_tensorflow_kernels
         seconds = (command.training.deadline or math.inf) - clocks.elapsed()
-        print(_exported(command.run.export, model, dataset, folder, str(best), allows, seconds))
+        print(_exported(command.run.export, model, dataset, folder, str(best), seconds))
 
 
 @contextlib.contextmanager
@@ -234,18 +232,12 @@ def _stoppable_export(best: Path) -> Iterator[None]:
 
 
 def _exported(
-    name: str,
-    model: keras.Model,
-    dataset: ImageData,
-    folder: Path,
-    source: str,
-    allow_tensorflow_kernels: bool,
-    seconds: float = math.inf,
+    name: str, model: keras.Model, dataset: ImageData, folder: Path, source: str, seconds: float = math.inf
 ) -> str:
     """Write a trained model in the format `name`, `seconds` before a deadline. Returns the text to print."""
-    entry, options = EXPORTERS[name], {"allow_tensorflow_kernels": allow_tensorflow_kernels}
+    entry = EXPORTERS[name]
     more = {} if entry.conversion_seconds is None else {"seconds": seconds}
-    return entry.export(model, dataset, folder, source, **{flag: options[flag] for flag in entry.uses}, **more)
+    return entry.export(model, dataset, folder, source, **more)
 
 
 def evaluate(command: EvaluateCommand) -> None:
@@ -271,8 +263,7 @@ def evaluate(command: EvaluateCommand) -> None:
 
         print(export_last_selection(command, model, dataset))
     elif command.export:
-        source, allows = str(command.model), command.allow_tensorflow_kernels
-        print(_exported(command.export, model, dataset, command.folder, source, allows))
+        print(_exported(command.export, model, dataset, command.folder, str(command.model)))
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
@@ -344,7 +335,6 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
     utils.run_each(
-        lambda: _write_txt(command, folder, summary),
         lambda: _add_power(command, folder),
         lambda: _export_again(command, folder, summary.get("wall_seconds")),
         lambda: print(end=f"{folder} is finished: "),
@@ -361,19 +351,13 @@ def _export_again(command: TrainCommand, folder: Path, seconds: float | None) ->
         load_tensorflow()
         images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
         model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
-        print(_exported(export, model, dataset, folder, str(best), command.run.allow_tensorflow_kernels))
+        print(_exported(export, model, dataset, folder, str(best)))
     if seconds is not None:
         update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
 
 
 def _report(folder: Path, deadline: float | None) -> None:
     print(*result_lines(read_summary(folder), folder, deadline), sep="\n")
-
-
-def _write_txt(command: TrainCommand, folder: Path, summary: dict[str, Any]) -> None:
-    if command.run.save_txt:
-        hours, percent = summary["train_seconds"] / 3600, 100 * summary["best_accuracy"]
-        write_text(folder / f"{folder.name}.txt", f"{hours:.6e}\n{percent:.6e}\n")
 
 
 def _add_power(command: TrainCommand, folder: Path) -> None:

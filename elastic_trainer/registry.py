@@ -158,9 +158,8 @@ class ExporterEntry:
         files: names of the files that it writes, the model first; a new run of the same name deletes them.
         uses: flags used only by the exporters that list them; `export` takes them by name.
         is_untrained: it exports what a run would train, before it trains: it is called with other arguments.
-        conversion_seconds: model, and whether TensorFlow's kernels are allowed -> what converting it once takes on this
-            device now, so that a deadline leaves time for it; `export` then takes `seconds`, those left before the
-            deadline. None: no time is kept.
+        conversion_seconds: model -> what converting it once takes on this device now, so that a deadline leaves time
+            for it; `export` then takes `seconds`, those left before the deadline. None: no time is kept.
     """
 
     export: Callable[..., str]
@@ -321,7 +320,6 @@ EXPORTERS.add(
     ExporterEntry(
         Lazy("elastic_trainer.evaluation.export:export_tflite"),
         ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
-        ("allow_tensorflow_kernels",),
         conversion_seconds=Lazy("elastic_trainer.evaluation.export:conversion_seconds"),
     ),
 )

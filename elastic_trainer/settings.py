@@ -262,8 +262,6 @@ class Settings:
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
         "minutes between two checkpoints; 0 writes one after every step"))
-    checkpoint_steps: int | None = flag(None, RESUMING, count, "N", is_free=True, help=(
-        "also write a checkpoint every N steps"))
     save_model: bool = flag(
         PAPER["save_model"], OUTPUT, is_free=True, help=(
         "save `best.keras` and `last.keras` in the run's folder. The default for your own network is `False`"))
@@ -309,15 +307,10 @@ class RunSettings:
     plan: bool = flag(False, BUDGET, is_free=True, help=(
         "do not train; print what an epoch and the run [would take](memory.md#the-plan) in time and memory, at "
         "`--rho` and at others; for elastic schemes"))
-    save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
-        "write `<run_name>.txt` with training hours and best accuracy in per cent, as the paper's scripts do"))
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
         "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
         "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
         "trains](small_boards.md) without TensorFlow"))
-    allow_tensorflow_kernels: bool = flag(False, OUTPUT, is_free=True, evaluate="given", help=(
-        "with `--export tflite`: write files that need TensorFlow's own kernels, too. No installed interpreter has "
-        "them from TensorFlow 2.20 on"))
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"))

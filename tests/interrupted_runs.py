@@ -39,8 +39,11 @@ class InterruptingData:
         return self._data.test()
 
 
-def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
-    """Start a run in `folder`, or resume it; returns its weights and summary. Elastic runs select twice an epoch."""
+def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
+    """Start a run in `folder`, or resume it; returns its weights and summary. Elastic runs select twice an epoch.
+
+    It saves a checkpoint after `every` so many steps.
+    """
     settings = Settings(
         **{
             "learning_rate": 0.05,
@@ -48,13 +51,15 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, **changes):
             "interval": 0.5,
             "rho": 0.6,
             "correct_budget": False,
-            "checkpoint_steps": 1,
+            "checkpoint_minutes": 0,
             **changes,
         }
     )
     folder.mkdir(exist_ok=True)
     model = make_small_model()
     with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
+        save = log.checkpoints.save
+        log.checkpoints.save = lambda step, state: step % every or save(step, state)  # type: ignore[method-assign]
         if elastic:
             budget = make_budget(model, data, settings, make_table(model, t_dy_ms))
             results = train.elastic_training(model, data, settings, log, budget)

@@ -66,7 +66,7 @@ def test_the_export_is_tried_before_a_deadline_is_divided(tmp_path, capsys, monk
     words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--export", "tflite", "--input_size", "12"]
     words += ["--model_name", f"{tmp_path}/network.py:wide", "--recipe", "robust"]
     words += ["--train_type", "elastic_training_upper_part", "--logdir", str(tmp_path), "--run_name", "mine"]
-    monkeypatch.setattr(export, "conversion_seconds", lambda *_: 50.0)
+    monkeypatch.setattr(export, "conversion_seconds", lambda model: 50.0)
     main.train_run(parse_training([*words, "--deadline", "140"]))
     assert "--deadline 2m 20s: there is no time for training steps" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()

@@ -238,7 +238,7 @@ def test_images_that_a_model_was_trained_on_do_not_test_it(photos, capsys):
 def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
     missing = photos.parent / "power.csv"
     with pytest.raises(SystemExit) as stopped:
-        train(photos, "--power_csv", missing, "--save_txt", "--export", "tflite")
+        train(photos, "--power_csv", missing, "--export", "tflite")
     assert stopped.value.code == 2
     captured = capsys.readouterr()
     [line] = [line for line in captured.err.splitlines() if "error: " in line]
@@ -246,7 +246,7 @@ def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
     accuracy, spent, further = captured.out.splitlines()[-3:]
     assert accuracy.startswith("accuracy ") and f"{photos.parent}/mine/best.keras" in accuracy
     assert spent.startswith("time: ") and further.startswith("next: python main.py --evaluate ")
-    assert {"model.tflite", "mine.txt", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
+    assert {"model.tflite", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
 
 
 def test_summary_says_when_a_person_saw_what(photos, capsys):

@@ -163,7 +163,9 @@ def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it
 
 def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
     add_counted()
-    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_steps=1)
+    settings = Settings(
+        learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_minutes=0
+    )
 
     def start(data):
         model = make_small_model()
@@ -292,7 +294,6 @@ GIVEN = {
     "deadline": ["90m"],
     "export_rho": ["0.3,0.7", "--export", "train_tflite"],
     "board_times": ["times.json", "--plan", "True"],
-    "allow_tensorflow_kernels": ["True", "--export", "tflite"],
     "logdir": ["elsewhere"],
     "memory": ["900M"],
     "model_name": ["vgg16"],

@@ -116,7 +116,6 @@ class EvaluateCommand:
         export: format to export the model to, or None.
         class_names: the classes that the model was trained on, in the order of its outputs; None if unknown.
         trained_network: what the run recorded of its network, see `runs.config.network_record`.
-        allow_tensorflow_kernels: whether the export may need them.
     """
 
     model: Path
@@ -130,7 +129,6 @@ class EvaluateCommand:
     export: str | None
     class_names: list[str] | None
     trained_network: dict[str, str] | None
-    allow_tensorflow_kernels: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,6 @@ def parse_evaluation(arguments: Sequence[str]) -> EvaluateCommand:
         export=args.export,
         class_names=names,
         trained_network=config.get("network"),
-        allow_tensorflow_kernels=args.allow_tensorflow_kernels,
     )
 
 

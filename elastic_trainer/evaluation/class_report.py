@@ -1,12 +1,11 @@
 """How well a model recognises each class: precision, recall, F1 and the confusion matrix, as tables and files.
 
-The paper reports accuracy only. This report is for users who train on their own photos and want to see which classes
-need more or better images.
+It shows users who train on their own photos which classes need more or better images.
 """
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
-from elastic_trainer.evaluation.predictions import Predictions
+from elastic_trainer.evaluation.predictions import Predictions, output_names
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.machine import environment
@@ -48,26 +47,24 @@ class ClassResult:
     taken_for_count: int
 
 
-def output_names(predictions: Predictions, class_names: Sequence[str]) -> list[str]:
-    """`class_names`, followed by "output k" up to the highest predicted output beyond the classes of the data set."""
-    highest = int(max(predictions.predicted.max(), len(class_names) - 1))
-    return [*class_names, *(f"output {k}" for k in range(len(class_names), highest + 1))]
-
-
-def confusion(predictions: Predictions, class_names: Sequence[str]) -> np.ndarray:
-    """Counts [true class, predicted class]; rows and columns are those of `output_names`."""
-    outputs = len(output_names(predictions, class_names))
+def confusion(predictions: Predictions, classes: int) -> np.ndarray:
+    """Counts [true class, predicted class] of a data set of `classes`, up to the highest output that was predicted."""
+    outputs = max(int(predictions.predicted.max()) + 1, classes)
     counts = np.zeros((outputs, outputs), int)
     np.add.at(counts, (predictions.labels, predictions.predicted), 1)
     return counts
 
 
-def class_results(predictions: Predictions, class_names: Sequence[str]) -> list[ClassResult]:
+def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> list[ClassResult]:
     """The result of each class of the data set, lowest F1 first.
 
     Classes without an F1 (no test image, never predicted) come last.
+
+    Args:
+        counts: see `confusion`.
+        names: of all outputs.
+        classes: how many of them the data set has.
     """
-    names, counts = output_names(predictions, class_names), confusion(predictions, class_names)
     correct, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     wrong = counts - np.diag(correct)
     results = [
@@ -82,7 +79,7 @@ def class_results(predictions: Predictions, class_names: Sequence[str]) -> list[
             taken_for=names[wrong[k].argmax()] if wrong[k].any() else None,
             taken_for_count=int(wrong[k].max()),
         )
-        for k, name in enumerate(class_names)
+        for k, name in enumerate(names[:classes])
     ]
     return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
 
@@ -96,22 +93,9 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     Raises:
         UserError: a file cannot be written.
     """
-    with alone_in(folder):
-        return _write_report(predictions, class_names, folder, record)
-
-
-def _write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
-    results, counts = class_results(predictions, class_names), confusion(predictions, class_names)
-    names = output_names(predictions, class_names)
-    write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
-    rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
-    write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
-    save_figure(draw_confusion(counts, names), folder / "confusion")
-    with writing(folder):
-        (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
-    if predictions.misclassified:
-        with atomic_path(folder / "mistakes.png") as temporary:
-            draw_misclassified(predictions, names).savefig(temporary, dpi=150)
+    counts = confusion(predictions, len(class_names))
+    names = output_names(class_names, len(counts))
+    results = class_results(counts, names, len(class_names))
     tested = [result for result in results if result.support]
     record = {
         **record,
@@ -124,7 +108,17 @@ def _write_report(predictions: Predictions, class_names: Sequence[str], folder: 
         "macro_f1": _mean(result.f1 for result in tested),
         "classes_without_test_images": len(results) - len(tested),
     }
-    write_json(folder / "evaluation.json", {**record, "environment": environment()})
+    with alone_in(folder):
+        write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
+        rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
+        write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
+        save_figure(draw_confusion(counts, names), folder / "confusion")
+        with writing(folder):
+            (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
+        if predictions.misclassified:
+            with atomic_path(folder / "mistakes.png") as temporary:
+                draw_misclassified(predictions, names).savefig(temporary, dpi=150)
+        write_json(folder / "evaluation.json", {**record, "environment": environment()})
     totals = (
         f"accuracy {record['accuracy']:.1%} ({record['test_images'] - record['mistakes']} of {record['test_images']}), "
         f"loss {record['loss']:.4f}, mean F1 of the classes {record['macro_f1']:.1%}"
@@ -139,7 +133,7 @@ def _ratio(part: int, total: int) -> float | None:
 def _mean(scores: Iterable[float | None]) -> float | None:
     """Mean of the scores that are not None, or None if all are."""
     defined = [score for score in scores if score is not None]
-    return math.fsum(defined) / len(defined) if defined else None
+    return statistics.fmean(defined) if defined else None
 
 
 def _class_table(results: Sequence[ClassResult]) -> list[str]:

@@ -15,8 +15,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +28,7 @@ from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.evaluation.predictions import forward_function
+from elastic_trainer.evaluation.predictions import forward_function, output_names
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.files import atomic_path, write_json, write_text
 from elastic_trainer.machine import cores, environment, silenced
@@ -50,55 +49,27 @@ RESULTS = {  # of Keras and each file: key in export.json -> title and format in
 }
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A TensorFlow Lite model.
-
-    Attributes:
-        content: bytes of the file.
-        tensorflow_kernels: operations that only TensorFlow's kernels ("Flex") support; empty if none.
-    """
-
-    content: bytes
-    tensorflow_kernels: tuple[str, ...]
-
-
-def convert(model: keras.Model, quantise: bool, allow_tensorflow_kernels: bool = False) -> Converted:
-    """Convert the inference pass of `model`, from images [1, size, size, 3] in 0…255 to logits [1, classes].
+def convert(model: keras.Model, quantise: bool) -> bytes:
+    """The TensorFlow Lite file of `model`: from an image [1, size, size, 3] in 0…255 to logits [1, classes].
 
     Args:
         model: with a fixed input size.
         quantise: store the weights in 8 bits.
-        allow_tensorflow_kernels: convert a model that needs TensorFlow's kernels, too. No installed interpreter has
-            them from TensorFlow 2.20 on.
 
     Raises:
-        UserError: the converter does not support the model, or it needs TensorFlow's kernels.
+        UserError: the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
     """
     module = inference_module(model, lambda image: {"logits": model(image, training=False)})
-    lite = [tf.lite.OpsSet.TFLITE_BUILTINS]
     try:
-        return Converted(convert_module(module, quantise, lite), ())
+        return convert_module(module, quantise)
     except Exception as error:  # ConverterError is not public, and tracing a custom layer may raise anything
-        if not allow_tensorflow_kernels:
-            raise UserError(
-                f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}; if your "
-                "interpreter has TensorFlow's kernels, add --allow_tensorflow_kernels"
-            ) from error
-    try:
-        content = convert_module(module, quantise, [*lite, tf.lite.OpsSet.SELECT_TF_OPS])
-    except Exception as error:
-        raise UserError(
-            f"--export tflite: TensorFlow Lite does not support this model: {missing_kernels(error)}"
-        ) from error
-    found = set(re.findall(rb"Flex([A-Z]\w+)", content))
-    return Converted(content, tuple(sorted(name.decode() for name in found)))
+        raise UserError(f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}") from error
 
 
-def conversion_seconds(model: keras.Model, allow_tensorflow_kernels: bool = False) -> float:
+def conversion_seconds(model: keras.Model) -> float:
     """Wall time of converting `model` once on this device now. Raises `UserError` as `convert` does."""
     start = time.perf_counter()
-    convert(model, False, allow_tensorflow_kernels)
+    convert(model, quantise=False)
     return time.perf_counter() - start
 
 
@@ -112,15 +83,12 @@ def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[st
     return module
 
 
-def convert_module(module: Any, quantise: bool, kernels: Sequence[Any]) -> bytes:
-    """The file of an `inference_module`; `kernels` are sets of operations. Raises what the converter does."""
+def convert_module(module: Any, quantise: bool = False) -> bytes:
+    """The TensorFlow Lite file of an `inference_module`. Raises what the converter does."""
     with silenced():  # the converter logs each of its passes
         converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
-        converter.target_spec.supported_ops = list(kernels)
         if quantise:
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        if len(kernels) > 1:
-            converter._experimental_lower_tensor_list_ops = False  # as its error message advises
         return converter.convert()
 
 
@@ -131,27 +99,22 @@ def missing_kernels(error: Exception) -> str:
 
 
 class Interpreter:
-    """Runs a converted model on single images.
+    """Runs a TensorFlow Lite file on single images, by LiteRT if it is installed.
 
     Attributes:
         runtime: name and version of the interpreter.
         input: details of the input tensor: shape, dtype and index.
-
-    Raises:
-        RuntimeError: this interpreter lacks TensorFlow's kernels, which the model needs. From TensorFlow 2.20 on, no
-            installed interpreter has them.
     """
 
-    def __init__(self, converted: Converted, threads: int = 1) -> None:
+    def __init__(self, content: bytes, threads: int = 1) -> None:
         make, self.runtime = tf.lite.Interpreter, f"tf.lite {tf.__version__}"
-        if not converted.tensorflow_kernels:
-            with contextlib.suppress(ImportError):
-                from ai_edge_litert.interpreter import Interpreter as LiteRT
+        with contextlib.suppress(ImportError):
+            from ai_edge_litert.interpreter import Interpreter as LiteRT
 
-                make, self.runtime = LiteRT, f"ai_edge_litert {metadata.version('ai-edge-litert')}"
+            make, self.runtime = LiteRT, f"ai_edge_litert {metadata.version('ai-edge-litert')}"
         with warnings.catch_warnings(), silenced():  # tf.lite.Interpreter warns that it is deprecated
             warnings.simplefilter("ignore")
-            self._interpreter = make(model_content=converted.content, num_threads=threads)
+            self._interpreter = make(model_content=content, num_threads=threads)
             self._interpreter.allocate_tensors()
         self.input = self._interpreter.get_input_details()[0]
         self._output = self._interpreter.get_output_details()[0]["index"]
@@ -163,14 +126,7 @@ class Interpreter:
         return self._interpreter.get_tensor(self._output)[0]
 
 
-def export_tflite(
-    model: keras.Model,
-    dataset: ImageData,
-    folder: Path,
-    source: str,
-    allow_tensorflow_kernels: bool = False,
-    seconds: float = math.inf,
-) -> str:
+def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: str, seconds: float = math.inf) -> str:
     """Write both files, labels.txt and export.json to `folder`, check the files, and return the text to print.
 
     Args:
@@ -178,23 +134,19 @@ def export_tflite(
         dataset: Keras and both files predict its test images, and the results are compared.
         folder: where the files are written.
         source: where the model comes from, for the record.
-        allow_tensorflow_kernels: see `convert`.
-        seconds: left before a deadline. Where they are few, fewer images are checked, and latencies not measured; both
-            files are written whatever they take.
+        seconds: left before a deadline. If they are few, fewer images are checked, and latencies are not measured; both
+            files are written in any case.
 
     Raises:
-        UserError: as of `convert`, or a file cannot be written.
+        UserError: as `convert`, or a file cannot be written.
     """
     end = time.perf_counter() + MEASURING_SHARE * seconds
-    files = {name: convert(model, name != FILES[0], allow_tensorflow_kernels) for name in FILES}
-    for name, converted in files.items():
+    files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
+    for name, content in files.items():
         with atomic_path(folder / name) as temporary:
-            temporary.write_bytes(converted.content)
-    names = [*dataset.class_names, *(f"output {k}" for k in range(dataset.num_classes, model.output_shape[-1]))]
+            temporary.write_bytes(content)
+    names = output_names(dataset.class_names, model.output_shape[-1])
     write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
-
-    images, labels = checked_images(dataset)
-    compared = _compare(model, files, images, labels, end)
     record = {
         "model": source,
         "dataset_name": dataset.name,
@@ -202,7 +154,7 @@ def export_tflite(
         "outputs": len(names),
         "test_images": dataset.test_count,
         "threads": cores(),
-        **compared,
+        **_compare(model, files, *checked_images(dataset), end),
         "environment": environment(),
     }
     write_json(folder / "export.json", record)
@@ -226,7 +178,7 @@ def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[
 
 
 def _compare(
-    model: keras.Model, files: dict[str, Converted], images: np.ndarray, labels: np.ndarray, end: float = math.inf
+    model: keras.Model, files: dict[str, bytes], images: np.ndarray, labels: np.ndarray, end: float
 ) -> dict[str, Any]:
     """Accuracy, agreement with Keras and latency of one image, for Keras and for each file.
 
@@ -237,42 +189,36 @@ def _compare(
         end: when to be done, by `time.perf_counter`; one image is checked in any case.
 
     Returns:
-        Fields of export.json: for "keras" and each file the `RESULTS`, which are None if no interpreter can run the
-        file, or if there was no time; the largest absolute logit by Keras; how many images were checked; and the number
-        of calls behind each latency.
+        Fields of export.json: for "keras" and each file the `RESULTS`, where latencies are None if there was no time;
+        the largest absolute logit by Keras; how many images were checked; and the number of calls behind each latency.
     """
     forward = forward_function(model, 1)
-    predictors: dict[str, Callable[[np.ndarray], np.ndarray]] = {"keras": lambda image: forward(image[None])[0].numpy()}
-    rows: dict[str, dict[str, Any]] = {name: dict.fromkeys(RESULTS) for name in ("keras", *files)}
-    # Threads that wait for each other are slower on a busy machine and for small networks: measure both.
-    timed = {("keras", "latency_all_threads_ms"): partial(predictors["keras"], images[0])}
-    for name, converted in files.items():
-        kernels = list(converted.tensorflow_kernels)
-        rows[name] |= {"bytes": len(converted.content), "tensorflow_kernels": kernels, "runtime": None}
-        try:
-            interpreter = Interpreter(converted)
-        except RuntimeError:
-            if not kernels:
-                raise
-            continue
-        rows[name]["runtime"], predictors[name] = interpreter.runtime, interpreter
-        timed[name, "latency_one_thread_ms"] = partial(interpreter, images[0])
-        timed[name, "latency_all_threads_ms"] = partial(Interpreter(converted, cores()), images[0])
-    start, found = time.perf_counter(), dict[str, list[np.ndarray]]()
+    predictors: dict[str, Any] = {"keras": lambda image: forward(image[None])[0].numpy()}
+    predictors |= {name: Interpreter(content) for name, content in files.items()}
+    start, logits = time.perf_counter(), {name: list[np.ndarray]() for name in predictors}
     order = np.random.default_rng(0).permutation(len(images))  # where time ends the check, all classes were checked
     for k in tqdm(order, "checking files", unit="image", dynamic_ncols=True):
         for name, predict in predictors.items():
-            found.setdefault(name, []).append(predict(images[k]))
+            logits[name].append(predict(images[k]))
         if time.perf_counter() > start + CHECKING_SHARE * (end - start):
             break
-    logits = {name: np.array(rows_of_images) for name, rows_of_images in found.items()}
-    checked = len(logits["keras"])
-    for name, own in logits.items():
-        classes = own.argmax(axis=1)
+    expected = np.array(logits["keras"])
+    checked = len(expected)
+    image_seconds = (time.perf_counter() - start) / checked
+    rows: dict[str, dict[str, Any]] = {name: dict.fromkeys(RESULTS) for name in predictors}
+    for name, found in logits.items():
+        classes = np.argmax(found, axis=1)
         rows[name]["accuracy"] = float(np.mean(classes == labels[order[:checked]]))
-        rows[name]["same_class_share"] = float(np.mean(classes == logits["keras"].argmax(axis=1)))
-        rows[name]["largest_logit_difference"] = float(np.abs(own - logits["keras"]).max())
-    turns, image_seconds = 0, (time.perf_counter() - start) / checked
+        rows[name]["same_class_share"] = float(np.mean(classes == expected.argmax(axis=1)))
+        rows[name]["largest_logit_difference"] = float(np.abs(found - expected).max())
+    for name, content in files.items():
+        rows[name] |= {"bytes": len(content), "runtime": predictors[name].runtime}
+    # Threads that wait for each other are slower on a busy machine and for small networks: measure both.
+    timed = {("keras", "latency_all_threads_ms"): partial(predictors["keras"], images[0])}
+    for name, content in files.items():
+        timed[name, "latency_one_thread_ms"] = partial(predictors[name], images[0])
+        timed[name, "latency_all_threads_ms"] = partial(Interpreter(content, cores()), images[0])
+    turns = 0
     # A turn takes about twice as long as checking an image; each is preceded by another one that fills the caches.
     if time.perf_counter() + 4 * (2 + LATENCY_TURNS[0]) * image_seconds < end:
         turn_ms = float(measure_ms([*timed.values()], 2, warmup=1).sum(axis=1).min())
@@ -281,37 +227,26 @@ def _compare(
         medians = np.median(measure_ms([*timed.values()], turns, warmup=1), axis=0)
         for (name, key), median in zip(timed, medians, strict=True):
             rows[name][key] = float(median)
-    largest = float(np.abs(logits["keras"]).max())
-    return {**rows, "largest_logit": largest, "checked_images": checked, "latency_turns": turns}
+    return {**rows, "largest_logit": float(np.abs(expected).max()), "checked_images": checked, "latency_turns": turns}
 
 
 def _report(record: dict[str, Any]) -> list[str]:
-    """The lines of the printed table, and warnings; `record`: see export.json."""
+    """The lines of the printed table, and a warning; `record`: see export.json."""
     table = [["file", "MB", *(title for title, _ in RESULTS.values())]]
     for name in ("keras", *FILES):
         row = record[name]
         size = f"{row['bytes'] / 1e6:.2f}" if name in FILES else "-"
         results = ("-" if row[key] is None else format(row[key], form) for key, (_, form) in RESULTS.items())
         table.append([name, size, *results])
-    runtime, turns = record[FILES[0]]["runtime"], record["latency_turns"]
-    times = (
-        f"times are medians of {turns} calls, on 1 or {record['threads']} threads{f', of {runtime}' if runtime else ''}"
-    )
-    if not turns:
-        times = "the deadline left no time to measure times"
+    times = "the deadline left no time to measure times"
+    if record["latency_turns"]:
+        times = f"times are medians of {record['latency_turns']} calls, on 1 or {record['threads']} threads"
+        times += f", of {record[FILES[0]]['runtime']}"
     lines = [
         *text_table(table),
         f"on {record['checked_images']} of {record['test_images']} test images; logits are up to "
         f"{record['largest_logit']:.3g}; {times}",
     ]
-    for name in FILES:
-        kernels = record[name]["tensorflow_kernels"]
-        if kernels:
-            line = f"{name} needs TensorFlow's kernels (SELECT_TF_OPS): {', '.join(kernels)}"
-            if record[name]["accuracy"] is None:
-                line += "; NOT checked: no interpreter on this machine has them (none has from TensorFlow 2.20 on)"
-            lines.append(line)
-    difference = record[FILES[0]]["largest_logit_difference"]
-    if difference is not None and difference > 1e-3 * max(record["largest_logit"], 1.0):
+    if record[FILES[0]]["largest_logit_difference"] > 1e-3 * max(record["largest_logit"], 1.0):
         lines.append(f"warning: {FILES[0]} differs from Keras by more than rounding")
     return lines

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
 
 
-@dataclass(order=True)
+@dataclass
 class Misclassified:
-    """A misclassified test image. Instances are ordered by loss.
+    """A misclassified test image.
 
     Attributes:
         loss: cross-entropy of the image.
@@ -68,6 +68,11 @@ class Predictions:
         return int((self.labels != self.predicted).sum())
 
 
+def output_names(class_names: Sequence[str], outputs: int) -> list[str]:
+    """`class_names`, followed by "output k" for each of the `outputs` beyond the classes of the data set."""
+    return [*class_names, *(f"output {k}" for k in range(len(class_names), outputs))]
+
+
 def forward_function(model: keras.Model, batch_size: int | None) -> Any:
     """The compiled inference pass: images float32 [batch, size, size, 3] -> logits [batch, outputs]."""
 
@@ -91,7 +96,7 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
     """
     forward = forward_function(model, None)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # labels, predictions and losses of each batch
-    worst: list[Misclassified] = []  # a heap, the lowest loss first
+    worst: list[Misclassified] = []
     with tqdm(total=dataset.test_count, unit="image", dynamic_ncols=True, desc="testing") as bar:
         for batch in dataset.test():
             images, labels = batch.inputs, batch.targets.numpy()
@@ -101,15 +106,19 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIF
                 raise UserError("--evaluate: the model returns logits that are not finite; its training diverged")
             confidences = tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()
             predicted = tf.argmax(logits, axis=-1).numpy()
-            for k in np.flatnonzero(predicted != labels):
-                if len(worst) == kept and losses[k] <= worst[0].loss:
-                    continue
-                image = np.clip(np.round(images[k].numpy()), 0, 255).astype(np.uint8)
-                one = Misclassified(
-                    float(losses[k]), bar.n + int(k), int(labels[k]), int(predicted[k]), float(confidences[k]), image
+            worst += [
+                Misclassified(
+                    loss=float(losses[k]),
+                    index=bar.n + int(k),
+                    label=int(labels[k]),
+                    predicted=int(predicted[k]),
+                    confidence=float(confidences[k]),
+                    image=np.clip(np.round(images[k].numpy()), 0, 255).astype(np.uint8),
                 )
-                (heapq.heappushpop if len(worst) == kept else heapq.heappush)(worst, one)
+                for k in np.flatnonzero(predicted != labels)
+            ]
+            worst = sorted(worst, key=lambda one: -one.loss)[:kept]
             parts.append((labels, predicted, losses))
             bar.update(len(predicted))
     all_labels, all_predicted, all_losses = map(np.concatenate, zip(*parts, strict=True))
-    return Predictions(all_labels, all_predicted, all_losses, sorted(worst, reverse=True))
+    return Predictions(all_labels, all_predicted, all_losses, worst)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Keeper(Listener):
     """Saves a checkpoint when one is due, and with `Settings.save_model` the models.
 
-    One is due every `Settings.checkpoint_minutes` and, if given, every `checkpoint_steps`.
+    One is due every `Settings.checkpoint_minutes`.
 
     Args:
         run: the log of the run, which listens before this does. Everything is saved in its folder.
@@ -69,7 +69,7 @@ class Keeper(Listener):
         trainer.history.first_model_seconds = seconds - (clocks.seconds("validation") - validated)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._save_if_due(self.trainer.history.step)
+        self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         history = self.trainer.history
@@ -77,7 +77,7 @@ class Keeper(Listener):
         if saves and self._save_model(self._score(self.trainer, history.epochs[-1])):
             self.save()  # or a resumed run could repeat the epoch that best.keras is from
         else:
-            self._save_if_due(None)
+            self._save_if_due()
 
     def save(self) -> None:
         """Save a checkpoint now. Raises `UserError` if a weight is not finite: the last good checkpoint must stay."""
@@ -93,11 +93,8 @@ class Keeper(Listener):
         """The score of an epoch, given its row of metrics.csv."""
         return trainer.task.score.of({name.removeprefix("test_"): value for name, value in row.items()})
 
-    def _save_if_due(self, step: int | None) -> None:
-        """Save a checkpoint if one is due after `step` steps; None: check the time alone."""
-        settings = self.trainer.settings
-        by_steps = settings.checkpoint_steps is not None and step is not None and step % settings.checkpoint_steps == 0
-        if by_steps or time.monotonic() - self._last >= 60 * settings.checkpoint_minutes:
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self._last >= 60 * self.trainer.settings.checkpoint_minutes:
             self.save()
 
     def _save_model(self, score: float) -> bool:

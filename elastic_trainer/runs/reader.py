@@ -16,6 +16,8 @@ from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, 
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
+# Flags of earlier versions that did not change results: a run that was started with them is continued without.
+FORMER_FLAGS = ("--save_txt", "--allow_tensorflow_kernels", "--checkpoint_steps")
 
 _NAME = text(r"\w+")  # another program may have registered schemes and data sets of its own
 _SIZE, _COUNT = number(1, kind=int), number(0, kind=int)
@@ -114,10 +116,15 @@ def is_finished(folder: Path) -> bool:
 
 
 def started_with(folder: Path) -> list[str]:
-    """The words of the command line that started the run in `folder`. Raises `UserError` if there is no run."""
+    """The command line that started the run in `folder`, in words. Raises `UserError` if there is no run."""
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
-    return read_config(folder).get("command") or []
+    words: list[str] = []
+    is_former = False
+    for word in read_config(folder).get("command") or []:
+        is_former = word.partition("=")[0] in FORMER_FLAGS or (is_former and not word.startswith("--"))
+        words += [] if is_former else [word]
+    return words
 
 
 class Selections(NamedTuple):

@@ -130,7 +130,7 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
     log = logdir / "output.txt"
     finish(python("profiler.py", "--logdir", logdir, log=log), log)
     flags = ["--logdir", logdir, "--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
-    flags += ["--checkpoint_steps", 10]
+    flags += ["--checkpoint_minutes", 0.02]
     start = time.monotonic()
     finish(python("main.py", *flags, "--run_name", "unbroken", log=log), log)
     unbroken_seconds = time.monotonic() - start

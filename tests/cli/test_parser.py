@@ -76,7 +76,7 @@ from elastic_trainer.runs.reader import CONFIG
         (["--weights", ""], "--weights: "),
         (["--data_dir", "photos"], "--data_dir: .* --dataset_name .* image_folder, not digits"),
         (["--skip_broken"], "--skip_broken: .* --dataset_name image_folder"),
-        (["--save_txt", "maybe"], "--save_txt: must be True or False, not 'maybe'"),
+        (["--save_model", "maybe"], "--save_model: must be True or False, not 'maybe'"),
         (["--run_name", "a/b"], "--run_name: .*'a/b'"),
         (["--run_name", ""], "--run_name: .*''"),
         (["--run_name", ".."], "--run_name: .*'..'"),

@@ -14,11 +14,10 @@ from elastic_trainer.evaluation.class_report import (
     _class_table,
     class_results,
     confusion,
-    output_names,
     write_report,
 )
 from elastic_trainer.evaluation.pictures import draw_confusion
-from elastic_trainer.evaluation.predictions import Misclassified, Predictions
+from elastic_trainer.evaluation.predictions import Misclassified, Predictions, output_names
 from elastic_trainer.files import alone_in
 
 
@@ -37,7 +36,7 @@ def made_up_predictions(classes=4, count=60, seed=0):
 def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
     predictions = made_up_predictions()
     names = ["ant", "bee", "cat", "dog"]
-    results = class_results(predictions, names)
+    results = class_results(confusion(predictions, 4), names, 4)
     pairs = list(zip(predictions.labels, predictions.predicted, strict=True))
     for r in results[:-1]:
         right = sum(true == predicted == r.index for true, predicted in pairs)
@@ -56,10 +55,11 @@ def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
 def test_outputs_beyond_the_classes_are_named_by_number():
     predictions = made_up_predictions(classes=3)
     predictions.predicted[0] = 5
-    assert output_names(predictions, ["a", "b", "c"]) == ["a", "b", "c", "output 3", "output 4", "output 5"]
-    counts = confusion(predictions, ["a", "b", "c"])
+    counts = confusion(predictions, 3)
     assert counts.shape == (6, 6) and counts.sum() == 60 and counts[:, 5].sum() == 1
-    assert len(class_results(predictions, ["a", "b", "c"])) == 3
+    names = output_names(["a", "b", "c"], 6)
+    assert names == ["a", "b", "c", "output 3", "output 4", "output 5"]
+    assert len(class_results(counts, names, 3)) == 3
 
 
 def test_the_report_writes_all_files_with_consistent_numbers(tmp_path):
@@ -113,7 +113,7 @@ def test_dollars_in_class_names_are_drawn_as_they_are(classes, tmp_path):
     write_report(predictions, names, tmp_path, {})
     assert (tmp_path / "confusion.png").is_file() and (tmp_path / "mistakes.png").is_file()
     if classes == 4:
-        axes = draw_confusion(confusion(predictions, names), names).axes[0]
+        axes = draw_confusion(confusion(predictions, len(names)), names).axes[0]
         labels = [label.get_text() for label in axes.get_yticklabels()]
         assert not any(map(cbook.is_math_text, labels))
         assert [label.replace("\\$", "$") for label in labels] == names
@@ -121,7 +121,7 @@ def test_dollars_in_class_names_are_drawn_as_they_are(classes, tmp_path):
 
 def test_a_table_of_40_classes_shows_20_and_mentions_the_rest():
     predictions = made_up_predictions(classes=40, count=400)
-    results = class_results(predictions, [f"kind {k}" for k in range(40)])
+    results = class_results(confusion(predictions, 40), [f"kind {k}" for k in range(40)], 40)
     lines = _class_table(results)
     assert len(lines) == 2 + SHOWN_CLASSES + 1
     assert lines[-1] == "… and 20 better classes in classes.csv"
@@ -131,7 +131,7 @@ def test_a_table_of_40_classes_shows_20_and_mentions_the_rest():
 def test_the_confusion_matrix_shows_names_and_counts_if_they_fit(classes, named, counted):
     predictions = made_up_predictions(classes=classes + 1, count=20 * classes)
     names = [f"kind {k}" for k in range(classes)]
-    figure = draw_confusion(confusion(predictions, names), names)
+    figure = draw_confusion(confusion(predictions, len(names)), names)
     axes = figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert (labels == names) == named

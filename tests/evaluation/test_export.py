@@ -33,7 +33,6 @@ def largest_difference(model, converted, images):
 def test_converted_small_network_returns_the_logits_of_keras(quantise):
     model = as_if_trained(make_small_model())
     converted = export.convert(model, quantise)
-    assert converted.tensorflow_kernels == ()
     assert largest_difference(model, converted, some_images(SIZE)) < (0.05 if quantise else 1e-5)
     details = export.Interpreter(converted).input
     assert (tuple(details["shape"]), details["dtype"]) == ((1, SIZE, SIZE, 3), np.float32)
@@ -44,9 +43,8 @@ def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised()
     model = behind_augmentation_layers(as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35)))
     plain, quantised = export.convert(model, False), export.convert(model, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
-    assert len(quantised.content) < 0.5 * len(plain.content) < 0.5 * 4.5 * model.count_params()
+    assert len(quantised) < 0.5 * len(plain) < 0.5 * 4.5 * model.count_params()
     assert largest_difference(model, quantised, some_images(32)) < 0.5
-    assert plain.tensorflow_kernels == quantised.tensorflow_kernels == ()
 
 
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
@@ -66,10 +64,9 @@ class ByPython(keras.layers.Layer):
 def test_an_unsupported_operation_is_one_line():
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ByPython()(inputs))))
-    for allows, what in ((False, "cannot run this model"), (True, "does not support this model")):
-        with pytest.raises(UserError, match=f"--export tflite: TensorFlow Lite {what}") as caught:
-            export.convert(model, False, allows)
-        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="--export tflite: TensorFlow Lite cannot run this model") as caught:
+        export.convert(model, False)
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
 class ErrorFunction(keras.layers.Layer):
@@ -79,21 +76,12 @@ class ErrorFunction(keras.layers.Layer):
         return tf.math.erf(inputs / 255)
 
 
-def test_tensorflow_kernels_are_used_if_needed_and_allowed_and_reported(tmp_path):
+def test_a_model_that_needs_kernels_of_tensorflow_is_refused_in_one_line_and_nothing_is_written(tmp_path):
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(ErrorFunction()(inputs))))
-    with pytest.raises(UserError, match=r"it has no kernel for Erf; .*--allow_tensorflow_kernels"):
+    with pytest.raises(UserError, match=r"^--export tflite: .* cannot run this model: it has no kernel for Erf$"):
         export.export_tflite(model, make_small_data(), tmp_path, "m")
     assert not [*tmp_path.iterdir()]
-    text = export.export_tflite(model, make_small_data(), tmp_path, "m", allow_tensorflow_kernels=True)
-    assert "model.tflite needs TensorFlow's kernels (SELECT_TF_OPS): Erf" in text
-    row = json.loads((tmp_path / "export.json").read_text())["model.tflite"]
-    assert row["tensorflow_kernels"] == ["Erf"]
-    assert (tmp_path / "model.tflite").stat().st_size == row["bytes"]
-    if row["accuracy"] is None:  # TensorFlow 2.20 and later
-        assert "NOT checked" in text
-    else:
-        assert row["largest_logit_difference"] < 1e-4
 
 
 def test_the_files_are_written_checked_and_reported(tmp_path):
@@ -135,7 +123,7 @@ def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
     model, dataset = as_if_trained(make_small_model()), make_small_data()
     other = as_if_trained(make_small_model(), seed=1)
     right = export.convert
-    monkeypatch.setattr(export, "convert", lambda model, quantise, allows: right(other, quantise, allows))
+    monkeypatch.setattr(export, "convert", lambda model, quantise: right(other, quantise))
     text = export.export_tflite(model, dataset, tmp_path, "m")
     assert "warning: model.tflite differs from Keras" in text
     assert json.loads((tmp_path / "export.json").read_text())["model.tflite"]["largest_logit_difference"] > 0.01

@@ -74,7 +74,7 @@ def test_checkpoint_is_written_after_the_given_minutes(tmp_path):
     for minutes, expected in ((0.0, 2), (10.0, 0)):
         folder = tmp_path / f"{minutes:g}"
         with pytest.raises(PowerCut):
-            run(folder, InterruptingData(9), checkpoint_steps=None, checkpoint_minutes=minutes)
+            run(folder, InterruptingData(9), checkpoint_minutes=minutes)
         assert len(list(folder.glob("checkpoints/*"))) == expected
 
 
@@ -89,7 +89,7 @@ def test_infinite_weight_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_pa
                     model.get_layer("head").bias.assign([np.inf, 0, 0])
                 yield batch
 
-    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
+    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_minutes=0)
     with (
         RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
         pytest.raises(UserError, match=r"the loss is nan at step 9 with learning rate 0.0\d+; lower --learning_rate"),
@@ -111,7 +111,7 @@ def test_nan_weight_that_leaves_the_loss_finite_is_not_saved(tmp_path):
                     stem.assign(np.full(stem.shape, np.nan))
                 yield batch
 
-    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_steps=1)
+    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, checkpoint_minutes=0)
     with (
         RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log,
         pytest.raises(
@@ -144,7 +144,7 @@ def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="needs resource limits")
 def test_file_size_limit_ends_the_run_in_one_line_and_keeps_the_checkpoints(tmp_path):
     """The system limits the size of files: below that of a checkpoint."""
-    flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_steps", "10"]
+    flags = ["--logdir", tmp_path, "--run_name", "mine", "--checkpoint_minutes", "0.02"]
     process = start_training(*flags)
     wait_for_file("mine/checkpoints/step-*", tmp_path, process)
     process.kill()

@@ -10,7 +10,7 @@ from made_up_runs import made_up_run
 
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
-from elastic_trainer.runs.reader import latest_importance, read_config, read_run, read_summary
+from elastic_trainer.runs.reader import latest_importance, read_config, read_run, read_summary, started_with
 
 
 def test_latest_importance_comes_from_the_run_of_the_same_network(tmp_path):
@@ -105,6 +105,12 @@ def test_fields_that_a_run_lacks_are_left_out(tmp_path):
     folder = made_up_run(tmp_path / "old")
     assert not {"images", "command"} & set(read_config(folder))
     assert not {"time_over_full", "training_spans"} & set(read_summary(folder))
+
+
+def test_flags_of_earlier_versions_that_changed_no_result_are_left_out_when_a_run_is_continued(tmp_path):
+    words = ["--seed", "1", "--save_txt", "--checkpoint_steps=5", "--save_txt", "True", "--alpha", "0.35"]
+    folder = made_up_run(tmp_path / "old", command=words)
+    assert started_with(folder) == ["--seed", "1", "--alpha", "0.35"]
 
 
 def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):

@@ -62,7 +62,7 @@ def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
     if optimizer == "adam":
         folder = tmp_path / "uninterrupted"
         weights, summary = run(folder, make_small_data(), optimizer="adam", elastic=True)
-    changes = {"optimizer": optimizer, "checkpoint_steps": every, "elastic": True}
+    changes = {"optimizer": optimizer, "every": every, "elastic": True}
     for at, in_validation in cuts:
         with pytest.raises(PowerCut):
             run(tmp_path / "resumed", InterruptingData(at, in_validation), **changes)
@@ -85,8 +85,8 @@ def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
 def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupted):
     for at, in_validation in [(2, False), (10, False), (2 * STEPS, True)]:
         with pytest.raises(PowerCut):
-            run(tmp_path / "resumed", InterruptingData(at, in_validation), checkpoint_steps=4, elastic=True)
-    run(tmp_path / "resumed", make_small_data(), checkpoint_steps=4, elastic=True)
+            run(tmp_path / "resumed", InterruptingData(at, in_validation), every=4, elastic=True)
+    run(tmp_path / "resumed", make_small_data(), every=4, elastic=True)
     expected, found = events_of(uninterrupted[0]), events_of(tmp_path / "resumed")
     assert set(expected) <= set(found)
     for tag in expected:
@@ -181,7 +181,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_
     for deadline in (None, 1e6):
         folder = tmp_path / f"{deadline}"
         with pytest.raises(PowerCut):
-            run(folder, InterruptingData(2), checkpoint_steps=100)
+            run(folder, InterruptingData(2), checkpoint_minutes=10)
         assert "has no checkpoint" not in capsys.readouterr().out
         run(folder, make_small_data(), elastic=deadline is not None, deadline=deadline)
         line = f"--resume: {folder} has no checkpoint yet; the run starts again"

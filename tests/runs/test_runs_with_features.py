@@ -47,7 +47,7 @@ def run(folder, data, name="elastic_training", **changes):
             "interval": 2,
             "rho": 0.65,
             "correct_budget": False,
-            "checkpoint_steps": 1,
+            "checkpoint_minutes": 0,
             "trained_layers": 2,
             **changes,
         }

@@ -16,7 +16,7 @@ from elastic_trainer.runs.stop_signals import StopSignals
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(number, status, tmp_path):
     flags = ["--logdir", tmp_path, "--run_name", "mine", "--deterministic", "--num_epochs", "3", "--save_model"]
-    process = start_training(*flags, "--checkpoint_steps", "20")
+    process = start_training(*flags, "--checkpoint_minutes", "0.02")
     wait_for_file("mine/checkpoints/step-*", tmp_path, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)

@@ -189,7 +189,7 @@ def test_a_figure_only_draws_what_its_jobs_have_made(tmp_path):
     script, jobs = ROOT / "scripts" / "figures" / "run_figure.py", tmp_path / "jobs.txt"
     words = [sys.executable, script, "15_ego", "--scale", "quick", "--seeds", "2", "--output", tmp_path / "figure"]
     words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-    more = ["--", "--max_steps", "40", "--checkpoint_steps", "1", "--num_epochs", "4", "--rho", "0.9"]
+    more = ["--", "--max_steps", "40", "--checkpoint_minutes", "0", "--num_epochs", "4", "--rho", "0.9"]
 
     def run(*command):
         done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -226,7 +226,7 @@ def test_the_pass_over_a_part_counts_for_the_whole_batch(monkeypatch):
 def test_a_killed_run_of_main_ends_with_the_weights_of_an_unbroken_one(tmp_path):
     words = [sys.executable, "main.py", "--batch_size", 16, "--micro_batch", 4, "--input_size", 32, "--num_epochs", 2]
     words += ["--max_steps", 60, "--rho", 0.6, "--interval", 0.5, "--deterministic", "--save_model"]
-    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--checkpoint_steps", 5, "--logdir", tmp_path]
+    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--checkpoint_minutes", 0, "--logdir", tmp_path]
 
     def run(name):
         return subprocess.Popen([*map(str, words), "--run_name", name, "--resume"], cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -237,7 +237,7 @@ def load_board(weights: Path) -> str:
     with atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)
     with atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
-        temporary.write_bytes(convert(model, quantise=False).content)
+        temporary.write_bytes(convert(model, quantise=False))
     write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
     kept = weights.with_name(TRAINED)
     test = shlex.join(["python", "main.py", "--evaluate", str(kept)])

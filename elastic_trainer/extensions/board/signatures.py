@@ -38,8 +38,6 @@ from elastic_trainer.training.optimizers import SGDW
 from elastic_trainer.training.prefix import find_cut
 from elastic_trainer.training.step import BatchFunction, TrainStep, present
 
-_KERNELS = [tf.lite.OpsSet.TFLITE_BUILTINS]
-
 
 class WeightedImages(ImageClassification):
     """Images whose losses are summed, each times its weight, so that the parts of a batch add up to its mean loss."""
@@ -250,7 +248,6 @@ def converted_file(functions: TrainingFunctions) -> bytes:
     with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
         tf.saved_model.save(functions.variables.module, folder, signatures=traced)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced])
-        converter.target_spec.supported_ops = _KERNELS
         converter.experimental_enable_resource_variables = True
         return converter.convert()
 
@@ -258,7 +255,7 @@ def converted_file(functions: TrainingFunctions) -> bytes:
 def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
     """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT. Errors as `converted_file`."""
     with _naming_missing_kernels():
-        return convert_module(inference_module(model, function), False, _KERNELS)
+        return convert_module(inference_module(model, function))
 
 
 @contextmanager

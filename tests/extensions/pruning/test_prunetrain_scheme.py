@@ -104,7 +104,7 @@ def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, caps
             x = keras.layers.Conv2D(32, 3, padding="same", activation="relu", name=name)(x)
         x = keras.layers.Dropout(0.2, seed=0)(keras.layers.GlobalAveragePooling2D()(x))
         model = keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
-        settings = Settings(learning_rate=0.01, num_epochs=3, checkpoint_steps=1, save_model=True)
+        settings = Settings(learning_rate=0.01, num_epochs=3, checkpoint_minutes=0, save_model=True)
         folder.mkdir(exist_ok=True)
         with RunLog(folder, {}, tensor_names(model)) as log:
             scheme = PruneTrainScheme(model, data, interval=1, threshold=1.0)
