@@ -68,7 +68,7 @@ def serve(command: ServeCommand) -> None:
     load_tensorflow()
     import data
     import models
-    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.extensions.fleet.records import Records
     from elastic_trainer.extensions.fleet.server import FleetServer
     from elastic_trainer.networks.tensors import tensor_names
@@ -78,8 +78,8 @@ def serve(command: ServeCommand) -> None:
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     images, network, dataset = command.training.data, command.training.network, None
     if command.has_photos:
-        network = network.with_classes(count_classes(images.dataset_name, images.data_dir))
-        dataset = data.load_settings(images, network.input_size, network.batch_size, network.seed, network.num_classes)
+        network = network.with_classes(len(class_names(images)))
+        dataset = data.load(images, network.input_size, network.batch_size, network.seed, network.num_classes)
         _keep_for_later(dataset)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
     parts = _parts(command, dataset)
@@ -208,7 +208,7 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     assert table is not None, "the scheme is elastic"
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed
-    dataset = data.load_settings(training.data, *sizes, kept_mb=training.images_mb)
+    dataset = data.load(training.data, *sizes, kept_mb=training.images_mb)
     _keep_for_later(dataset)
     dataset.follow_classes(class_names)
     return Made(model, dataset, table, training.training, freed_mb)

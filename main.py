@@ -87,8 +87,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import models
     import train
     from elastic_trainer.cli.choices import with_budget, with_memory, with_table
+    from elastic_trainer.datasets.image_data import leave_out_trained, write_trained_images
     from elastic_trainer.datasets.sources import class_names
-    from elastic_trainer.datasets.trained_images import leave_out_trained, write_trained_images
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
@@ -105,7 +105,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
         tf.config.experimental.enable_op_determinism()
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
-    names = class_names(images.dataset_name, images.data_dir)
+    names = class_names(images)
     command = command.with_classes(len(names))
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
@@ -132,7 +132,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         table = board_table(table, command.extra["board_times"], network.batch_size)
     reached["table"] = time.perf_counter() - start if table is not None else None
     sizes = network.input_size, network.batch_size, network.seed, network.num_classes
-    dataset = data.load_settings(command.data, *sizes, command.images_mb)
+    dataset = data.load(command.data, *sizes, command.images_mb)
     earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
     _check_unchanged(command, dataset)
     reached["images"] = time.perf_counter() - start
@@ -274,8 +274,8 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
     """
     import data
     import models
+    from elastic_trainer.datasets.image_data import leave_out_trained, trained_images
     from elastic_trainer.datasets.sources import find_to_test
-    from elastic_trainer.datasets.trained_images import leave_out_trained, trained_images
     from elastic_trainer.evaluation.loading import (
         fixed_input_size,
         network_of_source,
@@ -297,7 +297,7 @@ def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
         build = partial(models.build_model, name, size, command.num_classes or classes)
         model = network_of_source(command.model, name, build, command.seed, command.trained_network)
     model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
-    dataset = data.load_settings(images, size, command.batch_size, command.seed, command.num_classes, source=source)
+    dataset = data.load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
     leave_out_trained(dataset, command.model, "--evaluate")
     return model, dataset
 

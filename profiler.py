@@ -144,13 +144,13 @@ def main() -> None:
     load_tensorflow()
 
     import models
-    from elastic_trainer.datasets.sources import count_classes
+    from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.networks.tensors import head_mask
 
     trace = read_trace(command.from_trace) if command.from_trace else None
     network = command.network
     if network.num_classes is None:
-        network = network.with_classes(count_classes(command.data.dataset_name, command.data.data_dir))
+        network = network.with_classes(len(class_names(command.data)))
     model = models.build(network)
     folder = table_folder(network, command.logdir, command.from_trace)
     if trace is not None and command.from_trace is not None:

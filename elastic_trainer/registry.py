@@ -269,7 +269,9 @@ OPTIMIZERS.add("adam", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:
 
 
 def _add_tfds(name: str) -> None:
-    read, names = (Lazy(f"elastic_trainer.datasets.tfds:{task}", name=name) for task in ("read_tfds", "tfds_classes"))
+    read, names = (
+        Lazy(f"elastic_trainer.datasets.sources:{task}", name=name) for task in ("read_tfds", "tfds_classes")
+    )
     DATASETS.add(name, DatasetEntry(read, names, uses=("data_dir",), is_tfds=True))
 
 
@@ -279,7 +281,7 @@ _add_tfds("stanford_dogs")
 DATASETS.add(
     "digits",
     DatasetEntry(
-        Lazy("elastic_trainer.datasets.digits:read_digits"),
+        Lazy("elastic_trainer.datasets.sources:read_digits"),
         lambda: [str(digit) for digit in range(10)],
         {
             "model_name": "mobilenetv2",

@@ -6,6 +6,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+import data
+from elastic_trainer.settings import DataSettings
+
 
 def write_red_and_blue(folder):
     """Write an image folder of the classes blue and red: 5 images each to train, 2 to test, in various formats."""
@@ -46,6 +49,11 @@ def write_noise(folder):
                 encoded = tf.io.encode_png(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
                 tf.io.write_file(str(folder / split / name / f"{k}.png"), encoded)
     return folder
+
+
+def load_photos(folder, size=16, batch_size=2, seed=0, **settings):
+    """The data set of an image folder, as `data.load` gives it."""
+    return data.load(DataSettings("image_folder", folder, **settings), size, batch_size, seed)
 
 
 def encoded(image, kind, **options):

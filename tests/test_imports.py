@@ -59,7 +59,7 @@ def test_a_step_of_the_paper_imports_no_other_and_no_command(step):
         ("profiler", ["--rho", "0.5"]),
         ("profiler", ["--from_trace", "no/such/trace"]),
         ("data", ["show", "--data_dir", "x"]),
-        ("data", ["pack", "--dataset_name", "digits"]),
+        ("data", ["prepare", "--dataset_name", "digits"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_answered_without_tensorflow(command, arguments):

@@ -43,7 +43,7 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
     folder = photos.parent / "mine_board"
     folder.mkdir()
     (folder / RECORD).touch()
-    monkeypatch.setattr("data.load_settings", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr("data.load", lambda *_: pytest.fail("images were read"))
     words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(photos.parent)]
     words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", "12", "--run_name", "mine"]
     with pytest.raises(UserError, match=r"--export train_tflite: .*mine_board has an export already; move or remove"):

@@ -21,7 +21,7 @@ from elastic_trainer.cli.flags import add_flags
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.images import ImageFiles
-from elastic_trainer.datasets.sources import DataSource, count_classes
+from elastic_trainer.datasets.sources import DataSource, class_names
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json, write_text
 from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -198,8 +198,8 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     with pytest.raises(UserError, match=r"--skip_broken: .*--dataset_name image_folder"):
         parse_training(["--dataset_name", "shades", "--skip_broken"])
     assert parse_data(["show", "--dataset_name", "shades"]).dataset_name == "shades"
-    assert count_classes("shades", None) == CLASSES
-    images = data.load_settings(command.data, SIZE, 3)
+    assert [*class_names(command.data)] == names
+    images = data.load(command.data, SIZE, 3)
     assert [*images.class_names] == ["shade 0", "shade 1", "shade 2"]
     model = make_small_model()
     before = values(model.trainable_variables)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MAX_ROTATION = 0.2  # of a turn, either way
 # Last word of a random seed. Without one, and so with 0, the seed is that of the order of an epoch's images.
 _CHOICE, _PARAMETERS = 1, 2
+_VIEW_COUNTS = {"none": 1, "flip": 2, "flip_rotate": None}
 
 
 class Augmentation:
@@ -34,10 +35,9 @@ class Augmentation:
     """
 
     def __init__(self, kind: str, seed: int, count: int) -> None:
-        self.view_count = {"none": 1, "flip": 2, "flip_rotate": None}[kind]
-        self._rotates, self._seed, self._count = kind == "flip_rotate", seed, count
-        # Without a number of views, only the epoch's and that of importance batches are in use.
-        self._parameters = lru_cache(self.view_count or 2)(self._drawn_parameters)
+        self.view_count = _VIEW_COUNTS[kind]
+        self._seed, self._count = seed, count
+        self._turns = lru_cache(2)(self._draw_turns)  # the view of the epoch, and that of importance batches
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""
@@ -55,21 +55,22 @@ class Augmentation:
         """
         import tensorflow as tf
 
-        if not self._rotates:
-            return tf.cast(tf.constant(_mirrored(pixels, views == 1)), tf.float32)
-        is_mirrored, turns = self._parameters_of(rows, views)
-        return rotated(tf.cast(tf.constant(_mirrored(pixels, is_mirrored)), tf.float32), turns)
+        is_mirrored, turns = views == 1, np.zeros(len(rows))
+        if self.view_count is None:
+            for view in np.unique(views):
+                shown = views == view
+                is_mirrored[shown], turns[shown] = (values[rows[shown]] for values in self._turns(int(view)))
+        mirrored = pixels.copy()
+        columns = np.arange(pixels.shape[2])[::-1]
+        mirrored[is_mirrored] = pixels[is_mirrored].take(columns, axis=2)  # four times as fast as a slice of step -1
+        images = tf.cast(tf.constant(mirrored), tf.float32)
+        return rotated(images, turns) if self.view_count is None else images
 
-    def _parameters_of(self, rows: np.ndarray, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each image is mirrored in its view, bool [batch], and its rotation in turns, float64 [batch]."""
-        is_mirrored, turns = np.empty(len(rows), bool), np.empty(len(rows))
-        for view in np.unique(views):
-            shown = views == view
-            is_mirrored[shown], turns[shown] = (values[rows[shown]] for values in self._parameters(int(view)))
-        return is_mirrored, turns
+    def _draw_turns(self, view: int) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each training image is mirrored in a view, bool [images], and its rotation in turns, float64.
 
-    def _drawn_parameters(self, view: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_parameters_of`, of one view of all images: one generator for each image would take 20 µs."""
+        They are drawn for all images at once: one generator for each image would take 20 µs.
+        """
         rng = np.random.default_rng([self._seed, view, _PARAMETERS])
         return rng.random(self._count) < 0.5, rng.uniform(-MAX_ROTATION, MAX_ROTATION, self._count)
 
@@ -87,11 +88,3 @@ def rotated(images: tf.Tensor, turns: np.ndarray) -> tf.Tensor:
     # Where each pixel comes from: the rows of a matrix that leaves the centre (x, y) where it is.
     matrix = np.stack([cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos, zero, zero], axis=1)
     return keras.ops.image.affine_transform(images, matrix.astype(np.float32), "bilinear", "reflect")
-
-
-def _mirrored(pixels: np.ndarray, is_mirrored: np.ndarray) -> np.ndarray:
-    """Images [batch, height, width, 3], those of bool [batch] `is_mirrored` left-right."""
-    mirrored = pixels.copy()
-    columns = np.arange(pixels.shape[2])[::-1]
-    mirrored[is_mirrored] = pixels[is_mirrored].take(columns, axis=2)  # four times as fast as a slice of step -1
-    return mirrored

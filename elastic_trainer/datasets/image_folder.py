@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -21,15 +21,7 @@ from tqdm import tqdm
 from elastic_trainer.datasets.decoding import KINDS, content, header_error
 from elastic_trainer.datasets.digests import digest, file_digest
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
-from elastic_trainer.datasets.layout import (
-    check_known,
-    class_folders,
-    image_folder,
-    layout,
-    reading,
-    train_classes,
-    train_folder,
-)
+from elastic_trainer.datasets.layout import Layout, check_known, class_folders, first_few, layout, reading
 from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError, printable
 
@@ -38,21 +30,24 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file 
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given
 NAMED_CLASSES = 3  # of those with few test images
 
-LabelledPaths = list[tuple[str, int]]
 T = TypeVar("T")
+
+
+class _Image(NamedTuple):
+    """A file with its label; `why_broken`: what is wrong with it, judged by its first bytes, or None."""
+
+    path: str
+    label: int
+    why_broken: str | None
 
 
 def count_training_images(data_dir: Path | None, test_fraction: float | None = None) -> int:
     """About how many images there are to train on, by the number of files. Errors as `layout.folder_classes`."""
-    folder = image_folder(data_dir)
-    places = layout(folder)
-    train = train_folder(folder, places)
-    train_classes(train)
+    places = layout(data_dir)
+    train, _ = places.training()
     with reading(train):
         count = sum(1 for paths in class_folders(train).values() for path in paths for _ in os.scandir(path))
-    if places.validation is None and places.test is None:
-        return int((1 - (test_fraction or TEST_FRACTION)) * count)
-    return count
+    return count if places.tested else int((1 - (test_fraction or TEST_FRACTION)) * count)
 
 
 def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
@@ -66,23 +61,26 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
     Raises:
         UserError: the layout is wrong, a class has no training images, a part has no images, or an image is broken.
     """
-    folder = image_folder(data_dir)
-    places = layout(folder)
-    train = train_folder(folder, places)
-    classes = train_classes(train)
-    tested = [place for place in (places.validation, places.test) if place is not None]
-    if tested and test_fraction is not None:
-        raise UserError(f"--test_fraction {test_fraction:g}: {folder} has its own '{tested[0].name}'; leave it out")
-    for place in tested:
+    places = layout(data_dir)
+    train, classes = places.training()
+    if places.tested and test_fraction is not None:
+        own = places.tested[0].name
+        raise UserError(f"--test_fraction {test_fraction:g}: {places.folder} has its own '{own}'; leave it out")
+    for place in places.tested:
         check_known(place, classes, str(train))
-    parts, broken = _listed([train, *tested], classes, skip_broken)
-    _say(places.notes, [train, *tested])
-    if not tested:
-        parts = [*_split_by_content(parts[0], broken, test_fraction or TEST_FRACTION)]
-        _warn_of_few_test_images(classes, parts[0], parts[1], test_fraction or TEST_FRACTION)
+    parts = _listed([train, *places.tested], classes, skip_broken)
+    _print_notes(places)
+    if places.tested:
+        chooses, *tests = places.tested
+        ends = f", {tests[0]} is reported once at the end" if tests else " and tests it"
+        print(printable(f"{train} trains, {chooses} chooses the best model{ends}"))
+    else:
+        fraction = test_fraction or TEST_FRACTION
+        parts = [*_split_by_content(parts[0], fraction)]
+        _warn_of_few_test_images(classes, parts[0], parts[1], fraction)
     source = DataSource(classes, *map(_image_files, parts))
-    labels = {name: [label for _, label in part] for name, part in zip(source.parts(), parts, strict=True)}
-    check_classes(classes, labels, folder)
+    labels = {name: [image.label for image in part] for name, part in zip(source.parts(), parts, strict=True)}
+    check_classes(classes, labels, places.folder)
     return source
 
 
@@ -106,174 +104,143 @@ def read_to_test(
     Raises:
         UserError: the folder has other classes or no image to test, or an image is broken.
     """
-    folder = image_folder(data_dir)
-    places = layout(folder)
-    place = places.test or places.validation
-    if place is None and not len(trained):
+    places = layout(data_dir)
+    own = places.test or places.validation
+    if own is None and not len(trained):
         source = read_image_folder(data_dir, skip_broken, test_fraction)
         print(
             f"there is no record of what the model was trained on: {source.test.count} images are tested, those of "
-            f"{folder} that a run would not train on; to test all, move them to a folder {folder / 'test'}"
+            f"{data_dir} that a run would not train on; to test all, move them to a folder {places.folder / 'test'}"
         )
         return source._replace(train=NO_IMAGES)
-    classes = [*(class_names or class_folders(places.train or place or folder))]
-    place, is_all = place or places.train or folder, place is None
-    own = printable(f"the model ({', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}); rename or remove it")
-    check_known(place, classes, own if class_names else str(places.train or folder))
-    (images,), broken = _listed([place], classes, skip_broken)
-    _say(places.notes, [])
-    count = len(images)
-    if is_all:
-        images = _without(trained, images, broken)
+    place, known = own or places.train or places.folder, places.train or own or places.folder
+    classes = [*(class_names or class_folders(known))]
+    whose = f"the model ({first_few(classes, 10)}); rename or remove it" if class_names else str(known)
+    check_known(place, classes, printable(whose))
+    [images] = _listed([place], classes, skip_broken)
+    _print_notes(places)
+    which, count = f"{len(images)} images", len(images)
+    if own is None:
+        images = _without(trained, images)
+        which = f"{len(images)} of {which}, those that the model was not trained on"
         if count and not images:
             raise UserError(
-                f"--data_dir {folder}: the model was trained on all {count} images; give images that it has not seen"
+                f"--data_dir {data_dir}: the model was trained on all {count} images; give images that it has not seen"
             )
-    which = f"{len(images)} of {count} images, those that the model was not trained on" if is_all else f"{count} images"
     print(printable(f"tested in {place}: {which}"))
-    check_classes(classes, {"test": [label for _, label in images]}, place)
+    check_classes(classes, {"test": [image.label for image in images]}, place)
     return DataSource(classes, NO_IMAGES, _image_files(images))
 
 
-def _say(notes: Sequence[str], places: Sequence[Path]) -> None:
-    """Print what the folders are for: those that train, choose the best model (if there are three), and test."""
-    for note in notes:
+def _print_notes(places: Layout) -> None:
+    for note in places.notes:
         print(note)
-    if len(places) > 1:
-        chooses = f"{places[1]} chooses the best model"
-        tests = f", {places[2]} is reported once at the end" if len(places) > 2 else " and tests it"
-        print(printable(f"{places[0]} trains, {chooses}{tests}"))
 
 
-def _image_files(images: LabelledPaths) -> ImageFiles:
-    return ImageFiles(len(images), partial(iter, images), [path for path, _ in images])
+def _image_files(images: Sequence[_Image]) -> ImageFiles:
+    examples = [(image.path, image.label) for image in images]
+    return ImageFiles(len(images), partial(iter, examples), [path for path, _ in examples])
 
 
-def _listed(
-    places: Sequence[Path], classes: Sequence[str], skip_broken: bool
-) -> tuple[list[LabelledPaths], dict[str, str]]:
-    """The images in the class folders of each of `places`, and what is wrong with broken ones, see `_images_in`.
-
-    Raises:
-        UserError: an image is broken, without `skip_broken`.
-    """
+def _listed(places: Sequence[Path], classes: Sequence[str], skip_broken: bool) -> list[list[_Image]]:
+    """The images in the class folders of each of `places`. Raises `UserError` for broken ones unless `skip_broken`."""
     found = [_images_in(place, classes) for place in places]
-    broken = {path: why for _, wrong in found for path, why in wrong.items()}
+    broken = [f"{image.path}: {image.why_broken}" for part in found for image in part if image.why_broken]
     if broken and not skip_broken:
-        lines = [f"{path}: {why}" for path, why in broken.items()]
-        raise broken_images(lines, f"{len(broken)} of {sum(len(images) for images, _ in found)} images")
-    return [images for images, _ in found], broken
+        raise broken_images(broken, sum(map(len, found)))
+    return found
 
 
-def broken_images(broken: Sequence[str], count: str) -> UserError:
-    """The error for broken images: names the first one and says what to do.
-
-    Args:
-        broken: one line on each.
-        count: "3 of 50 images".
-    """
-    more = f" ({count} are broken)" if len(broken) > 1 else ""
+def broken_images(broken: Sequence[str], count: int) -> UserError:
+    """The error for broken images, of which there is one line each, among `count`: names the first."""
+    more = f" ({len(broken)} of {count} images are broken)" if len(broken) > 1 else ""
     return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
-def _images_in(folder: Path, classes: Sequence[str]) -> tuple[LabelledPaths, dict[str, str]]:
-    """The images in the class folders of `folder`.
+def _images_in(folder: Path, classes: Sequence[str]) -> list[_Image]:
+    """The images in the class folders of `folder`, broken ones included.
 
     A file that is not an image is broken if its name has the extension of one. Otherwise it is ignored, as are folders
     in the folder of a class; a message gives their number. Names that start with a dot are skipped: macOS puts such a
     file beside each photo.
-
-    Returns:
-        Paths with labels, including broken images; and for the path of each broken image, what is wrong.
     """
-    images: LabelledPaths = []
-    broken: dict[str, str] = {}
+    images: list[_Image] = []
     others: Counter[str] = Counter()
     folders: list[str] = []
     of_class = class_folders(folder)
     for label, place in ((label, place) for label, name in enumerate(classes) for place in of_class.get(name, ())):
         with reading(place):
-            entries = os.scandir(place)
-            visible = sorted((entry.path, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-        folders += [path for path, is_folder in visible if is_folder]
-        for path in (path for path, is_folder in visible if not is_folder):
-            why, extension = header_error(path), Path(path).suffix.lower()
-            if why is not None and extension not in IMAGE_EXTENSIONS:
-                others[extension] += 1
+            entries = sorted((entry.path, entry.is_dir()) for entry in os.scandir(place) if entry.name[0] != ".")
+        for path, is_folder in entries:
+            if is_folder:
+                folders.append(path)
                 continue
-            images.append((path, label))
-            if why is not None:
-                broken[path] = why
+            why, extension = header_error(path), Path(path).suffix.lower()
+            if why is None or extension in IMAGE_EXTENSIONS:
+                images.append(_Image(path, label, why))
+            else:
+                others[extension] += 1
     if others:
         kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in others.most_common(5))
         print(printable(f"ignored in {folder}, not {KINDS}: {kinds}"))
     if folders:
         count = f"{len(folders)} folder{'s' if len(folders) > 1 else ''}"
-        print(
-            printable(f"ignored: {count} within those of classes, such as {folders[0]}; move the images up to use them")
-        )
-    return images, broken
+        such_as = f"within those of classes, such as {folders[0]}; move the images up to use them"
+        print(printable(f"ignored: {count} {such_as}"))
+    return images
 
 
-def _split_by_content(
-    images: LabelledPaths, broken: Collection[str], fraction: float
-) -> tuple[LabelledPaths, LabelledPaths]:
-    """Split images for training and testing by their digests.
+def _split_by_content(images: Sequence[_Image], fraction: float) -> tuple[list[_Image], list[_Image]]:
+    """Split images for training and testing by their digests. Broken ones count as training images.
 
     A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So an image stays where
     it is whatever is added, removed, renamed or copied, and copies of an image stay together. Only in a class that
     would be left without test images, its smallest digest is tested nevertheless; in one that would be left without
     training images, the largest trains.
-
-    Args:
-        images: to split.
-        broken: paths of those that cannot be read; they count as training images.
-        fraction: share of the images that are for testing, approximately.
     """
-    intact = [image for image in images if image[0] not in broken]
-    digests = _of_contents(digest, [path for path, _ in intact])
-    tested = {number for number in digests if number < fraction * 2**64}
+    digest_of = _digests(digest, images)
+    tested = {number for number in digest_of.values() if number < fraction * 2**64}
     of_class: dict[int, set[int]] = {}
-    for (_, label), number in zip(intact, digests, strict=True):
-        of_class.setdefault(label, set()).add(number)
+    for image, number in digest_of.items():
+        of_class.setdefault(image.label, set()).add(number)
     for numbers in of_class.values():
         if numbers.isdisjoint(tested):
             tested.add(min(numbers))
         if numbers <= tested:
             tested.remove(max(numbers))
-    test = {image: None for image, number in zip(intact, digests, strict=True) if number in tested}
-    return [image for image in images if image not in test], [*test]
+    test = [image for image in images if digest_of.get(image) in tested]
+    return [image for image in images if digest_of.get(image) not in tested], test
 
 
-def _of_contents(function: Callable[[bytes], T], paths: Sequence[str]) -> list[T]:
-    """What `function` returns for the content of each file, with a progress bar."""
+def _digests(function: Callable[[bytes], T], images: Sequence[_Image]) -> dict[_Image, T]:
+    """What `function` returns for the content of each image that is not broken, with a progress bar."""
 
-    def of_file(path: str) -> T:
-        with reading(Path(path)):
-            return function(content(path))
+    def of_file(image: _Image) -> T:
+        with reading(Path(image.path)):
+            return function(content(image.path))
 
+    intact = [image for image in images if image.why_broken is None]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(of_file, paths)
-        return [*tqdm(found, total=len(paths), desc="comparing images", unit="image", leave=False)]
+        found = tqdm(pool.map(of_file, intact), total=len(intact), desc="comparing images", unit="image", leave=False)
+        return dict(zip(intact, found, strict=True))
 
 
-def _without(trained: np.ndarray, images: LabelledPaths, broken: Collection[str]) -> LabelledPaths:
+def _without(trained: np.ndarray, images: Sequence[_Image]) -> list[_Image]:
     """The `images` without those that have one of the digests `trained`; runs of earlier versions kept others."""
-    known, paths = {*trained.tolist()}, [path for path, _ in images if path not in broken]
-    of_each = _of_contents(lambda encoded: {digest(encoded), file_digest(encoded)}, paths)
-    seen = {path for path, digests in zip(paths, of_each, strict=True) if digests & known}
-    return [image for image in images if image[0] not in seen]
+    known = {*trained.tolist()}
+    digests_of = _digests(lambda encoded: {digest(encoded), file_digest(encoded)}, images)
+    return [image for image in images if not digests_of.get(image, set()) & known]
 
 
 def _warn_of_few_test_images(
-    classes: Sequence[str], train: LabelledPaths, test: LabelledPaths, fraction: float
+    classes: Sequence[str], train: Sequence[_Image], test: Sequence[_Image], fraction: float
 ) -> None:
     """Print a line if classes have less than half of their share of the test images. Without any: `check_classes`."""
-    tested, count = Counter(label for _, label in test), Counter(label for _, label in [*train, *test])
+    tested, trained = (Counter(image.label for image in part) for part in (test, train))
     few = [
-        f"'{classes[label]}' ({tested[label]} of {count[label]})"
-        for label in sorted(tested)
-        if tested[label] < fraction * count[label] / 2
+        f"'{classes[label]}' ({count} of {count + trained[label]})"
+        for label, count in sorted(tested.items())
+        if count < fraction * (count + trained[label]) / 2
     ]
     if few:
         named, more = ", ".join(few[:NAMED_CLASSES]), len(few) - NAMED_CLASSES
@@ -297,15 +264,15 @@ def check_classes(
     Raises:
         UserError: a part has no images, or a class has no training images.
     """
-    for what, found in labels.items():
+    for part, found in labels.items():
         if not len(found):
-            raise UserError(f"--data_dir {folder}: has no {what} images ({KINDS}) in its class folders")
-    for what, found in labels.items():
+            raise UserError(f"--data_dir {folder}: has no {part} images ({KINDS}) in its class folders")
+    for part, found in labels.items():
         counts = np.bincount(found, minlength=len(classes))
         empty = [f"'{name}'" for name, count in zip(classes, counts, strict=True) if not count]
         if empty:
-            shown = f"{', '.join(empty[:5])}{', …' if len(empty) > 5 else ''}"
-            without = f"no {what} images of {'class' if len(empty) == 1 else f'{len(empty)} classes'}: {shown}"
-            if what == "training":
+            which = "class" if len(empty) == 1 else f"{len(empty)} classes"
+            without = f"no {part} images of {which}: {first_few(empty)}"
+            if part == "training":
                 raise UserError(f"--data_dir {folder}: has {without}; add some or remove the folder")
             print(f"warning: {folder} has {without}; the accuracy does not cover them")

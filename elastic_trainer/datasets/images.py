@@ -31,7 +31,6 @@ from elastic_trainer.files import (
     remove_leftovers,
     require,
     write_json,
-    writing,
 )
 from elastic_trainer.machine import available_memory_mb
 
@@ -117,8 +116,7 @@ def read(
         UserError: the file cannot be written.
     """
     count = sum(part.count for part in parts)
-    needed_mb = count * size * size * 3 / 1e6
-    memory_mb = room_mb(memory_mb)
+    needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb(memory_mb)
     if folder is not None:
         remove_leftovers(folder, ".pixels")
     if folder is None or needed_mb <= memory_mb:
@@ -126,8 +124,8 @@ def read(
         rows = iter(images)
         return _by_part(images, _decode_all(parts, size, lambda pixels: np.copyto(next(rows), pixels)), parts)
     stem = folder / f"{name}_{size}_{_digest_of_files(parts, size)}"
-    record, pixels = stem.with_suffix(".json"), stem.with_suffix(".pixels")
-    examples = _read_cached(record, pixels, size, count)
+    pixels, record = stem.with_suffix(".pixels"), stem.with_suffix(".json")
+    examples = _recorded(record, pixels, size, count)
     if examples is not None:
         print(f"{name}: images at {size}×{size} from {pixels}")
     else:
@@ -135,7 +133,10 @@ def read(
             f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take "
             f"in memory (--image_memory); writing them to {pixels}"
         )
-        examples = _write(parts, size, record, pixels)
+        # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
+        with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
+            examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
+        write_json(record, examples)
     shape = _shape(examples, size)
     images = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
     return _by_part(images, examples, parts)
@@ -158,8 +159,8 @@ def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return found
 
 
-def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
-    """What `_write` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
+def _recorded(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
+    """What `read` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
     uint64 = number(0, 2**64 - 1, kind=int)
     try:
         rows = json.loads(record.read_bytes())
@@ -172,19 +173,7 @@ def _read_cached(record: Path, pixels: Path, size: int, count: int) -> list[Exam
         is_intact = False
     if not is_intact:
         print(f"{pixels} or {record.name}: is damaged; writing both again")
-        return None
-    return examples
-
-
-def _write(parts: Sequence[ImageFiles], size: int, record: Path, pixels: Path) -> list[Example]:
-    """Read the images into the file `pixels`; write the rest of what is known to `record`, and return it."""
-    with writing(pixels):
-        pixels.parent.mkdir(parents=True, exist_ok=True)
-    # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
-    with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
-        examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
-    write_json(record, examples)
-    return examples
+    return examples if is_intact else None
 
 
 def _shape(examples: Sequence[Example], size: int) -> tuple[int, int, int, int]:
@@ -234,14 +223,14 @@ def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray
 
 def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[ImageFiles]) -> list[DecodedImages]:
     """Divide the images of all `parts`, one after the other, into those of each part."""
-    result, remaining, row = [], iter(examples), 0
+    result, rest, row = [], iter(examples), 0
     for part in parts:
-        own = [*itertools.islice(remaining, part.count)]
+        own = [*itertools.islice(rest, part.count)]
         places = [place for place, example in enumerate(own) if example.why_broken is None]
         intact = [own[place] for place in places]
         result.append(
             DecodedImages(
-                images[row : row + len(intact)],
+                images[row : row + len(places)],
                 np.array([example.label for example in intact], np.int32),
                 [example.why_broken for example in own if example.why_broken is not None],
                 np.array([example.digest for example in intact], np.uint64),
@@ -249,7 +238,7 @@ def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[Im
                 np.array(places, np.int64),
             )
         )
-        row += len(intact)
+        row += len(places)
     return result
 
 

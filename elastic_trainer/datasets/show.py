@@ -8,9 +8,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from elastic_trainer.datasets.images import ImageFiles, decoded
+from elastic_trainer.datasets.images import decoded
 from elastic_trainer.datasets.sources import find
 from elastic_trainer.files import atomic_path
+from elastic_trainer.settings import DataSettings
 
 THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
 SHEET_IMAGES = 60  # approximate size of a contact sheet, which shows at least one image of each class
@@ -18,63 +19,46 @@ MAX_PER_CLASS = 6
 MAX_REASONS = 10  # broken images that are listed for each split
 
 
-def show(name: str, data_dir: Path | None, test_fraction: float | None, output: Path) -> None:
+def show(settings: DataSettings, output: Path) -> None:
     """Print the number of images of each class and part, and write `output`_train.png, `output`_test.png, ….
 
     All images are decoded. Broken ones are counted in a column of their own, listed, and marked on the sheets.
 
     Args:
-        name, data_dir, test_fraction: see `sources.find`.
+        settings: name the data set; broken images are to be skipped.
         output: path without "_train.png".
 
     Raises:
         UserError: see `sources.find`; or a picture cannot be written.
     """
-    source = find(name, data_dir, True, test_fraction)
+    source = find(settings)
     names = source.class_names
     per_class = max(1, min(MAX_PER_CLASS, SHEET_IMAGES // len(names)))
     counts: dict[str, Counter[int]] = {}
     broken: Counter[int] = Counter()
     for part, files in source.parts().items():
         split = "train" if part == "training" else part
-        counts[split], pictures, reasons = _count(files, per_class)
+        intact = counts[split] = Counter()
+        pictures: dict[int, list[Image.Image | None]] = {}  # at most `per_class` of each label; None: broken
+        reasons = []
+        for image, example in decoded([files], THUMBNAIL):
+            (intact if image is not None else broken)[example.label] += 1
+            if example.why_broken is not None:
+                reasons.append(example.why_broken)
+            shown = pictures.setdefault(example.label, [])
+            if len(shown) < per_class:
+                shown.append(None if image is None else Image.fromarray(image))
         path = output.with_name(f"{output.name}_{split}.png")
         with atomic_path(path) as temporary:
-            contact_sheet([(names[label], picture) for label in sorted(pictures) for picture in pictures[label]]).save(
-                temporary
-            )
+            contact_sheet([(names[k], picture) for k in sorted(pictures) for picture in pictures[k]]).save(temporary)
         print(f"{split}: {path}")
-        for _, why in reasons[:MAX_REASONS]:
+        for why in reasons[:MAX_REASONS]:
             print(why)
         if len(reasons) > MAX_REASONS:
             print(f"… and {len(reasons) - MAX_REASONS} more broken images")
-        broken.update(label for label, _ in reasons)
     _print_table(names, {**counts, "broken": broken} if broken else counts)
     if broken:
         print("broken images are in no other column; replace or remove them, or leave them out with --skip_broken")
-
-
-def _count(
-    files: ImageFiles, per_class: int
-) -> tuple[Counter[int], dict[int, list[Image.Image | None]], list[tuple[int, str]]]:
-    """Decode all images, and count those of each class.
-
-    Returns:
-        Counts by label; at most `per_class` thumbnails by label, None for a broken image; and label and reason of each
-        broken image, which is not counted.
-    """
-    counts: Counter[int] = Counter()
-    pictures: dict[int, list[Image.Image | None]] = {}
-    broken: list[tuple[int, str]] = []
-    for image, (label, why, *_) in decoded([files], THUMBNAIL):
-        if why is None:
-            counts[label] += 1
-        else:
-            broken.append((label, why))
-        shown = pictures.setdefault(label, [])
-        if len(shown) < per_class:
-            shown.append(None if image is None else Image.fromarray(image))
-    return counts, pictures, broken
 
 
 def _print_table(names: Sequence[str], counts: Mapping[str, Counter[int]]) -> None:

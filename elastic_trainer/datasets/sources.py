@@ -1,16 +1,29 @@
-"""Finds a data set by the name that `--dataset_name` takes, a key of `registry.DATASETS`."""
+"""Finds a data set by the name that `--dataset_name` takes, a key of `registry.DATASETS`.
+
+Here are the digits of scikit-learn, which need no download, and the data sets of tensorflow-datasets (TFDS), among them
+the three of the paper (section 6). `image_folder` reads the user's photos.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
+from elastic_trainer.errors import UserError
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import DataSettings
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+_SPLIT_SEED = 0  # of the digits, whatever --seed is: runs of every seed are tested on the same images
 
 
 class DataSource(NamedTuple):
@@ -34,35 +47,24 @@ class DataSource(NamedTuple):
         return {"training": self.train, "validation": self.test, "test": self.held_out}
 
 
-def class_names(name: str, data_dir: Path | None) -> Sequence[str]:
+def class_names(settings: DataSettings) -> Sequence[str]:
     """Names of the classes of a data set, in the order of their labels, without reading its images.
 
     Raises:
-        UserError: see `find`.
+        UserError: the folder of an image folder does not have the required layout.
     """
-    dataset = DATASETS[name]
-    return dataset.class_names(data_dir=data_dir) if "data_dir" in dataset.uses else dataset.class_names()
+    dataset = DATASETS[settings.dataset_name]
+    return dataset.class_names(**({"data_dir": settings.data_dir} if "data_dir" in dataset.uses else {}))
 
 
-def count_classes(name: str, data_dir: Path | None) -> int:
-    """Number of classes of a data set; errors as `class_names`."""
-    return len(class_names(name, data_dir))
-
-
-def find(
-    name: str, data_dir: Path | None = None, skip_broken: bool = False, test_fraction: float | None = None
-) -> DataSource:
+def find(settings: DataSettings) -> DataSource:
     """The images of a data set, not yet read. Downloads it if it is one of tensorflow-datasets and not there.
-
-    Args:
-        name, data_dir, skip_broken, test_fraction: as `data.load` takes them.
 
     Raises:
         UserError: the data set is missing or cannot be downloaded, or the folder does not have the required layout.
     """
-    given = {"data_dir": data_dir, "skip_broken": skip_broken, "test_fraction": test_fraction}
-    dataset = DATASETS[name]
-    return dataset.read(**{flag: given[flag] for flag in dataset.uses})
+    dataset = DATASETS[settings.dataset_name]
+    return dataset.read(**{flag: getattr(settings, flag) for flag in dataset.uses})
 
 
 def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trained: np.ndarray) -> DataSource:
@@ -75,8 +77,90 @@ def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trai
     Raises:
         UserError: see `find` and `image_folder.read_to_test`.
     """
-    given = (settings.data_dir, settings.skip_broken, settings.test_fraction)
     read_to_test = DATASETS[settings.dataset_name].read_to_test
-    if read_to_test is not None:
-        return read_to_test(*given, class_names, trained)
-    return find(settings.dataset_name, *given)._replace(train=NO_IMAGES)
+    if read_to_test is None:
+        return find(settings)._replace(train=NO_IMAGES)
+    return read_to_test(settings.data_dir, settings.skip_broken, settings.test_fraction, class_names, trained)
+
+
+def read_digits() -> DataSource:
+    """The 1,797 digits (8×8, grey) as RGB images, half of them for training, stratified by class."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = np.repeat(np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None], 3, axis=-1)
+    parts = train_test_split(images, digits.target, test_size=0.5, stratify=digits.target, random_state=_SPLIT_SEED)
+    train, test = (
+        ImageFiles(len(labels), partial(zip, pixels, labels.tolist(), strict=True))
+        for pixels, labels in ((parts[0], parts[2]), (parts[1], parts[3]))
+    )
+    return DataSource([str(digit) for digit in range(10)], train, test)
+
+
+# --- tensorflow-datasets ----------------------------------------------------------------------------------------------
+
+
+def _builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
+    """TFDS' builder of a data set. It knows the classes and the folder, whether or not the data set is prepared."""
+    load_tensorflow()
+    import tensorflow_datasets as tfds
+
+    return tfds.builder(name, data_dir=data_dir)
+
+
+def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
+    """Names of the classes of a data set, whether or not it is prepared."""
+    return _builder(name, data_dir).info.features["label"].names
+
+
+def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
+    """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
+
+    Raises:
+        UserError: a download fails, or a file does not have the published checksum. The message says which files to
+            download by hand, and where to put them.
+    """
+    builder = _builder(name, data_dir)
+    import tensorflow_datasets as tfds
+
+    root = Path(builder.data_dir).parents[1]  # <root>/<name>/<version>
+    downloads = root / "downloads"
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error below is enough; urllib3 warns at each attempt
+    try:
+        config = tfds.download.DownloadConfig(manual_dir=downloads / "manual")
+        builder.download_and_prepare(download_dir=downloads, download_config=config)
+    except Exception as error:  # TFDS raises many types when a download or a file fails
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
+        raise UserError(
+            f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare "
+            f"it on a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put "
+            f"into {downloads / 'manual'}: {files}"
+        ) from error
+    return builder
+
+
+def read_tfds(name: str, data_dir: Path | None) -> DataSource:
+    """The train and test splits of a data set, prepared first if necessary.
+
+    Raises:
+        UserError: see `prepare_tfds`.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = prepare_tfds(name, data_dir)
+    config = tfds.ReadConfig(interleave_cycle_length=1)  # the same order on every machine
+    features = {"image": True, "label": True}
+    decoders = tfds.decode.PartialDecoding(features, decoders={"image": tfds.decode.SkipDecoding()})
+
+    def examples(split: str) -> Iterator[tuple[bytes, int]]:
+        images = builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
+        for example in tfds.as_numpy(images):
+            yield example["image"], int(example["label"])
+
+    train, test = (
+        ImageFiles(split.num_examples, partial(examples, split.name), [str(path) for path in split.filepaths])
+        for split in (builder.info.splits["train"], builder.info.splits["test"])
+    )
+    return DataSource(builder.info.features["label"].names, train, test)

@@ -219,7 +219,7 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
 
     name, seed = run
     rule, command = RULES[name], command_of(args, seed)
-    photos = data.load_settings(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
+    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
     training, network = command.training.training, command.training.network.with_classes(photos.num_classes)
     model = models.build(network)
     _, table, _ = with_table(command.training.with_classes(photos.num_classes), TracedSteps(model, network))
@@ -340,7 +340,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     args.logdir = args.logdir.absolute()
     command, kept = command_of(args, 0), args.logdir / f"benchmark_fleet_{args.data_set}.json"
-    photos = data.load_settings(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
+    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
     training = command.training.with_classes(photos.num_classes)
     model = models.build(training.network)
     _, table, _ = with_table(training, TracedSteps(model, training.network))  # a short one, if there is none

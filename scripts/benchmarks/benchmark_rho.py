@@ -30,7 +30,7 @@ import utils
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.selection.time_budget import LATEST_STEPS
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import DataSettings, Settings
 from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def few_digits(network: NetworkSettings, steps: int) -> ImageData:
     import data
     from elastic_trainer.datasets.image_data import ImageData
 
-    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
+    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
     train, test = (
         split._replace(images=split.images[:count], labels=split.labels[:count])
         for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))

@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 import utils
 from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb
-from elastic_trainer.settings import PAPER
+from elastic_trainer.settings import PAPER, DataSettings
 
 if TYPE_CHECKING:
     import keras
@@ -163,7 +163,7 @@ def elastic_masks(
 
     optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
     optimizer.build(model.trainable_variables)
-    digits = data.load("digits", network.input_size, network.batch_size, network.seed)
+    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
     evaluator = ImportanceEvaluator(ImageClassification(model), network.batch_size)
     importance = evaluator(optimizer, digits.importance_batches(0))
     head, masks = head_mask(model), {}

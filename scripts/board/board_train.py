@@ -2,7 +2,7 @@
 """Trains the network of train.tflite in LiteRT. Needs Python 3.9, NumPy, Pillow and ai-edge-litert.
 
     python3 board_train.py --data_dir photos         # a folder for each class; or train/, val/, test/ with such folders
-    python3 board_train.py --data_dir photos.tar     # an archive of data.py pack
+    python3 board_train.py --data_dir photos.tar     # a tar archive of such a folder
     python3 board_train.py --profile                 # measure this board, which needs no photos
 
 The files beside this one are from `main.py --export train_tflite`. The output folder gets model.tflite, which predicts
@@ -278,7 +278,7 @@ class Parser(argparse.ArgumentParser):
 def parsed(record):
     parser = Parser(prog="board_train.py", description=__doc__.splitlines()[0])
     recipe = record["recipe"]
-    parser.add_argument("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or an archive of data.py pack")
+    parser.add_argument("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or a tar archive of it")
     parser.add_argument("--output", type=Path, default=HERE / "trained", metavar="DIR", help="default: %(default)s")
     names = [one["name"] for one in record["selections"]]
     text = f"what trains (default: {names[0]}; with --deadline and after --profile, the largest that fits)"

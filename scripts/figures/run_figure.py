@@ -68,7 +68,7 @@ def image_counts(images: DataSettings) -> tuple[int, int]:
         return paper_figures.IMAGES[images.dataset_name]
     from elastic_trainer.datasets.sources import find
 
-    source = find(images.dataset_name, images.data_dir, images.skip_broken, images.test_fraction)
+    source = find(images)
     return source.train.count, source.test.count
 
 

@@ -83,7 +83,7 @@ def count_classes(images: DataSettings) -> int:
     """Number of classes. Raises `UserError` if the data set is not there."""
     from elastic_trainer.datasets import sources
 
-    return sources.count_classes(images.dataset_name, images.data_dir)
+    return len(sources.class_names(images))
 
 
 def make_run(

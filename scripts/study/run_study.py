@@ -37,6 +37,7 @@ from elastic_trainer.files import write_csv
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.runs.reader import is_finished, read_run
+from elastic_trainer.settings import DataSettings
 
 IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
 OWN_NETWORKS = f"{ROOT}/scripts/study/study_networks.py"
@@ -100,7 +101,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         kinds.setdefault(repr(shared_flags(args, run)), []).append(run)
     for of_kind in kinds.values():
         shared = shared_flags(args, of_kind[0])
-        images = find(shared["dataset_name"], shared.get("data_dir"))
+        images = find(DataSettings(shared["dataset_name"], shared.get("data_dir")))
         basis = make_run(shared)
         make_table(basis._replace(profile=as_words(shared)), core)
         model, table = plotting.network_and_table(basis.command)

@@ -19,7 +19,7 @@ from PIL import Image
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.datasets.digits import read_digits
+from elastic_trainer.datasets.sources import read_digits
 from elastic_trainer.files import atomic_path
 from elastic_trainer.options import folder, whole_number
 

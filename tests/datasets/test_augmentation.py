@@ -20,10 +20,10 @@ def some_pixels(count=40):
     return np.random.default_rng(0).integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
 
 
-def image_data(augment, pixels=None, batch_size=4, seed=0, **more):
+def image_data(augment, pixels=None, batch_size=4, seed=0):
     pixels = some_pixels() if pixels is None else pixels
     decoded = DecodedImages(pixels, np.zeros(len(pixels), np.int32), {})
-    return ImageData("made up", ["one"], decoded, decoded, batch_size, seed, augment=augment, **more)
+    return ImageData("made up", ["one"], decoded, decoded, batch_size, seed, augment=augment)
 
 
 def pictures(batches):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
-from small_images import labels_of, pairs, write_noise, write_red_and_blue
+from small_images import labels_of, load_photos, pairs, write_noise, write_red_and_blue
 
 import data
 from elastic_trainer.datasets.digests import digest
@@ -23,7 +23,7 @@ def first_images(batches):
 
 
 def test_digits_are_split_in_half_by_class_and_become_rgb():
-    digits = data.load("digits", 32, 16)
+    digits = data.load(DataSettings("digits"), 32, 16)
     assert (digits.num_classes, digits.train_count, digits.test_count) == (10, 898, 899)
     assert digits.class_names == tuple("0123456789")
     images, labels = next(iter(pairs(digits.train(0))))
@@ -33,26 +33,26 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
     tested = labels_of(digits.test())
     assert len(tested) == 899
     assert np.ptp(np.bincount(tested)) <= 5
-    other_seed = data.load("digits", 32, 16, seed=5)
+    other_seed = data.load(DataSettings("digits"), 32, 16, seed=5)
     np.testing.assert_array_equal(labels_of(other_seed.test()), tested)
 
 
 def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
-    digits = data.load("digits", 8, 4)
+    digits = data.load(DataSettings("digits"), 8, 4)
     shares = np.bincount(labels_of(digits.train(0)), minlength=10) / (4 * digits.steps_per_epoch)
     assert digits.guessing_loss == pytest.approx(-sum(share * np.log(share) for share in shares), abs=1e-3)
     assert digits.guessing_loss < np.log(10)
 
 
 def test_count_limits_the_batches_after_the_skipped_ones():
-    digits = data.load("digits", 8, 4)
+    digits = data.load(DataSettings("digits"), 8, 4)
     complete = labels_of(digits.train(1))
     np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
     assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
 
 
 def test_order_depends_only_on_seed_and_epoch():
-    first, again, other = (data.load("digits", 8, 16, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (data.load(DataSettings("digits"), 8, 16, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
     assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
     assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
@@ -60,13 +60,12 @@ def test_order_depends_only_on_seed_and_epoch():
 
 
 def test_settings_say_how_images_are_augmented():
-    settings = DataSettings("digits", augment="flip_rotate")
-    assert data.load_settings(settings, 8, 4).view_count is None
-    assert data.load_settings(DataSettings("digits"), 8, 4).view_count == 1
+    assert data.load(DataSettings("digits", augment="flip"), 8, 4).view_count == 2
+    assert data.load(DataSettings("digits"), 8, 4).view_count == 1
 
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():
-    digits = data.load("digits", 8, 16)
+    digits = data.load(DataSettings("digits"), 8, 16)
     batches = [digits.importance_batches(index)[0].inputs.numpy() for index in (0, 1, 0)]
     assert batches[0].shape == (16, 8, 8, 3)
     assert (batches[0] != batches[1]).any()
@@ -75,7 +74,7 @@ def test_importance_batches_differ_by_index_and_from_the_epochs():
 
 
 def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
-    images = data.load("image_folder", 16, 2, data_dir=folder)
+    images = load_photos(folder, 16, 2)
     complete = [batch.inputs.numpy() for batch in images.train(3)]
     rest = [batch.inputs.numpy() for batch in images.train(3, skip=2)]
     assert len(rest) == len(complete) - 2
@@ -83,7 +82,7 @@ def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
 
 
 def test_batches_need_no_files_after_loading(folder):
-    images = data.load("image_folder", 16, 2, data_dir=folder)
+    images = load_photos(folder, 16, 2)
     first = [batch.inputs.numpy() for batch in images.train(0)]
     for path in folder.rglob("*.*"):
         path.unlink()
@@ -93,8 +92,8 @@ def test_batches_need_no_files_after_loading(folder):
 
 
 def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_path):
-    in_memory = data.load("image_folder", 16, 2, data_dir=folder)
-    mapped = data.load("image_folder", 16, 2, data_dir=folder, cache_dir=tmp_path / "cache", image_memory=0)
+    in_memory = load_photos(folder, 16, 2)
+    mapped = load_photos(folder, 16, 2, cache_dir=tmp_path / "cache", image_memory=0)
     assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".pixels"]
     for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
@@ -104,7 +103,7 @@ def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_
 
 def test_the_record_stays_where_the_folder_moves_and_changes_with_an_image(folder, tmp_path):
     def recorded(place, **more):
-        return data.load("image_folder", 16, 2, data_dir=place, **more).record()
+        return load_photos(place, 16, 2, **more).record()
 
     moved = tmp_path / "moved"
     for split in ("train", "test"):
@@ -124,7 +123,7 @@ def test_the_record_stays_where_the_folder_moves_and_changes_with_an_image(folde
 @pytest.mark.parametrize("memory_mb", [1e3, 0])
 def test_test_images_that_are_left_out_are_in_no_batch(tmp_path, memory_mb):
     photos = write_noise(tmp_path / "photos")
-    images = data.load("image_folder", 12, 2, data_dir=photos, cache_dir=tmp_path / "cache", image_memory=memory_mb)
+    images = load_photos(photos, 12, 2, cache_dir=tmp_path / "cache", image_memory=memory_mb)
     before = np.concatenate([batch.inputs for batch in images.test()])
     known = [digest((photos / "test" / name).read_bytes()) for name in ("ant/1.png", "cat/0.png")]
     record = images.record()

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
-from small_images import labels_of, pairs, shades, write_red_and_blue
+from small_images import labels_of, load_photos, pairs, shades, write_red_and_blue
 
 import data
-from elastic_trainer.datasets.sources import count_classes, find
+from elastic_trainer.datasets.layout import folder_classes
+from elastic_trainer.datasets.sources import find
 from elastic_trainer.errors import UserError, printable
+from elastic_trainer.settings import DataSettings
 
 
 @pytest.fixture
@@ -37,10 +39,10 @@ def loose(tmp_path):
 
 
 def test_image_folder_gives_each_image_the_label_of_its_folder(folder):
-    images = data.load("image_folder", 16, 2, data_dir=folder)
+    images = load_photos(folder, 16, 2)
     assert (images.num_classes, images.train_count, images.test_count) == (2, 10, 4)
     assert images.class_names == ("blue", "red")
-    assert count_classes("image_folder", folder) == 2
+    assert len(folder_classes(folder)) == 2
     for batch, labels in pairs(images.train(0)):
         assert batch.shape == (2, 16, 16, 3)
         for image, label in zip(batch.numpy(), labels.numpy(), strict=True):
@@ -49,31 +51,31 @@ def test_image_folder_gives_each_image_the_label_of_its_folder(folder):
 
 def test_image_folder_without_test_uses_val(folder):
     (folder / "test").rename(folder / "val")
-    assert data.load("image_folder", 16, 2, data_dir=folder).test_count == 4
+    assert load_photos(folder, 16, 2).test_count == 4
 
 
 def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="--data_dir: image_folder needs"):
-        data.load("image_folder", 16, 2)
+        load_photos(None)
     with pytest.raises(UserError, match=r"--data_dir .*/nowhere: there is no such folder with train/<class>/"):
-        data.load("image_folder", 16, 2, data_dir=tmp_path / "nowhere")
+        load_photos(tmp_path / "nowhere", 16, 2)
     with pytest.raises(UserError, match=r"--data_dir .*\.jpg: is a file; it must be a folder"):
-        data.load("image_folder", 16, 2, data_dir=folder / "train" / "red" / "0.jpg")
+        load_photos(folder / "train" / "red" / "0.jpg", 16, 2)
     with pytest.raises(UserError, match=r"batch_size 11.*only 10 training examples; choose at most that"):
-        data.load("image_folder", 16, 11, data_dir=folder)
+        load_photos(folder, 16, 11)
     with pytest.raises(UserError, match=r"num_classes 1: .* has 2 classes"):
-        data.load("image_folder", 16, 2, data_dir=folder, num_classes=1)
+        data.load(DataSettings("image_folder", folder), 16, 2, num_classes=1)
     with pytest.raises(UserError, match=r"--test_fraction 0.2: .* has its own 'test'; leave it out"):
-        data.load("image_folder", 16, 2, data_dir=folder, test_fraction=0.2)
+        load_photos(folder, 16, 2, test_fraction=0.2)
     (folder / "test" / "green").mkdir()
     with pytest.raises(UserError, match="class 'green' is not among"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     (folder / "test" / "amber").mkdir()
     with pytest.raises(UserError, match="classes 'amber', 'green' are not among"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     (folder / "train").rename(folder / "trian")
     with pytest.raises(UserError, match="has 'test' but no 'train' with one folder for each class"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
 
 
 @pytest.mark.parametrize("inside", ["", "train"])
@@ -82,8 +84,8 @@ def test_test_fraction_splits_all_images_the_same_way_for_every_seed(loose, insi
         (loose / "train").mkdir()
         for name in ("blue", "green", "red", "white"):
             (loose / name).rename(loose / "train" / name)
-    assert count_classes("image_folder", loose) == 4
-    split = data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.2)
+    assert len(folder_classes(loose)) == 4
+    split = load_photos(loose, 8, 1, test_fraction=0.2)
     train, test = shades(split.train(0)), shades(split.test())
     assert {*test} == {0, 1, 2} and {*train} == {0, 1, 2, 3}, "a class with several images has one in each part"
     for label, count in enumerate((20, 3, 10, 1)):
@@ -91,9 +93,9 @@ def test_test_fraction_splits_all_images_the_same_way_for_every_seed(loose, insi
         assert len(set(both)) == len(both) == count, "each image is in one part"
     assert 3 <= split.test_count <= 12
     assert re.search(r"has no test images of class: 'white'; the accuracy", capsys.readouterr().out)
-    other_seed = data.load("image_folder", 8, 1, seed=7, data_dir=loose, test_fraction=0.2)
+    other_seed = load_photos(loose, 8, 1, seed=7, test_fraction=0.2)
     assert shades(other_seed.test()) == test
-    assert shades(data.load("image_folder", 8, 1, data_dir=loose, test_fraction=0.5).test()) != test
+    assert shades(load_photos(loose, 8, 1, test_fraction=0.5).test()) != test
 
 
 def write_noisy_photos(folder, classes=4, count=40, seed=0):
@@ -109,7 +111,7 @@ def write_noisy_photos(folder, classes=4, count=40, seed=0):
 
 def split_of(folder, fraction=0.25):
     """The content of the training and of the test images of a folder, in their order."""
-    source = find("image_folder", folder, test_fraction=fraction)
+    source = find(DataSettings("image_folder", folder, test_fraction=fraction))
     return [[Path(path).read_bytes() for path in part.files] for part in (source.train, source.test)]
 
 
@@ -150,7 +152,7 @@ def test_an_image_that_cannot_be_read_does_not_change_the_split(tmp_path):
     photos = write_noisy_photos(tmp_path / "photos", classes=2, count=9)
     train, test = split_of(photos)
     (photos / "class 0" / "broken.jpg").write_bytes(b"")
-    source = find("image_folder", photos, skip_broken=True, test_fraction=0.25)
+    source = find(DataSettings("image_folder", photos, skip_broken=True, test_fraction=0.25))
     assert [Path(path).read_bytes() for path in source.test.files] == test
     assert len(source.train.files) == len(train) + 1
 
@@ -159,47 +161,47 @@ def test_test_images_that_are_training_images_too_are_warned_about(tmp_path, cap
     write_noisy_photos(tmp_path / "train", classes=2, count=4)
     write_noisy_photos(tmp_path / "test", classes=2, count=4, seed=1)
     shutil.copy(tmp_path / "train" / "class 0" / "0-1.png", tmp_path / "test" / "class 0" / "known.png")
-    data.load("image_folder", 8, 2, data_dir=tmp_path)
+    load_photos(tmp_path, 8, 2)
     assert "1 of 9 test images are training images too" in capsys.readouterr().out
 
 
 def test_a_class_without_training_images_is_refused_and_one_without_test_images_warned_about(folder, capsys):
     for path in (folder / "test" / "red").iterdir():
         path.unlink()
-    assert data.load("image_folder", 16, 2, data_dir=folder).test_count == 2
+    assert load_photos(folder, 16, 2).test_count == 2
     assert re.search(r"warning: .* has no test images of class: 'red'; the accuracy", capsys.readouterr().out)
     (folder / "train" / "red" / "more").mkdir()
     for path in (folder / "train" / "red").glob("*.*"):
         path.rename(folder / "train" / "red" / "more" / path.name)  # subfolders of a class are ignored
     with pytest.raises(UserError, match=r"has no training images of class: 'red'; add some or remove the folder"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     for path in folder.glob("train/blue/*.*"):
         path.unlink()
     with pytest.raises(UserError, match=r"has no training images \(JPEG, "):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
 
 
 def test_a_split_without_images_is_refused(folder):
     for path in folder.glob("test/*/*"):
         path.unlink()
     with pytest.raises(UserError, match=r"has no test images \(JPEG, "):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     for name in ("blue", "red"):
         (folder / "test" / name).rmdir()
     with pytest.raises(UserError, match=r"has no test images \(JPEG, "):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     (folder / "test").rmdir()
-    assert data.load("image_folder", 16, 2, data_dir=folder).test_count > 0, "a fifth of the training images"
+    assert load_photos(folder, 16, 2).test_count > 0, "a fifth of the training images"
 
 
-@pytest.mark.parametrize("read", [count_classes, lambda name, where: data.load(name, 16, 2, data_dir=where)])
+@pytest.mark.parametrize("read", [folder_classes, load_photos])
 def test_one_class_or_none_is_refused(read, folder):
     (folder / "train" / "red").rename(folder / "red")
     with pytest.raises(UserError, match=r"/train: has only one class, 'blue'; at least two"):
-        read("image_folder", folder)
+        read(folder)
     (folder / "train" / "blue").rename(folder / "train" / ".blue")
     with pytest.raises(UserError, match=r"/train: contains no folders"):
-        read("image_folder", folder)
+        read(folder)
 
 
 def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
@@ -207,7 +209,7 @@ def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
     for name in ("a.txt", "b.TXT", "notes", "._0.jpg", ".DS_Store"):
         (where / name).write_bytes(b"anything")
     (where / "folder.jpg").mkdir()
-    assert data.load("image_folder", 16, 2, data_dir=folder).train_count == 10
+    assert load_photos(folder, 16, 2).train_count == 10
     printed = capsys.readouterr().out
     assert re.search(r"ignored in .*/train, not JPEG.*: 2 \.txt, 1 without extension\n", printed), (
         "hidden files are not reported"
@@ -215,7 +217,7 @@ def test_other_files_are_ignored_and_counted_in_a_message(folder, capsys):
     assert re.search(r"ignored: 1 folder within those of classes, such as .*/red/folder\.jpg; move", printed)
     for place in ("train/blue/more", "test/red/more", "train/.hidden", "train/blue/.hidden"):
         (folder / place).mkdir()
-    data.load("image_folder", 16, 2, data_dir=folder)
+    load_photos(folder, 16, 2)
     printed = capsys.readouterr().out
     for count in (r"2 folders within those of classes, such as .*/train/blue/more", "1 folder .*/test/red/more"):
         assert re.search(f"ignored: {count}; move the images up", printed)
@@ -226,7 +228,7 @@ def test_class_names_are_one_line_of_text_whatever_bytes_the_folders_have(folder
     for split in ("train", "test"):
         for name, old in zip(names, ("blue", "red"), strict=False):
             (folder / split / old).rename(folder / split / os.fsdecode(name))
-    images = data.load("image_folder", 16, 2, data_dir=folder)
+    images = load_photos(folder, 16, 2)
     assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
     assert len(labels_of(images.train(0))) == 10
     assert printable(names[2].decode()) == names[2].decode()
@@ -236,13 +238,13 @@ def test_images_are_recognised_by_content_not_extension(folder):
     image = Image.new("RGB", (20, 30), (200, 200, 200))
     for name, kind in (("png.jpg", "PNG"), ("jpg.gif", "JPEG"), ("webp", "WEBP"), ("bmp.txt", "BMP")):
         image.save(folder / "train" / "red" / name, kind)
-    images = data.load("image_folder", 16, 2, data_dir=folder)
+    images = load_photos(folder, 16, 2)
     assert len(labels_of(images.train(0))) == images.train_count == 14
 
 
 def test_file_names_that_are_not_utf8_are_read(folder):
     (folder / "train" / "red" / "0.jpg").rename(os.fsdecode(bytes(folder / "train" / "red") + b"/\xff\xfe.jpg"))
-    assert len(labels_of(data.load("image_folder", 16, 2, data_dir=folder).train(0))) == 10
+    assert len(labels_of(load_photos(folder, 16, 2).train(0))) == 10
 
 
 def truncated(path):
@@ -271,20 +273,20 @@ def test_a_file_with_a_wrong_header_is_named_before_training(kind, split, folder
     make, why = BROKEN_AT_START[kind]
     make(folder / split / "red" / "broken.jpg")
     with pytest.raises(UserError, match=f"/{split}/red/broken.jpg: {why}.*; replace or remove it, or .*--skip_broken"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     make(folder / split / "blue" / "also.png")
     with pytest.raises(UserError, match=rf"/{split}/blue/also.png: {why}.* \(2 of 16 images are broken\); replace"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_or_folder_without_permission_is_named(folder):
     (folder / "train" / "red" / "0.jpg").chmod(0)
     with pytest.raises(UserError, match=r"/train/red/0\.jpg: cannot be read: Permission denied"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     (folder / "train" / "red").chmod(0)
     with pytest.raises(UserError, match=r"--data_dir .*/train/red: cannot be read: Permission denied"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     (folder / "train" / "red").chmod(0o700)
 
 
@@ -294,7 +296,7 @@ def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(UserError, match=r"--data_dir .*: cannot be read: Permission denied"):
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -304,12 +306,12 @@ def test_an_image_that_cannot_be_decoded_is_named_before_training(name, split, f
     BROKEN_INSIDE[name](broken)
     message = f"{re.escape(str(broken))}: cannot be read as an image: .+; replace or remove it, or .*--skip_broken"
     with pytest.raises(UserError, match=message) as caught:
-        data.load("image_folder", 16, 2, data_dir=folder)
+        load_photos(folder, 16, 2)
     assert "\n" not in str(caught.value)
 
 
 def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsys):
-    intact = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    intact = load_photos(folder, 16, 2, skip_broken=True)
     assert intact.skipped_images == 0 and intact.steps_per_epoch == 5
     capsys.readouterr()
     for name, make in BROKEN_INSIDE.items():
@@ -317,7 +319,7 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     for name, (make, _) in BROKEN_AT_START.items():
         make(folder / "test" / "blue" / f"{name}.jpg")
     truncated(folder / "train" / "blue" / "0.jpg")
-    images = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    images = load_photos(folder, 16, 2, skip_broken=True)
     assert (images.train_count, images.test_count, images.skipped_images) == (9, 4, 6)
     assert images.steps_per_epoch == 4
     assert len(labels_of(images.train(0))) == 8 and len(labels_of(images.test())) == 4
@@ -325,7 +327,7 @@ def test_skip_broken_drops_and_counts_broken_images_of_both_splits(folder, capsy
     assert re.search(
         r"skipped \(unreadable\): 6 of 19 images; the first: .*/train/blue/0\.jpg: cannot be read as", printed
     )
-    again = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    again = load_photos(folder, 16, 2, skip_broken=True)
     np.testing.assert_array_equal(labels_of(images.train(3)), labels_of(again.train(3)))
 
 
@@ -335,9 +337,9 @@ def test_skip_broken_gives_the_same_epoch_as_if_the_file_had_never_existed(folde
         tf.io.write_file(str(path), tf.io.encode_png(np.full((16, 16, 3), 20 * i, np.uint8)))
     removed = folder / "train" / "blue" / "2.jpg"
     removed.write_bytes(b"")
-    skipped = data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+    skipped = load_photos(folder, 16, 2, skip_broken=True)
     removed.unlink()
-    never = data.load("image_folder", 16, 2, data_dir=folder)
+    never = load_photos(folder, 16, 2)
     for one, other in zip(pairs(skipped.train(2)), pairs(never.train(2)), strict=True):
         np.testing.assert_array_equal(one[0], other[0])
 
@@ -346,13 +348,13 @@ def test_skip_broken_does_not_leave_a_class_or_a_batch_empty(folder):
     for path in folder.glob("train/red/*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="no training images of class: 'red'"):
-        data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+        load_photos(folder, 16, 2, skip_broken=True)
     for path in folder.glob("test/*/*"):
         path.write_bytes(b"")
     for path in folder.glob("train/red/*"):
         tf.io.write_file(str(path), tf.io.encode_png(np.zeros((9, 9, 3), np.uint8)))
     with pytest.raises(UserError, match=r"has no test images"):
-        data.load("image_folder", 16, 2, data_dir=folder, skip_broken=True)
+        load_photos(folder, 16, 2, skip_broken=True)
 
 
 def test_main_names_a_broken_image_in_the_last_line_of_stderr(folder):

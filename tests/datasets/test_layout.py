@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from command_line import run_data
 from PIL import Image
-from small_images import labels_of, shades, write_noise
+from small_images import labels_of, load_photos, shades, write_noise
 
-import data
 from elastic_trainer.datasets.image_folder import count_training_images
-from elastic_trainer.datasets.sources import count_classes, find
+from elastic_trainer.datasets.layout import folder_classes
+from elastic_trainer.datasets.sources import find
 from elastic_trainer.errors import UserError
+from elastic_trainer.settings import DataSettings
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 
@@ -41,9 +42,9 @@ def with_validation(photos, name):
 
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
 def test_a_validation_folder_chooses_and_the_test_folder_is_kept_for_the_end(photos, name, capsys):
-    tested = shades(data.load("image_folder", 12, 4, data_dir=photos).test())
+    tested = shades(load_photos(photos, 12, 4).test())
     capsys.readouterr()
-    images = data.load("image_folder", 12, 4, data_dir=with_validation(photos, name))
+    images = load_photos(with_validation(photos, name), 12, 4)
     roles = f"{photos}/train trains, {photos}/{name} chooses the best model, {photos}/test is reported once at the end"
     assert capsys.readouterr().out.splitlines() == [roles]
     assert (images.train_count, images.test_count, images.held_out.test_count) == (12, 6, 9)
@@ -54,18 +55,18 @@ def test_a_validation_folder_chooses_and_the_test_folder_is_kept_for_the_end(pho
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
 def test_a_validation_folder_alone_tests(photos, name, capsys):
     shutil.rmtree(photos / "test")
-    images = data.load("image_folder", 12, 4, data_dir=with_validation(photos, name))
+    images = load_photos(with_validation(photos, name), 12, 4)
     assert (images.train_count, images.test_count, images.held_out) == (12, 6, None)
     assert capsys.readouterr().out == f"{photos}/train trains, {photos}/{name} chooses the best model and tests it\n"
     assert count_training_images(photos) == 12
     with pytest.raises(UserError, match=rf"--test_fraction 0.2: .* has its own '{name}'; leave it out"):
-        find("image_folder", photos, test_fraction=0.2)
+        find(DataSettings("image_folder", photos, test_fraction=0.2))
 
 
 def test_two_validation_folders_are_refused(photos):
     with_validation(with_validation(photos, "val"), "valid")
     with pytest.raises(UserError, match=rf"--data_dir {photos}: has 'val' and 'valid'; keep one of them"):
-        count_classes("image_folder", photos)
+        len(folder_classes(photos))
 
 
 def test_copies_of_training_images_are_warned_about_in_both_folders(photos, capsys):
@@ -74,7 +75,7 @@ def test_copies_of_training_images_are_warned_about_in_both_folders(photos, caps
         image.save(photos / "valid" / "ant" / "copy.png", dpi=(300, 300))
         image.save(photos / "train" / "ant" / "0.png")  # the same pixels, as this program codes them
         image.save(photos / "test" / "ant" / "copy.png", dpi=(72, 72))
-    data.load("image_folder", 12, 4, data_dir=photos)
+    load_photos(photos, 12, 4)
     printed = capsys.readouterr().out
     assert "1 of 7 validation images are training images too" in printed
     assert "1 of 10 test images are training images too" in printed
@@ -84,7 +85,7 @@ def test_a_photo_in_two_classes_is_named_with_both_files(tmp_path, capsys):
     for name in ("ant", "bee"):
         write_class(tmp_path / name, 5, seed=ord(name[0]))
     shutil.copy(tmp_path / "ant" / "97-2.png", tmp_path / "bee" / "same.png")
-    data.load("image_folder", 6, 2, data_dir=tmp_path)
+    load_photos(tmp_path, 6, 2)
     both = re.escape(f"{tmp_path}/ant/97-2.png and {tmp_path}/bee/same.png")
     assert re.search(f"warning: {both} are one photo in two classes; remove", capsys.readouterr().out)
 
@@ -95,7 +96,7 @@ def test_a_copy_with_other_metadata_is_on_the_same_side(tmp_path):
     for path in [*tmp_path.glob("*/*.png")]:
         with Image.open(path) as image:
             image.save(path.with_name(f"copy of {path.name}"), dpi=(300, 300))
-    source = find("image_folder", tmp_path)
+    source = find(DataSettings("image_folder", tmp_path))
     train, test = ({path.replace("copy of ", "") for path in part.files} for part in (source.train, source.test))
     assert not train & test and len(train) + len(test) == 40 and source.train.count == 2 * len(train)
 
@@ -104,7 +105,7 @@ def test_a_class_called_train_is_a_class_and_a_line_says_so(tmp_path, capsys):
     for name in ("bus", "train", "valid"):
         write_class(tmp_path / name, 6, seed=ord(name[0]))
     shutil.rmtree(tmp_path / "valid")
-    images = data.load("image_folder", 6, 2, data_dir=tmp_path)
+    images = load_photos(tmp_path, 6, 2)
     assert images.class_names == ("bus", "train")
     assert f"{tmp_path}/train: has no folders in it, so it is read as a class\n" in capsys.readouterr().out
 
@@ -112,13 +113,13 @@ def test_a_class_called_train_is_a_class_and_a_line_says_so(tmp_path, capsys):
 def test_classes_called_valid_and_test_are_classes_without_a_train(tmp_path, capsys):
     for name in ("invalid", "test", "valid"):
         write_class(tmp_path / name, 6, seed=ord(name[0]))
-    assert data.load("image_folder", 6, 2, data_dir=tmp_path).class_names == ("invalid", "test", "valid")
+    assert load_photos(tmp_path, 6, 2).class_names == ("invalid", "test", "valid")
     assert capsys.readouterr().out.count("is read as a class") == 2
 
 
 def test_folders_beside_train_that_are_not_read_are_named(photos, capsys):
     (photos / "extra").mkdir()
-    data.load("image_folder", 12, 4, data_dir=photos)
+    load_photos(photos, 12, 4)
     assert f"not read, since 'train' in {photos} is no class: extra beside it" in capsys.readouterr().out
 
 
@@ -127,8 +128,8 @@ def test_names_that_differ_only_in_how_letters_are_composed_are_one_class(tmp_pa
         for name, count in zip((NFC, NFD), counts, strict=True):
             write_class(tmp_path / part / name, count, seed=len(name))
         write_class(tmp_path / part / "zebra", 4, seed=9)
-    assert count_classes("image_folder", tmp_path) == 2 and count_training_images(tmp_path) == 11
-    images = data.load("image_folder", 6, 2, data_dir=tmp_path)
+    assert len(folder_classes(tmp_path)) == 2 and count_training_images(tmp_path) == 11
+    images = load_photos(tmp_path, 6, 2)
     assert images.class_names == (NFC, "zebra")[:: -1 if NFC > "zebra" else 1]
     label = images.class_names.index(NFC)
     assert np.bincount(labels_of(images.test()))[label] == 3
@@ -138,18 +139,18 @@ def test_names_that_differ_only_in_how_letters_are_composed_are_one_class(tmp_pa
 def test_classes_with_less_than_half_of_their_test_images_are_named_in_one_line(tmp_path, capsys):
     for k in range(6):
         write_class(tmp_path / f"class {k}", 40, seed=k)
-    tested = sorted(find("image_folder", tmp_path).test.files)
+    tested = sorted(find(DataSettings("image_folder", tmp_path)).test.files)
     assert not capsys.readouterr().out
     for k in range(4):  # they keep one of them each
         for path in [path for path in tested if f"/class {k}/" in path][1:]:
             Path(path).unlink()
-    find("image_folder", tmp_path)
+    find(DataSettings("image_folder", tmp_path))
     [line] = capsys.readouterr().out.splitlines()
     assert re.match(
         r"few test images of 'class 0' \(1 of \d+\), 'class 1' .*, 'class 2' .* and 1 more class, since", line
     )
     assert "a larger --test_fraction gives more, or a folder test/" in line
-    find("image_folder", tmp_path, test_fraction=0.6)
+    find(DataSettings("image_folder", tmp_path, test_fraction=0.6))
     assert not capsys.readouterr().out, "all have more than half of that"
 
 

@@ -3,10 +3,12 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from command_line import run_data
+from command_line import ROOT, run_data
 from PIL import Image
 from small_images import write_photos
 
@@ -60,15 +62,9 @@ def test_show_takes_class_names_of_any_bytes(photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("output", [".", "/", "..", "a/.."])
-@pytest.mark.parametrize("command", ["show", "pack"])
-def test_a_folder_as_output_is_refused(command, output, photos):
+def test_a_folder_as_output_is_refused(output, photos):
     with pytest.raises(UserError, match=rf"^--output: '{output}' is a folder; add a name, such as "):
-        run_data(command, "--dataset_name", "image_folder", "--data_dir", photos, "--output", output)
-
-
-def test_pack_refuses_a_folder_that_exists_as_output(photos, tmp_path):
-    with pytest.raises(UserError, match=r"^--output: '.*' is a folder; add a name, such as .*/name"):
-        run_data("pack", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path)
+        run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", output)
 
 
 def test_show_draws_digits_without_a_folder(tmp_path, capsys):
@@ -76,3 +72,22 @@ def test_show_draws_digits_without_a_folder(tmp_path, capsys):
     assert re.search(r"10 classes +898 +899", capsys.readouterr().out)
     with Image.open(tmp_path / "digits_test.png") as sheet:
         assert sheet.size[0] > 800
+
+
+def test_data_py_runs_show_and_refuses_a_mistyped_command_in_one_line(tmp_path):
+    def command(word):
+        words = [sys.executable, str(ROOT / "data.py"), word]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+
+    done = command("show")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "figures" / "digits_train.png").is_file()
+    done = command("shwo")
+    assert done.returncode == 2 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_flags_that_the_data_set_does_not_use_are_refused():
+    with pytest.raises(UserError, match=r"--test_fraction: .*--dataset_name image_folder"):
+        run_data("show", "--test_fraction", "0.2")
+    with pytest.raises(UserError, match="'digits' is not one of"):
+        run_data("prepare", "--dataset_name", "digits")

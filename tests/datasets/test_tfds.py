@@ -1,21 +1,24 @@
 """Data sets of tensorflow-datasets: reading them, and what is reported without a network."""
 
 import re
+import shutil
 
 import pytest
+from command_line import run_data
 from small_images import shades
 from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
-from elastic_trainer.datasets.sources import count_classes
+from elastic_trainer.datasets.sources import class_names
 from elastic_trainer.errors import UserError
+from elastic_trainer.settings import DataSettings
 
 
 @pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, monkeypatch):
-    assert count_classes(name, tmp_path) == TFDS_CLASSES[name]
+    assert len(class_names(DataSettings(name, tmp_path))) == TFDS_CLASSES[name]
     prepare_small(name, tmp_path, monkeypatch)
-    dataset = data.load(name, 16, 4, data_dir=tmp_path)
+    dataset = data.load(DataSettings(name, tmp_path), 16, 4)
     assert (dataset.num_classes, dataset.train_count, dataset.test_count) == (TFDS_CLASSES[name], 8, 5)
     seen = shades(dataset.train(0))
     assert sorted(seen) == list(range(8))
@@ -29,11 +32,21 @@ def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, mon
 def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
     prepare_small("oxford_iiit_pet", tmp_path, monkeypatch)
     first, again = (
-        data.load("oxford_iiit_pet", 16, 4, data_dir=tmp_path, cache_dir=tmp_path / "cache", image_memory=0)
+        data.load(DataSettings("oxford_iiit_pet", tmp_path, cache_dir=tmp_path / "cache", image_memory=0), 16, 4)
         for _ in range(2)
     )
     assert len([*(tmp_path / "cache").glob("*.pixels")]) == 1
     assert shades(first.train(0)) == shades(again.train(0))
+
+
+def test_a_prepared_folder_works_where_it_is_copied_to(tmp_path, monkeypatch, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    prepare_small("caltech_birds2011", here, monkeypatch)
+    run_data("prepare", "--dataset_name", "caltech_birds2011", "--data_dir", here)
+    assert re.search(r"caltech_birds2011 is ready in .*: 8 train, 5 test", capsys.readouterr().out)
+    shutil.copytree(here / "caltech_birds2011", there / "caltech_birds2011")
+    first, second = (data.load(DataSettings("caltech_birds2011", place), 16, 4) for place in (here, there))
+    assert first.record() == second.record()
 
 
 @pytest.fixture
@@ -56,7 +69,7 @@ FILES = {
 @pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_without_a_network_the_error_names_each_file_and_its_place(name, tmp_path, no_network):
     with pytest.raises(UserError) as caught:
-        data.load(name, 32, 4, data_dir=tmp_path)
+        data.load(DataSettings(name, tmp_path), 32, 4)
     message = str(caught.value)
     assert message.startswith(f"--dataset_name {name}: not prepared in {tmp_path}") and "\n" not in message
     assert "no route to host" in message and f"into {tmp_path}/downloads/manual: " in message
@@ -70,4 +83,4 @@ def test_a_manually_downloaded_file_with_a_wrong_checksum_is_refused(tmp_path, n
     for file in FILES["oxford_iiit_pet"]:
         (manual / file).write_bytes(b"not what was published")
     with pytest.raises(UserError, match=r"--dataset_name oxford_iiit_pet: .*(checksum|Checksum|wrong).*images.tar.gz"):
-        data.load("oxford_iiit_pet", 32, 4, data_dir=tmp_path)
+        data.load(DataSettings("oxford_iiit_pet", tmp_path), 32, 4)

@@ -4,11 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-from small_images import write_noise
+from small_images import load_photos, write_noise
 
-import data
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.datasets.trained_images import leave_out_trained, trained_images, write_trained_images
+from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import TRAINED_IMAGES
 
@@ -41,7 +40,7 @@ def test_a_run_counts_the_images_of_the_run_that_it_starts_from(tmp_path):
 
 def test_images_that_a_model_was_trained_on_are_counted_and_left_out(photos, tmp_path, capsys):
     run = run_trained_on(tmp_path / "run", digests_of(photos, "t*/ant/*"))
-    images = data.load("image_folder", 12, 4, data_dir=photos)
+    images = load_photos(photos, 12, 4)
     leave_out_trained(images, tmp_path / "none", "--weights")
     assert images.test_count == 9 and "trained on" not in capsys.readouterr().out
     leave_out_trained(images, run, "--weights")
@@ -54,7 +53,7 @@ def test_they_are_left_out_of_the_validation_and_of_the_test_after_training(phot
     shutil.copytree(photos / "test", photos / "val")
     (tmp_path / "bee").rename(photos / "test" / "bee")
     run = run_trained_on(tmp_path / "run", digests_of(photos, "test/ant/*"))
-    images = data.load("image_folder", 12, 4, data_dir=photos)
+    images = load_photos(photos, 12, 4)
     leave_out_trained(images, run, "--weights")
     assert (images.test_count, images.held_out.test_count) == (3, 6)
     printed = capsys.readouterr().out
@@ -64,7 +63,7 @@ def test_they_are_left_out_of_the_validation_and_of_the_test_after_training(phot
 def test_a_model_that_was_trained_on_all_test_images_is_refused(photos, tmp_path):
     run = run_trained_on(tmp_path / "run", digests_of(photos, "test/*/*"))
     with pytest.raises(UserError, match=r"--evaluate .*/run: was trained on all 9 test images; give"):
-        leave_out_trained(data.load("image_folder", 12, 4, data_dir=photos), run, "--evaluate")
+        leave_out_trained(load_photos(photos, 12, 4), run, "--evaluate")
 
 
 def test_a_damaged_record_is_named(tmp_path):

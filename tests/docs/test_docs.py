@@ -29,7 +29,7 @@ PAGES = [
 COMMANDS = (
     ("main.py",),
     ("profiler.py",),
-    *(("data.py", name) for name in ("show", "prepare", "pack", "unpack")),
+    *(("data.py", name) for name in ("show", "prepare")),
     ("scripts/figures/run_figure.py",),
 )
 FLEET = (
@@ -318,7 +318,7 @@ def test_commands_are_found_in_the_pages() -> None:
 
 def test_a_wrong_flag_in_a_shown_command_is_noticed() -> None:
     assert unknown_flags(Call("main.py", ["--rho", "0.5", "--augmentation", "flip"])) == {"--augmentation"}
-    assert unknown_flags(Call("data.py", ["pack", "--test_fraction", "0.2"])) == {"--test_fraction"}
+    assert unknown_flags(Call("data.py", ["prepare", "--test_fraction", "0.2"])) == {"--test_fraction"}
     assert unknown_flags(Call("scripts/run_figure15.sh", ["--rho", "0.5"])) == {"--rho"}
     assert unknown_flags(Call("scripts/run_figure15.sh", ["--scale", "quick", "--", "--scale", "1"])) == {"--scale"}
 

@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, make_small_data, make_small_model
-from small_images import labels_of, write_noise
+from small_images import labels_of, load_photos, write_noise
 
-import data
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
 
@@ -39,7 +38,7 @@ def test_predictions_equal_the_models_and_keep_the_highest_losses():
 
 
 def test_an_incomplete_last_batch_is_predicted_completely(photos):
-    dataset = data.load("image_folder", 12, 4, data_dir=photos)
+    dataset = load_photos(photos, 12, 4)
     assert dataset.test_count % BATCH
     model = keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
     predictions = predict(model, dataset)

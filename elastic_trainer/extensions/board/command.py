@@ -13,9 +13,8 @@ import numpy as np
 
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.image_data import ImageData, trained_images
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
-from elastic_trainer.datasets.trained_images import trained_images
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.export import board_folder, export_training, first_mask
 from elastic_trainer.extensions.board.needs import needs_line

@@ -14,7 +14,6 @@ from conftest import SIZE, make_small_model, make_table
 from small_boards import NAMES, run, weights_of
 
 import data
-from elastic_trainer.datasets import archive
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.export import export_training, load_board
 from elastic_trainer.extensions.board.times import board_table
@@ -46,7 +45,7 @@ def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path
     run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "result.json").read_text())
     images = DataSettings(dataset_name="image_folder", data_dir=photos, test_fraction=0.25, augment="flip")
-    trainer = Trainer(model, data.load_settings(images, SIZE, 6, 5), FixedScheme(mask), settings)
+    trainer = Trainer(model, data.load(images, SIZE, 6, 5), FixedScheme(mask), settings)
     trainer.run()
     assert len(found["epochs"]) == 3 and found["steps"] == trainer.history.step
     for row, expected in zip(found["epochs"], trainer.history.epochs, strict=True):
@@ -135,7 +134,7 @@ def test_a_run_that_is_killed_while_it_validates_validates_that_epoch_again(
 
 
 def test_an_archive_gives_what_the_folder_gives(three_wheels, exported, photos, trained, tmp_path):
-    archive.pack("image_folder", photos, tmp_path / "photos.tar")
+    shutil.make_archive(str(tmp_path / "photos"), "tar", photos.parent, photos.name)
     run(three_wheels, exported, "--data_dir", tmp_path / "photos.tar", "--output", tmp_path / "out")
     for name, value in weights_of(trained).items():
         np.testing.assert_array_equal(weights_of(tmp_path / "out")[name], value)
