@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -33,33 +33,42 @@ from elastic_trainer.runs.config import compare_networks, network_record
 from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
 
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
-def say(line: str) -> None:
-    """Print a line at once, also into a file and beside a progress bar."""
-    tqdm.write(line)
-    sys.stdout.flush()
+    from elastic_trainer.extensions.fleet.link import Link
+    from elastic_trainer.extensions.fleet.roster import Clock
+    from elastic_trainer.extensions.fleet.rounds import BoardSetup
+
+Check = Callable[[], object]
 
 
 def main() -> None:
-    """Run one of the commands."""
+    """Run one of the commands. Raises `UserError` for what the user can fix, and `Stopped` after a signal."""
     command = parse_fleet()
-    if isinstance(command, ServeCommand) and command.simulation is not None:
-        serve(command)
-        return
-    check_flower()
-    if isinstance(command, ServeCommand):
-        check_server(command.fleet)
-        serve(command)
-    else:
+    if isinstance(command, JoinCommand):
+        check_flower()
         check_board(command.board)
         join(command)
+        return
+    if command.simulation is None:
+        check_flower()
+        check_server(command.fleet)
+    serve(command)
+
+
+def say(line: str) -> None:
+    """Print a line at once, also into a file and above a progress bar."""
+    tqdm.write(line)
+    sys.stdout.flush()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
 def serve(command: ServeCommand) -> None:
-    """Run a fleet, new or continued. Raises `UserError` for what the user can fix, and `Stopped` after a signal."""
+    """Run a fleet, new or continued, of real boards or simulated ones."""
     run = command.training.run
     for text in command.training.warnings:
         utils.warn(text)
@@ -70,42 +79,47 @@ def serve(command: ServeCommand) -> None:
     import models
     from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.extensions.fleet.records import Records
+    from elastic_trainer.extensions.fleet.roster import Roster
     from elastic_trainer.extensions.fleet.server import FleetServer
+    from elastic_trainer.extensions.fleet.simulated import split
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.folder import check_run_folder, run_folder
     from elastic_trainer.runs.stop_signals import StopSignals
 
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     images, network, dataset = command.training.data, command.training.network, None
-    if command.has_photos:
+    if command.class_names is None:
         network = network.with_classes(len(class_names(images)))
         dataset = data.load(images, network.input_size, network.batch_size, network.seed, network.num_classes)
-        _keep_for_later(dataset)
+        _leave_out_test_folder(dataset)
     names = command.class_names or [*dataset.class_names]  # type: ignore[union-attr]  # one of them is there
-    parts = _parts(command, dataset)
+    parts = []
+    if command.simulation is not None:
+        wanted = command.simulation.clients, command.simulation.uneven, network.batch_size, network.seed
+        parts = split(dataset.training_labels, *wanted)  # type: ignore[union-attr]  # it has photos
     model = models.build(network, names)
-    made = network_record(model) if is_custom_model(network.model_name) else None
-    if made is not None:
-        compare_networks(made, run, network)
-    hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": made}
-    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
-        config = {**command.config, "num_classes": len(names), "images": _images(names, dataset), "network": made}
-        records = Records(folder, config, tensor_names(model))
-        with StopSignals() as stop:
-            try:
-                with _boards(command, model, dataset, parts, folder, stop.check) as (link, clock):
-                    rate = command.training.training.learning_rate
-                    server = FleetServer(
-                        link, model, command.fleet, rate, hello, records, dataset, say, stop.check, clock
-                    )
-                    server.run()
-                    server.say_goodbye(folder / BEST_MODEL)
-            except Stopped as stopped:
-                how = f"continue with: {shlex.join(['python', 'fleet.py', 'serve', '--resume', str(folder)])}"
-                if command.simulation is not None:
-                    how = "a simulation cannot be continued, start it again"
-                raise Stopped(stopped.number, f"stopped; {how}") from None
-        summary = records.finish(config, server.seconds)
+    custom = network_record(model) if is_custom_model(network.model_name) else None
+    if custom is not None:
+        compare_networks(custom, run, network)
+    hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": custom}
+    on_boards = {"training_images": "on the boards", "test_images": "on the boards"}
+    record = {**(on_boards if dataset is None else dataset.record()), "class_names": names}
+    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder, StopSignals() as stop:
+        config = {**command.config, "num_classes": len(names), "images": record, "network": custom}
+        records, rate = Records(folder, config, tensor_names(model)), command.training.training.learning_rate
+        boards = _real(command, folder, stop.check)
+        how = f"continue with: {shlex.join(['python', 'fleet.py', 'serve', '--resume', str(folder)])}"
+        if command.simulation is not None:
+            boards = _simulated(command, dataset, parts, folder, stop.check)
+            how = "a simulation cannot be continued, start it again"
+        try:
+            with boards as (link, clock):
+                server = FleetServer(Roster(link, say, clock), model, command.fleet, rate, hello, records, dataset)
+                server.run()
+                server.say_goodbye(folder / BEST_MODEL)
+        except Stopped as stopped:
+            raise Stopped(stopped.number, f"stopped; {how}") from None
+        summary = records.finish(server.seconds)
     say(
         f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}: {folder / BEST_MODEL}) after "
         f"{summary['train_seconds']:.1f} s of rounds; the least trained tensor trained in {summary['coverage']:.0%} of "
@@ -113,74 +127,60 @@ def serve(command: ServeCommand) -> None:
     )
 
 
-def _parts(command: ServeCommand, dataset: Any) -> list[Any]:
-    """The photos of each simulated board, see `simulated.split`. Raises `UserError` if there are too few."""
-    from elastic_trainer.extensions.fleet.simulated import split
+@contextmanager
+def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[tuple[Link, Clock]]:
+    """The link to real boards, through Flower, and the clock of the rounds."""
+    from elastic_trainer.extensions.fleet.roster import Clock
 
-    simulation = command.simulation
-    if simulation is None:
-        return []
-    labels, fewest, seed = dataset.training_labels, dataset.batch_size, command.training.network.seed
-    try:
-        return split(labels, simulation.clients, simulation.uneven, fewest, seed)
-    except ValueError as error:
-        raise UserError(f"--clients {simulation.clients}: {error}; give fewer, or a smaller --batch_size") from error
+    with superlink(command.fleet, folder, check) as link:
+        say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
+        yield link, Clock(check=check)
 
 
 @contextmanager
-def _boards(
-    command: ServeCommand, model: Any, dataset: Any, parts: Sequence[Any], folder: Path, check: Callable[[], object]
-) -> Iterator[tuple[Any, Any]]:
-    """The link to the boards, real or simulated, and the clock of their rounds."""
-    from elastic_trainer.extensions.fleet.roster import Clock
-
-    fleet, simulation = command.fleet, command.simulation
-    if simulation is None:
-        with superlink(fleet, folder, check) as link:
-            say(f"serving at {fleet.host}:{fleet.port}; run folder {folder}")
-            yield link, Clock()
-        return
+def _simulated(
+    command: ServeCommand, dataset: Any, parts: Sequence[np.ndarray], folder: Path, check: Check
+) -> Iterator[tuple[Link, Clock]]:
+    """The link to simulated boards, and the clock of their time."""
     import models
     from elastic_trainer.cli.choices import with_table
-    from elastic_trainer.extensions.fleet import simulated
-    from elastic_trainer.extensions.fleet.client import Made
+    from elastic_trainer.extensions.fleet.rounds import BoardSetup
+    from elastic_trainer.extensions.fleet.simulated import simulation, slowdowns
     from elastic_trainer.timing.memory_check import TracedSteps
 
-    network = command.training.network.with_classes(len(dataset.class_names))
-    training, table, _ = with_table(command.training.with_classes(dataset.num_classes), TracedSteps(model, network))
-    assert table is not None, "the scheme is elastic"
-    made = Made(models.build(network), dataset, table, training.training)
-    slower = simulated.slowdowns(simulation.clients, simulation.slowest).tolist()
-    say(f"simulating {simulation.clients} boards; run folder {folder}")
-    with tqdm(total=simulation.clients * fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
+    settings = command.simulation
+    training = command.training.with_classes(dataset.num_classes)
+    model = models.build(training.network)
+    training, table, _ = with_table(training, TracedSteps(model, training.network))
+    assert table is not None and settings is not None, "the scheme is elastic"
+    setup, slower = BoardSetup(model, dataset, table, training.training), slowdowns(settings.clients, settings.slowest)
+    say(f"simulating {settings.clients} boards; run folder {folder}")
+    with tqdm(total=settings.clients * command.fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
 
         def has_trained(line: str) -> None:
             check()
             bar.update()
 
-        yield simulated.simulation(made, parts, slower, has_trained)
-
-
-def _images(names: Sequence[str], dataset: Any) -> dict[str, Any]:
-    """What config.json keeps of the images."""
-    own = {"training_images": "on the boards", "test_images": "on the boards"} if dataset is None else dataset.record()
-    return {**own, "class_names": [*names]}
+        yield simulation(setup, parts, slower.tolist(), has_trained)
 
 
 # --- a board ----------------------------------------------------------------------------------------------------------
 
 
 def join(command: JoinCommand) -> None:
-    """Train for a server until it has finished. Raises `UserError` for what the user can fix."""
+    """Train for a server until it has finished."""
     load_tensorflow()
-    from elastic_trainer.extensions.fleet.client import Board
+    from elastic_trainer.extensions.fleet.board import Board
+    from elastic_trainer.extensions.fleet.rounds import RoundClock
 
-    folder = command.logdir / "boards" / command.name
-    board = Board(command.name, lambda words, names: _made(command, words, names), command.board.slowdown, say)
+    folder, settings = command.logdir / "boards" / command.name, command.board
+    board = Board(command.name, lambda *asked: _setup(command, *asked), RoundClock(settings.slowdown), say)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        say(f"board {command.name}: joins the fleet at {command.board.superlink}; log in {folder}")
-        _keep(board, take_part(command.board, folder, board.handle, say, board.get_ready), folder)
+        say(f"board {command.name}: joins the fleet at {settings.superlink}; log in {folder}")
+        end = take_part(settings, folder, board.handle, say, board.get_ready)
+        has_saved = board.save_model(end.arrays, folder / BEST_MODEL)
+        say(f"the fleet has finished{f'; its best model is in {folder / BEST_MODEL}' if has_saved else ''}")
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -189,16 +189,16 @@ def _stop(number: int, frame: Any) -> None:
     raise Stopped(number, "this board has left the fleet")
 
 
-def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> Any:
+def _setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
     """The network of the server, the photos of this board, and its timing table."""
     import data
     import models
     from elastic_trainer.cli.choices import with_memory, with_table
-    from elastic_trainer.extensions.fleet.client import Made
+    from elastic_trainer.extensions.fleet.rounds import BoardSetup
     from elastic_trainer.timing.memory_check import TracedSteps
 
     training = board_command(command, words)
-    model = models.build(training.network)
+    model: keras.Model = models.build(training.network)
     steps = TracedSteps(model, training.network)
     try:
         training, freed_mb = with_memory(training, steps)
@@ -209,25 +209,16 @@ def _made(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed
     dataset = data.load(training.data, *sizes, kept_mb=training.images_mb)
-    _keep_for_later(dataset)
+    _leave_out_test_folder(dataset)
     dataset.follow_classes(class_names)
-    return Made(model, dataset, table, training.training, freed_mb)
+    return BoardSetup(model, dataset, table, training.training, freed_mb)
 
 
-def _keep_for_later(dataset: Any) -> None:
+def _leave_out_test_folder(dataset: Any) -> None:
     """Leave out the images that would test the best model after training: a fleet chooses and tests by the others."""
     if dataset.held_out is not None:
         say("a fleet leaves out the photos of the test folder; main.py --evaluate tests its model on them")
         dataset.held_out = None
-
-
-def _keep(board: Any, message: Any, folder: Path) -> None:
-    """Save the fleet's best model on this board."""
-    path = folder / BEST_MODEL
-    if board.save_model(message.arrays, path):
-        say(f"the fleet has finished; its best model is in {path}")
-    else:
-        say("the fleet has finished")
 
 
 if __name__ == "__main__":

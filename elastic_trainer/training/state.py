@@ -88,6 +88,8 @@ class TrainState:
         predicted_mb: what the process is expected to take at most with the adopted step, by
             `memory.step_memory`; None without `start_mb`.
         evaluation: results of `task` over test examples.
+        make_step: traces the step of a batch size, a mask, and parts of the batch. Another one may keep what it made,
+            where several runs take turns.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class TrainState:
         self.features, self.memory_mb = features or Features(), memory_mb
         self.predicted_mb: float | None = None
         self._forward_mb = 0.0  # of the adopted step
+        self.make_step: Callable[..., TrainStep] = self._make_step
         self.start_mb = resident_memory_mb()
         self.task = task
         self.replace(task.model, optimizer)
@@ -141,7 +144,7 @@ class TrainState:
         self.features.drop()  # before new ones take memory
         self.evaluation.drop_features()
         gc.collect()
-        self._step = self._traced(self._batch_size, mask)
+        self._step = self.make_step(self._batch_size, mask)
         self._mask = mask
         self._adopt_features(self._step, uses_features)
         if self.features.split is not None:
@@ -158,7 +161,7 @@ class TrainState:
             self.features.adopt(step, uses_features)
             if self.memory_mb == inf:
                 return
-            step = self._traced(self._rows, step.mask)
+            step = self.make_step(self._rows, step.mask)
         needed_mb, forward = self._needed_mb(step, self._peaks)
         self._forward_mb = forward.tensors_mb
         if self._batch_size is not None:
@@ -172,7 +175,7 @@ class TrainState:
         needed_mb, forward = training_mb(step, peaks)
         return (self.start_mb or 0.0) + needed_mb, forward
 
-    def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
+    def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
         return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=parts or self.parts)
 
     def too_little_memory(self) -> UserError:
@@ -181,7 +184,7 @@ class TrainState:
         count = (self._rows if self._batch_size is None else self._batch_size) or 1
 
         def needed_mb(rows: int, parts: int | None = None) -> float:
-            return self._needed_mb(self._traced(rows, self._mask, parts))[0]
+            return self._needed_mb(self.make_step(rows, self._mask, parts))[0]
 
         def needed_in_parts_mb(size: int) -> float:
             rows = part_rows(count * self.parts, size)

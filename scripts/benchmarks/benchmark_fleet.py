@@ -43,22 +43,22 @@ sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
 from study_data import INPUT_SIZES, person_of, split_folder
 
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.extensions.fleet.client import EPOCHS, Made
+from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
+from elastic_trainer.extensions.fleet.messages import About
 from elastic_trainer.extensions.fleet.records import Records
-from elastic_trainer.extensions.fleet.rounds import RoundScheme
+from elastic_trainer.extensions.fleet.roster import Roster
+from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, RoundScheme
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.files import write_json
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.schemes import ElasticScheme, _Measured
 from elastic_trainer.selection.select import Plan, plan_of, select_tensors
-from elastic_trainer.selection.time_budget import Progress, TimeBudget
-from elastic_trainer.settings import Settings
-from elastic_trainer.task import Task
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.state import TrainState
 
 if TYPE_CHECKING:
     import keras
@@ -74,8 +74,8 @@ BLOCK = re.compile(r"block_\d+|expanded_conv|Conv_?1")  # of MobileNetV2, in nam
 class OnePassBoard(SimulatedBoard):
     """Passes over its photos once in each round."""
 
-    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
-        return super()._run(seconds, rate, min(most, self._trainer.data.steps_per_epoch))
+    def train_steps(self, rate: float, max_steps: int = EPOCHS) -> int:
+        return super().train_steps(rate, min(max_steps, self.trainer.data.steps_per_epoch))
 
 
 class WindowScheme(RoundScheme):
@@ -85,18 +85,20 @@ class WindowScheme(RoundScheme):
 
     of_boards: dict[int, np.ndarray] = {}  # noqa: RUF012 (shared: the latest importance of each board of the run)
 
-    def __init__(self, task: Task, data: Any, settings: Settings, budget: TimeBudget) -> None:
-        ElasticScheme.__init__(self, task, data, settings, budget, ImportanceEvaluator)
+    def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
+        super().__init__(setup, clock)
+        self._evaluator = ImportanceEvaluator(ImageClassification(setup.model), setup.data.batch_size)
         self._key = len(self.of_boards)
-        self.of_boards[self._key] = np.zeros(len(self._head))
+        self.of_boards[self._key] = np.zeros(len(self.head))
 
-    def _plan(self, measured: _Measured, progress: Progress) -> Plan:
-        table, rho = self._budget.table, measured.allowance.table_rho
-        self.of_boards[self._key] = measured.importance
+    def choose(self, rho: float, state: TrainState) -> Plan:
+        table, data = self.table, self.setup.data
+        batches = data.importance_batches(0, self.setup.settings.importance_batches)
+        own = self.of_boards[self._key] = self._evaluator(state.optimizer, batches)
         if rho >= 1:
-            return plan_of(table, np.ones(len(self._head), bool), None, table.full_step_ms, 1.0)
-        importance = LOCAL * measured.importance + (1 - LOCAL) * np.mean([*self.of_boards.values()], axis=0)
-        mask, self._start = select_window(table, importance, self._head, rho, self._start)
+            return plan_of(table, np.ones(len(self.head), bool), None, table.full_step_ms, 1.0)
+        importance = LOCAL * own + (1 - LOCAL) * np.mean([*self.of_boards.values()], axis=0)
+        mask, self._start = select_window(table, importance, self.head, rho, self._start)
         return plan_of(table, mask, None, rho * table.full_step_ms, 1.0)
 
 
@@ -229,16 +231,16 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     if rule.waits:
         seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
     else:
-        shares = {"full_seconds": 1.0, "head_seconds": table.predict_ms(head_mask(model)) / table.full_step_ms}
+        share = table.predict_ms(head_mask(model)) / table.full_step_ms
         told = [
-            {"images": len(rows), **{name: share * times * one for name, share in shares.items()}}
+            About("", len(rows), 0, times * one, share * times * one)
             for rows, times, one in zip(parts, SLOWER, passes, strict=False)  # same_rho has rounds like ours
         ]
         seconds = usual_round_seconds(told, rule.passes)
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
     WindowScheme.of_boards.clear()
-    made = Made(models.build(network), photos, table, training)
-    link, clock = simulation(made, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
+    setup = BoardSetup(models.build(network), photos, table, training)
+    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
@@ -246,9 +248,9 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         def say(line: str) -> None:
             print(f"{name} {seed}: {line}", file=sys.stderr, flush=True)
 
-        server = rule.server(link, model, fleet, training.learning_rate, hello, records, photos, say, clock=clock)
+        server = rule.server(Roster(link, say, clock), model, fleet, training.learning_rate, hello, records, photos)
         server.run()
-        records.finish(command.config, server.seconds)
+        records.finish(server.seconds)
     return {
         "rule": name,
         "seed": seed,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic_trainer.cli.commands import TrainCommand, check_data_options
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
@@ -31,27 +31,39 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import is_run, read_config, started_with
 from elastic_trainer.settings import MAIN_FLAGS
 
-# The flags of main.py that a server and a board have. A board gets the network and the recipe from its server.
+SCHEME = "elastic_training_upper_part"
 _PHOTOS = ("dataset_name", "data_dir", "test_fraction", "skip_broken", "image_memory")
 _SERVER = (
     *("model_name", "input_size", "num_classes", "batch_size", "weights", "alpha", "optimizer", "seed"),
     *_PHOTOS,
-    *("augment", "learning_rate", "weight_decay", "gradient_clipping", "recipe"),
-    *("logdir", "run_name", "resume", "overwrite"),
+    *("augment", "learning_rate", "weight_decay", "gradient_clipping", "recipe", "logdir", "run_name", "overwrite"),
 )
-_BOARD = ("model_name", *_PHOTOS, "memory", "micro_batch", "logdir")
 _SENT = ("model_name", "input_size", "batch_size", "optimizer", "augment", "weight_decay", "gradient_clipping", "seed")
 
 
-def flags_of_command(name: str) -> dict[str, Flag]:
-    """The flags of `fleet.py serve`, `fleet.py join`, or `fleet.py simulate`."""
-    rounds = {name: FLEET_FLAGS[name] for name in ("rounds", "round_seconds", "changes")}
-    main, own = {
-        "serve": (_SERVER, FLEET_FLAGS),
-        "join": (_BOARD, BOARD_FLAGS),
-        "simulate": ([name for name in _SERVER if name != "resume"], {**SIMULATION_FLAGS, **rounds}),
-    }[name]
-    return {**own, **{each: MAIN_FLAGS[each] for each in main}}
+class _Command(NamedTuple):
+    """A command of fleet.py: its help, its own flags, and those of main.py that it has, too."""
+
+    help: str
+    own: dict[str, Flag]
+    main: tuple[str, ...]
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        return {**self.own, **{name: MAIN_FLAGS[name] for name in self.main}}
+
+
+COMMANDS = {  # a board gets the network and the recipe from its server
+    "serve": _Command("average what the boards learn", FLEET_FLAGS, (*_SERVER, "resume")),
+    "join": _Command(
+        "train on this board for a server", BOARD_FLAGS, ("model_name", *_PHOTOS, "memory", "micro_batch", "logdir")
+    ),
+    "simulate": _Command(
+        "many boards with chosen speeds in this process, to plan a fleet",
+        {**SIMULATION_FLAGS, **{name: FLEET_FLAGS[name] for name in ("rounds", "round_seconds", "changes")}},
+        _SERVER,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class ServeCommand:
     """One server: `fleet.py serve`.
 
     Attributes:
-        class_names: as given; None: those of its data set.
+        class_names: as given; None: those of its data set, on whose test photos it then tests the models.
         config: the options as config.json keeps them.
         simulation: the boards of `fleet.py simulate`; None: real ones.
     """
@@ -69,11 +81,6 @@ class ServeCommand:
     class_names: list[str] | None
     config: dict[str, Any]
     simulation: SimulationSettings | None = None
-
-    @property
-    def has_photos(self) -> bool:
-        """Whether the server tests the models on photos of its own."""
-        return self.class_names is None
 
 
 @dataclass(frozen=True)
@@ -100,86 +107,82 @@ def parse_fleet(arguments: Sequence[str] | None = None) -> ServeCommand | JoinCo
     """The command line of fleet.py. Raises `UserError` for wrong flags."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     args = fleet_parser().parse_args(given)
-    return _join(given[1:], args) if args.command == "join" else _serve(given, args)
+    if args.command == "join":
+        return _join(given[1:], args)
+    if isinstance(getattr(args, "resume", None), Path):
+        return _resumed(given[1:], args.resume)
+    return _serve(given[1:], args, given)
 
 
 def fleet_parser() -> OneLineParser:
     """The flags of fleet.py."""
     description = "One model from many boards, whose photos stay where they are."
     parser = OneLineParser([main_parser, profiler_parser], prog="fleet.py", description=description)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve|join|simulate")
-    texts = {
-        "serve": "average what the boards learn",
-        "join": "train on this board for a server",
-        "simulate": "many boards with made-up speeds in this process, to plan a fleet",
-    }
-    for name, text in texts.items():
-        others = [partial(_parser_of, other) for other in texts if other != name]
-        own = commands.add_parser(name, help=text, siblings=[*others, main_parser, profiler_parser])
-        add_flags(own, flags_of_command(name))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    for name, command in COMMANDS.items():
+        others = [partial(_parser_of, other) for other in COMMANDS if other != name]
+        own = commands.add_parser(name, help=command.help, siblings=[*others, main_parser, profiler_parser])
+        add_flags(own, command.flags)
     return parser
 
 
 def _parser_of(name: str) -> OneLineParser:
     """The flags of one command of fleet.py."""
     parser = OneLineParser(prog=f"fleet.py {name}")
-    add_flags(parser, flags_of_command(name))
+    add_flags(parser, COMMANDS[name].flags)
     return parser
 
 
-def _typed(args: argparse.Namespace, words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """The options of main.py with these `names` that are among the `words`, even if they equal a default."""
-    given = _parser_of(args.command).given(words)
-    typed = {name: getattr(args, name) for name in given if name in names}
-    if "memory" in typed:
-        typed["memory"] = f"{typed['memory']}M"
-    return typed
+def _typed(args: argparse.Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """The options of main.py that are among the `words`, even if they equal a default."""
+    names = {*COMMANDS[args.command].main} - {"resume", "overwrite"}
+    typed = {name: getattr(args, name) for name in _parser_of(args.command).given(words) if name in names}
+    return {**typed, "memory": f"{typed['memory']}M"} if "memory" in typed else typed
 
 
-def _serve(given: list[str], args: argparse.Namespace) -> ServeCommand:
-    is_simulated, words = args.command == "simulate", given[1:]
-    args.resume, args.class_names = getattr(args, "resume", False), getattr(args, "class_names", None)
-    if isinstance(args.resume, Path):
-        folder = args.resume
-        before = started_with(folder)
-        if before[:1] != ["serve"]:
-            how = "a simulation starts again" if before[:1] == ["simulate"] else "continue it with main.py"
-            raise UserError(f"--resume {folder}: is not the run of a fleet; {how}")
-        place = as_words({"logdir": folder.absolute().parent, "run_name": folder.absolute().name, "overwrite": False})
-        words = [*before[1:], *words, *place]
-        args = fleet_parser().parse_args(["serve", *words])
-        given = [word for word in before if word != "--resume"]
-        args.resume = True
-    names = [class_name(name) for name in args.class_names.split(",")] if args.class_names else None
-    if names is not None:
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def _resumed(words: list[str], folder: Path) -> ServeCommand:
+    """The server of the run in `folder`, with its words and those that are given now."""
+    started = started_with(folder)
+    if started[:1] != ["serve"]:
+        how = "a simulation starts again" if started[:1] == ["simulate"] else "continue it with main.py"
+        raise UserError(f"--resume {folder}: is not the run of a fleet; {how}")
+    place = as_words({"logdir": folder.absolute().parent, "run_name": folder.absolute().name, "overwrite": False})
+    words = [*started[1:], *words, *place]
+    args = fleet_parser().parse_args(["serve", *words])
+    args.resume = True
+    return _serve(words, args, [word for word in started if word != "--resume"])
+
+
+def _serve(words: Sequence[str], args: argparse.Namespace, given: list[str]) -> ServeCommand:
+    """The server of these `words`; config.json keeps the words that were `given`."""
+    is_simulated, typed, names = args.command == "simulate", _typed(args, words), None
+    if getattr(args, "class_names", None):
+        names = [class_name(name) for name in args.class_names.split(",")]
         _check_classes(names, args)
-    typed = _typed(args, words, [name for name in _SERVER if name not in ("resume", "overwrite")])
-    typed |= {} if names is None else {"num_classes": len(names)}
+        typed["num_classes"] = len(names)
     run_name = f"{'simulated' if is_simulated else 'fleet'}_{args.dataset_name}"
-    chosen = {"recipe": "robust", "run_name": run_name, "train_type": "elastic_training_upper_part", "save_model": True}
-    switches = [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
+    chosen = {"recipe": "robust", "run_name": run_name, "train_type": SCHEME, "save_model": True}
+    switches = [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name, False)]
     training = parse_training([*as_words(typed), *switches], as_words(chosen))
-    fleet = from_options(FleetSettings, vars(args))
-    simulation = from_options(SimulationSettings, vars(args)) if is_simulated else None
-    if simulation is not None:
+    fleet, simulation = from_options(FleetSettings, vars(args)), None
+    if is_simulated:
+        simulation = from_options(SimulationSettings, vars(args))
         fleet = replace(fleet, boards=simulation.clients, grace=1e6)
-    options = {**vars(fleet), **(vars(simulation) if simulation else {})}
-    own = {name: value if isinstance(value, int | float | None) else str(value) for name, value in options.items()}
+    own = {name: getattr(args, name) for name in COMMANDS[args.command].own}
+    own = {name: value if isinstance(value, int | float | None) else str(value) for name, value in own.items()}
     command = ServeCommand(fleet, training, names, {**training.config, **own, "command": given}, simulation)
-    if training.run.resume and is_run(training.run.folder):
-        _check_unchanged(command)
+    folder = training.run.folder
+    if training.run.resume and is_run(folder):
+        free = FREE_ON_RESUME.union(name for name, flag in FLEET_FLAGS.items() if flag.is_free)
+        change = first_change(command.config, read_config(folder), free)
+        if change is not None:
+            raise UserError(
+                f"--resume: the fleet in {folder} was started with {change}; use the same, or give another --run_name"
+            )
     return command
-
-
-def _check_unchanged(command: ServeCommand) -> None:
-    """Raise `UserError` if the fleet to continue was started with other options."""
-    folder = command.training.run.folder
-    free = FREE_ON_RESUME.union(name for name, flag in FLEET_FLAGS.items() if flag.is_free)
-    change = first_change(command.config, read_config(folder), free)
-    if change is not None:
-        raise UserError(
-            f"--resume: the fleet in {folder} was started with {change}; use the same, or give another --run_name"
-        )
 
 
 def _check_classes(names: list[str], args: argparse.Namespace) -> None:
@@ -201,11 +204,14 @@ def sent_words(training: TrainCommand, classes: int) -> list[str]:
     return as_words({**flags, "num_classes": classes, "recipe": training.run.recipe})
 
 
-def _join(given: list[str], args: argparse.Namespace) -> JoinCommand:
-    typed = _typed(args, given, [name for name in _BOARD if name != "model_name"])
-    custom = args.model_name if is_custom_model(args.model_name) else None
-    if args.model_name is not None and custom is None:
-        raise UserError(f"--model_name {args.model_name}: the server says which network; give FILE.py:FUNCTION alone")
+# --- a board ----------------------------------------------------------------------------------------------------------
+
+
+def _join(words: list[str], args: argparse.Namespace) -> JoinCommand:
+    typed = _typed(args, words)
+    custom = typed.pop("model_name", None)
+    if custom is not None and not is_custom_model(custom):
+        raise UserError(f"--model_name {custom}: the server says which network; give FILE.py:FUNCTION alone")
     if args.data_dir is not None and "dataset_name" not in typed:
         typed["dataset_name"] = args.dataset_name = "image_folder"
     check_data_options(args)
@@ -230,5 +236,5 @@ def board_command(command: JoinCommand, sent: Sequence[str]) -> TrainCommand:
             )
         flags["--model_name"] = command.custom
     words = [word for pair in flags.items() for word in pair]
-    fixed = {"weights": "none", "train_type": "elastic_training_upper_part", "rho": 1, "save_model": False}
+    fixed = {"weights": "none", "train_type": SCHEME, "rho": 1, "save_model": False}
     return parse_training([*words, *command.words, *as_words(fixed)])

@@ -1,6 +1,6 @@
-"""The sockets between the long-lived processes of a fleet and Flower's messengers (`flower_app`) on the same machine.
+"""How a server reaches its boards, and the sockets to Flower's messengers (`app/fleet_app.py`) on the same machine.
 
-Without Flower, so that servers and boards can be tested, and simulated, in one process: `Link` is what a server needs.
+It needs no Flower, so servers and boards can be tested, and simulated, in one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.extensions.fleet.parcel import Parcel, failed
+from elastic_trainer.extensions.fleet.messages import Parcel, failed
 
 ADDRESS, KEY = "ELASTIC_FLEET_ADDRESS", "ELASTIC_FLEET_KEY"  # in the environment of Flower's processes
 
@@ -34,24 +34,20 @@ class Delivery(NamedTuple):
 
 
 class Link(Protocol):
-    """What a server sends by."""
+    """A server's connection to its boards."""
 
     def nodes(self) -> list[int]:
         """The boards that are online, by the numbers that Flower gives them; a new one after each start."""
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        """Send to a board a message that is of use for so many seconds; returns its number, and its size in bytes."""
+        """Send to a board a message that expires after so many seconds; returns its number, and its size in bytes."""
 
     def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
         """The replies to these messages that have come, each once."""
 
 
 class Socket:
-    """Where Flower's messengers connect.
-
-    Attributes:
-        environment: what they need to find it.
-    """
+    """Where Flower's messengers connect; `environment` tells them where that is."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -107,17 +103,14 @@ class FlowerLink:
         self._connection = connection
 
     def nodes(self) -> list[int]:
-        """See `Link.nodes`."""
         return [*self._asked(Parcel("nodes")).values["nodes"]]
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        """See `Link.send`."""
         content = np.frombuffer(parcel.to_bytes(), np.uint8)
         sent = self._asked(Parcel("send", {"node": node, "ttl": seconds}, {"parcel": content}))
         return sent.values["message"], content.nbytes
 
     def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
-        """See `Link.receive`."""
         if not messages:
             return {}
         found = self._asked(Parcel("receive", {"messages": [*messages]}))

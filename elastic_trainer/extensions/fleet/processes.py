@@ -19,14 +19,14 @@ from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.link import FlowerLink, Socket, answer
-from elastic_trainer.extensions.fleet.parcel import Parcel
+from elastic_trainer.extensions.fleet.messages import Parcel
 from elastic_trainer.extensions.fleet.settings import BoardSettings, FleetSettings
 from elastic_trainer.files import write_text, writing
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT, APP = Path(__file__).resolve().parents[3], Path(__file__).resolve().with_name("app")
 START_SECONDS = 120  # in which SuperLink and ServerApp have started, on a slow board too
 HERE = ("127.0.0.1", "localhost", "::1")
-SHORT_SECONDS, MOST_STARTS = 10.0, 5  # a SuperNode that ends so soon, and so often, will not run
+SHORT_SECONDS, MAX_STARTS = 10.0, 5  # a SuperNode that ends so soon, and so often, will not run
 GOODBYE_SECONDS = 3.0  # in which Flower passes on a board's last answer
 LINK_LOG, NODE_LOG = "superlink.log", "supernode.log"
 # Runs a command that ends when this process does, so that a killed `fleet.py` leaves none behind (1: PR_SET_PDEATHSIG).
@@ -35,27 +35,6 @@ if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(1, 15)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-_APP = {
-    "pyproject.toml": """[project]
-name = "elastic-fleet"
-version = "1.0.0"
-description = "One model from many boards"
-license = "MIT"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "elastic-trainer"
-
-[tool.flwr.app.components]
-serverapp = "fleet_app:server_app"
-clientapp = "fleet_app:client_app"
-""",
-    "fleet_app.py": """from elastic_trainer.extensions.fleet import flower_app
-
-client_app = flower_app.client_app
-server_app = flower_app.server_app
-""",
-}
 
 
 def check_flower() -> None:
@@ -211,12 +190,11 @@ def superlink(settings: FleetSettings, folder: Path, check: Callable[[], object]
     words += ["--enable-supernode-auth"] if settings.node_keys else []
     messengers = Socket()
     with _home(messengers) as (home, environment), _process(words, log, environment) as process:
-        for name, text in {"config.toml": connection, **{f"app/{name}": text for name, text in _APP.items()}}.items():
-            write_text(home / name, text)
+        write_text(home / "config.toml", connection)
         _wait_until(lambda: _listens(host, settings.port), process, log, check)
         for key in _public_keys(settings):
             _flwr(["supernode", "register", str(key), "here"], environment, f"--node_keys: {key.name} cannot be used")
-        _flwr(["run", str(home / "app"), "here"], environment, "Flower does not start the fleet's app")
+        _flwr(["run", str(APP), "here"], environment, "Flower does not start the fleet's app")
         found: list[FlowerLink] = []
         threading.Thread(target=lambda: found.append(FlowerLink(messengers.accept())), daemon=True).start()
         _wait_until(lambda: bool(found), process, log, check)
@@ -263,7 +241,7 @@ def check_board(settings: BoardSettings) -> None:
 
 
 @contextlib.contextmanager
-def supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
+def _supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
     """A SuperNode while the block runs, and the socket to which its messengers bring messages.
 
     Where it ends by itself, a message of the kind "down" comes, whose value "why" is its last error.
@@ -274,11 +252,11 @@ def supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
     words += ["--root-certificates", str(certificates.absolute())] if certificates else ["--insecure"]
     words += ["--auth-supernode-private-key", str(key.absolute())] if key else []
     with _home(messengers) as (_, environment), _process(words, log, environment) as process:
-        ended = threading.Event()
+        has_ended = threading.Event()
 
         def watch() -> None:
             process.wait()
-            if not ended.is_set():
+            if not has_ended.is_set():
                 with contextlib.suppress(OSError):
                     messengers.tell("down", _last_error(log))
 
@@ -286,7 +264,7 @@ def supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
         try:
             yield messengers
         finally:
-            ended.set()
+            has_ended.set()
 
 
 def take_part(
@@ -303,23 +281,21 @@ def take_part(
     A SuperNode ends when a SuperLink that has started again does not know it. It is started again then.
 
     Raises:
-        UserError: it ends as soon as it has started, `MOST_STARTS` times.
+        UserError: it ends as soon as it has started, `MAX_STARTS` times.
     """
     short = 0
     while True:
         start = time.monotonic()
-        with supernode(settings, folder) as messengers:
-            message = answer(messengers, handle)
-            while message.kind not in ("down", "end"):
+        with _supernode(settings, folder) as messengers:
+            while (message := answer(messengers, handle)).kind != "down":
+                if message.kind == "end":
+                    time.sleep(GOODBYE_SECONDS)
+                    return message
                 if message.kind == "train":
                     afterwards()
-                message = answer(messengers, handle)
-            if message.kind == "end":
-                time.sleep(GOODBYE_SECONDS)
-                return message
         short = short + 1 if time.monotonic() - start < SHORT_SECONDS else 0
         why = f"Flower's SuperNode has ended ({message.values['why']})"
-        if short == MOST_STARTS:
+        if short == MAX_STARTS:
             raise UserError(f"--superlink {settings.superlink}: {why}; all its messages are in {folder / NODE_LOG}")
         say(f"{why}; it starts again")
         time.sleep(1 + 2 * short)  # a SuperLink that has just started knows no keys yet

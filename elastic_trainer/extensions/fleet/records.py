@@ -1,7 +1,7 @@
 """What the server of a fleet records in its run's folder, as other runs do: tables, curves, models.
 
 metrics.csv      a row a round; row 0 is the closed-form head
-boards.csv       a row a board and round: selection, times, bytes, what went wrong
+boards.csv       a row a board and round: selection, times, bytes
 selections.csv   a row a tensor of each board and round
 events.out.*     TensorBoard's curves; those of each board are in boards/<name>
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.extensions.fleet.average import Reply
+from elastic_trainer.extensions.fleet.messages import Update
 from elastic_trainer.extensions.fleet.roster import Answer
 from elastic_trainer.files import write_csv, write_json
 from elastic_trainer.machine import environment
@@ -38,23 +38,23 @@ class Records:
     Attributes:
         rounds, boards: rows of metrics.csv and boards.csv.
         selections: of each board and round: round, board, and the places of the tensors that trained.
-        best: score of the model in best.keras; None if there is none.
+        best: accuracy of the model in best.keras; None if there is none.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], names: list[str]) -> None:
-        self.folder, self._names = folder, names
+        self.folder, self._config, self._names = folder, config, names
         self.rounds: list[dict[str, Any]] = []
         self.boards: list[dict[str, Any]] = []
         self.selections: list[tuple[int, str, list[int]]] = []
         self.best: float | None = None
-        self.checkpoints = Checkpoints(folder / "checkpoints")
-        self._writers: dict[str, Any] = {}
+        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._writers: dict[Path, Any] = {}
         if not (folder / CONFIG).exists():
             write_json(folder / CONFIG, {**config, "environment": environment()})
 
     def restore(self) -> State | None:
         """The newest checkpoint, if there is one; the records go on from there."""
-        state = self.checkpoints.latest()
+        state = self._checkpoints.latest()
         if state is not None:
             kept = state.record
             self.rounds, self.boards, self.best = kept["rounds"], kept["boards"], kept["best"]
@@ -65,7 +65,7 @@ class Records:
         """Write a checkpoint after a round, and all tables."""
         self.write()
         kept = {"rounds": self.rounds, "boards": self.boards, "selections": self.selections, "best": self.best}
-        self.checkpoints.save(len(self.rounds), State(arrays, {**record, **kept}))
+        self._checkpoints.save(len(self.rounds), State(arrays, {**record, **kept}))
 
     def write(self) -> None:
         """Write all tables completely."""
@@ -79,33 +79,44 @@ class Records:
         )
         write_csv(self.folder / SELECTIONS, ("epoch", "board", "name", "chosen"), chosen)
 
-    def add_round(self, values: dict[str, Any], test: dict[str, Any]) -> dict[str, Any]:
-        """Record a round, its model's loss and accuracy as far as they are known; returns the row of metrics.csv."""
-        tested = {f"test_{name}": test[name] for name in ("loss", "accuracy")}
-        self.rounds.append({"epoch": len(self.rounds), **values, "coverage": self.coverage(), **tested})
-        return self.rounds[-1]
-
-    def add_board(self, number: int, answer: Answer, reply: Reply, places: list[int], round_seconds: float) -> None:
+    def add_board(self, number: int, answer: Answer, update: Update, places: list[int], round_seconds: float) -> None:
         """Record what a board did in a round; `places` are those of the tensors that it trained."""
-        name, values = answer.member.name, answer.parcel.values
+        name, reported = answer.about.name, update.reported
         row = {
             "round": number,
             "board": name,
-            "images": reply.images,
-            "steps": reply.steps,
+            "images": update.images,
+            "steps": update.steps,
             "trained_tensors": len(places),
             "round_seconds": round_seconds,
-            "train_seconds": values.get("seconds"),
+            "train_seconds": reported["seconds"],
             "answer_seconds": answer.seconds,
-            "predicted_step_ms": values.get("predicted_step_ms"),
-            "step_ms": values.get("step_ms"),
-            "train_loss": values.get("loss"),
-            "bytes_down": answer.sent,
+            "predicted_step_ms": reported["predicted_step_ms"],
+            "step_ms": reported["step_ms"],
+            "train_loss": reported["loss"],
+            "bytes_down": answer.sent.size,
             "bytes_up": answer.size,
         }
         self.boards.append(row)
         self.selections.append((number, name, places))
-        self.draw(number, {f"board/{key}": value for key, value in row.items() if key != "round"}, name)
+        place = self.folder / "boards" / (re.sub(r"[^\w.-]", "_", name) or "_")
+        self._draw(place, number, "board", row)
+
+    def add_round(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Record a round whose model is not tested yet; returns its row of metrics.csv."""
+        untested = {"test_loss": None, "test_accuracy": None}
+        self.rounds.append({"epoch": len(self.rounds), **values, "coverage": self.coverage(), **untested})
+        return self.rounds[-1]
+
+    def add_test(self, row: dict[str, Any], test: dict[str, float], model: keras.Model) -> bool:
+        """Record what the model of a round reaches, and save it (`save_last_and_best`); whether it is the best."""
+        from elastic_trainer.networks.saved_model import save_last_and_best
+
+        row |= {f"test_{name}": test[name] for name in ("loss", "accuracy")}
+        is_best = save_last_and_best(model, self.folder, row["test_accuracy"], self.best)
+        self.best = row["test_accuracy"] if is_best else self.best
+        self._draw(self.folder, row["epoch"], "fleet", row)
+        return is_best
 
     def coverage(self) -> float:
         """The share of all boards' rounds in which the least trained tensor trained."""
@@ -114,51 +125,38 @@ class Records:
             counts[places] += 1
         return float(counts.min() / len(self.selections)) if self.selections else 0.0
 
-    def keep(self, model: keras.Model, score: float) -> bool:
-        """Save the model, see `save_last_and_best`; whether it is the best so far."""
-        from elastic_trainer.networks.saved_model import save_last_and_best
-
-        is_best = save_last_and_best(model, self.folder, score, self.best)
-        self.best = score if is_best else self.best
-        return is_best
-
-    def draw(self, number: int, values: dict[str, Any], board: str | None = None) -> None:
-        """Write a point of TensorBoard's curves at a round, of the fleet or of a board."""
+    def _draw(self, folder: Path, number: int, kind: str, row: dict[str, Any]) -> None:
+        """Write a point of TensorBoard's curves at a round, for each number in a row."""
         import tensorflow as tf
 
-        place = self.folder if board is None else self.folder / "boards" / (re.sub(r"[^\w.-]", "_", board) or "_")
-        writer = self._writers.get(str(place))
-        if writer is None:
-            writer = self._writers[str(place)] = tf.summary.create_file_writer(str(place))
-        with writer.as_default(step=number):
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    tf.summary.scalar(name, float(value))
-        writer.flush()
+        if folder not in self._writers:
+            self._writers[folder] = tf.summary.create_file_writer(str(folder))
+        with self._writers[folder].as_default(step=number):
+            for name, value in row.items():
+                if isinstance(value, int | float) and name not in ("epoch", "round"):
+                    tf.summary.scalar(f"{kind}/{name}", float(value))
+        self._writers[folder].flush()
 
-    def finish(self, config: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Write summary.json and delete the checkpoints; what it contains."""
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Write summary.json, and delete the checkpoints; what it contains. `seconds` are those of all rounds."""
         accuracies = [row["test_accuracy"] for row in self.rounds if row["test_accuracy"] is not None]
-        testing = sum(row["validation_seconds"] for row in self.rounds)
         summary = {
-            **{key: config.get(key) for key in ("model_name", "dataset_name", "train_type", "seed")},
+            **{key: self._config.get(key) for key in ("model_name", "dataset_name", "train_type", "seed")},
             "epochs": len(self.rounds),
             "steps": max(self.rounds[-1]["step"], 1),
             "start_accuracy": self.rounds[0]["test_accuracy"],
             "best_accuracy": max(accuracies, default=0.0),
             "final_accuracy": accuracies[-1] if accuracies else 0.0,
             "train_seconds": max(seconds, 1e-3),
-            "validation_seconds": testing,
+            "validation_seconds": sum(row["validation_seconds"] for row in self.rounds),
             "selection_seconds": 0.0,
             "selection_percent": 0.0,
             "median_step_ms": None,
             "coverage": self.coverage(),
-            "bytes_down": sum(row["bytes_down"] for row in self.rounds),
-            "bytes_up": sum(row["bytes_up"] for row in self.rounds),
-            "late": sum(row["late"] for row in self.rounds),
+            **{name: sum(row[name] for row in self.rounds) for name in ("bytes_down", "bytes_up", "late")},
         }
         write_json(self.folder / SUMMARY, summary)
-        self.checkpoints.clear()
+        self._checkpoints.clear()
         for writer in self._writers.values():
             writer.close()
         return summary

@@ -1,7 +1,8 @@
-"""What a board trains in a round: the upper part of the network of which one pass over its photos fits the deadline.
+"""A board's rounds: what it trains in the time of one, and when that is over.
 
-The pilot of the fleet compared it with selections by importance and with windows (docs/log/fleet.md). Where all tensors
-fit, the board trains them all, and passes over its photos as often as the time allows.
+It trains the upper part of the network of which one pass over its photos fits the deadline. The pilot of the fleet
+compared it with selections by importance and with windows (docs/log/fleet.md). Where all tensors fit, the board trains
+them all, and passes over its photos as often as the time allows.
 """
 
 from __future__ import annotations
@@ -10,121 +11,170 @@ import statistics
 import time
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
-from elastic_trainer.datasets.batches import ShuffledData
+from elastic_trainer.datasets.batches import part_rows
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.machine import has_gpu
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.selection.importance import NoImportance
-from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import ElasticScheme, _Measured
-from elastic_trainer.selection.select import Plan, plan_of, select_upper_part
-from elastic_trainer.selection.time_budget import LATEST_STEPS, Allowance, Progress, TimeBudget
+from elastic_trainer.selection.memory_budget import memory_room_mb
+from elastic_trainer.selection.schemes import Scheme
+from elastic_trainer.selection.select import Plan, Selection, plan_of, select_upper_part
+from elastic_trainer.selection.time_budget import LATEST_STEPS, Progress, smallest_rho
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import Task
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.state import TrainState
 
+RESERVE = 0.03  # of a round, for its last step and the reply
 KEPT = 1.5  # times longer or shorter than a round, in which a pass with the present selection may be
-FEWEST_STEPS, LATEST_ROUNDS = 3, 3  # by which a board knows how fast it is
+MIN_STEPS, LATEST_ROUNDS = 3, 3  # by which a board knows how fast it is
+
+
+class BoardSetup(NamedTuple):
+    """What a board trains: a network, its photos, its timing table, settings of training, and MB that measuring took
+    and training takes again."""
+
+    model: keras.Model
+    data: ImageData
+    table: TimingTable
+    settings: Settings
+    freed_mb: float = 0.0
 
 
 class RoundOver(Exception):  # noqa: N818
     """The time of the round is over: another step would end after its deadline."""
 
 
-class RoundBudget(TimeBudget):
-    """Steps of which a pass over the photos fits into the time of a round.
-
-    Args:
-        table, head: as of `TimeBudget`.
-        pass_steps: steps of a pass.
-        slowdown: how many times slower the board pretends to be than it is.
-
-    Attributes:
-        seconds: of the round that starts.
-    """
-
-    def __init__(self, table: TimingTable, head: np.ndarray, pass_steps: int, slowdown: float = 1.0) -> None:
-        super().__init__(table, head)
-        self._pass_steps, self._slowdown, self.seconds = pass_steps, slowdown, inf
-        self._ratios: list[float] = []  # of the latest rounds
-
-    def allow(self, progress: Progress) -> Allowance:
-        """See `TimeBudget.allow`: at least the head, at most all."""
-        ratio = self._ratio * self._slowdown
-        rho = 1e3 * self.seconds / (self._pass_steps * self.table.full_step_ms * ratio)
-        rho = min(max(rho, self.smallest_rho), 1.0)
-        return Allowance(rho, rho, self.table.full_step_ms * ratio, ratio, correction=1.0)
-
-    def note(self, step_ms: Sequence[float]) -> None:
-        """Learn from the latest measured steps how much longer they take than the table says."""
-        latest = self._step_over_prediction(Progress(step_ms=step_ms))
-        if len(latest) >= FEWEST_STEPS:
-            self._ratios = [*self._ratios, statistics.median(latest)][-LATEST_ROUNDS:]
-
-    @property
-    def _ratio(self) -> float:
-        return statistics.median(self._ratios) if self._ratios else 1.0
-
-    def full_pass_ms(self, mask: np.ndarray) -> float:
-        """What a pass that trains bool [N] `mask` takes here."""
-        return self._pass_steps * self.table.predict_ms(mask) * self._ratio * self._slowdown
-
-
-class RoundScheme(ElasticScheme):
-    """Selects once in each round, by `RoundBudget`, within the memory that the settings allow.
-
-    A selection stays as long as a pass with it takes about the time of a round, since another one has to be compiled,
-    and how fast a busy board is changes from round to round. But all tensors train as soon as they fit.
-    """
-
-    def __init__(self, task: Task, data: ShuffledData, settings: Settings, budget: RoundBudget) -> None:
-        super().__init__(task, data, settings, budget, NoImportance, select_upper_part)
-
-    def _plan(self, measured: _Measured, progress: Progress) -> Plan:
-        table, current = self._budget.table, measured.current
-        plan = super()._plan(measured, progress)
-        if current is None or (plan.mask.all() and not current.all()):
-            return plan
-        kept = plan_of(table, current, None, plan.budget_ms, 1.0)
-        is_close = plan.budget_ms / KEPT <= kept.step_ms <= KEPT * plan.budget_ms
-        fits_memory = self._room_mb == inf or table.predict_mb(current) <= self._room_mb
-        return kept if is_close and fits_memory else plan
-
-    def plan(self, schedule: Schedule) -> None:
-        """See `Scheme.plan`."""
-        self._steps_per_epoch, self._measures_speed, self._pass_steps = schedule.steps_per_epoch, False, set[int]()
-        self.start_round(0)
-
-    def start_round(self, step: int) -> None:
-        """A round starts before step `step`."""
-        self._selection_of_step, self._ends = {step: 0}, [step, step + self._steps_per_epoch]
-
-    def next_selection(self, step: int, total_steps: int) -> int:
-        """See `Scheme.next_selection`."""
-        return step + self._steps_per_epoch
-
-
 class RoundClock(Listener):
-    """Ends a round by `RoundOver` where another step would end after its deadline; there is always one step.
+    """How fast a board is, and when its round is over.
+
+    It ends a round by `RoundOver` where another step would end after its deadline; there is always one step.
 
     Args:
-        slowdown: the board pretends to be so many times slower: it sleeps after each step.
-
-    Attributes:
-        end: of the round, by `time.perf_counter`.
+        slowdown: the board pretends to be this many times slower: it sleeps after each step.
     """
 
     def __init__(self, slowdown: float = 1.0) -> None:
         super().__init__()
-        self._slowdown, self.end = slowdown, inf
+        self.slowdown, self._start, self._seconds, self._limit = slowdown, 0.0, inf, inf
+        self._ratios: list[float] = []  # of measured times to the table's, in the latest rounds
+
+    def start(self, seconds: float, is_limit: bool = True) -> None:
+        """A round of this many seconds starts. Without `is_limit` only what is selected fits into it."""
+        self._start, self._seconds, self._limit = time.perf_counter(), seconds, inf
+        if is_limit:
+            self._limit = (1 - RESERVE) * seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the round started."""
+        return time.perf_counter() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds of the round that are left."""
+        return self._seconds - self.spent
+
+    def note(self, step_ms: Sequence[float], table_ms: float) -> None:
+        """Learn from the measured steps of a round how much longer they take than the table says."""
+        if len(step_ms) >= MIN_STEPS:
+            ratio = statistics.median(step_ms[-LATEST_STEPS:]) / table_ms
+            self._ratios = [*self._ratios, ratio][-LATEST_ROUNDS:]
+
+    @property
+    def slower(self) -> float:
+        """How many times longer steps take than the table says."""
+        return self.slowdown * statistics.median(self._ratios or [1.0])
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         history = self.trainer.history
         latest, usual = history.results[-1], history.intervals[-1].step_ms[-LATEST_STEPS:]
-        if self._slowdown > 1 and latest.step_ms is not None:
-            time.sleep((self._slowdown - 1) * latest.step_ms / 1e3)
-        next_ms = statistics.median(usual) if usual else 0.0
-        if time.perf_counter() + self._slowdown * next_ms / 1e3 > self.end:
+        if self.slowdown > 1 and latest.step_ms is not None:
+            time.sleep((self.slowdown - 1) * latest.step_ms / 1e3)
+        self._end_before(self.slowdown * statistics.median(usual or [0.0]) / 1e3)
+
+    def _end_before(self, seconds: float) -> None:
+        """Raise `RoundOver` if a step of this many seconds would end too late."""
+        if self.spent + seconds > self._limit:
             raise RoundOver
+
+
+class RoundScheme(Scheme):
+    """Selects once in each round, by the time that is left of it, within the memory that the settings allow.
+
+    A selection stays as long as a pass with it takes about the time of a round, since another one has to be compiled,
+    and how fast a busy board is changes from round to round. But all tensors train as soon as they fit.
+
+    A subclass may `choose` otherwise.
+
+    Args:
+        setup: of the board.
+        clock: of its rounds.
+
+    Attributes:
+        step_ms: of the latest selection, by the table.
+    """
+
+    def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
+        self.setup, self.table, self.peaks = setup, setup.table, setup.table.peaks
+        self.head = head_mask(setup.model)
+        self._clock, self._step = clock, 0
+        self._mask: np.ndarray | None = None
+        self.step_ms, self._room_mb = 0.0, inf
+
+    def start_round(self, step: int) -> None:
+        """A round starts before this step."""
+        self._step = step
+
+    def is_due(self, step: int) -> bool:
+        return step == self._step
+
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        full_ms = self.table.full_step_ms * self._clock.slower
+        rho = 1e3 * self._clock.left / (self.setup.data.steps_per_epoch * full_ms)
+        rho = min(max(rho, smallest_rho(self.table, self.head)), 1.0)
+        self._limit_memory(state)
+        plan = self.choose(rho, state)
+        self._mask, self.step_ms = plan.mask, plan.step_ms
+        return Selection(
+            plan.mask,
+            predicted_step_ms=plan.step_ms * self._clock.slower,
+            budget_step_ms=rho * full_ms,
+            epoch=progress.step / progress.steps_per_epoch,
+            rho=rho,
+            slowdown=self._clock.slower,
+            correction=1.0,
+        )
+
+    def choose(self, rho: float, state: TrainState) -> Plan:
+        """What to train in steps that take at most `rho` of a full one."""
+        plan = select_upper_part(self.table, np.zeros(len(self.head)), self.head, rho, room_mb=self._room_mb)
+        if self._mask is None or (plan.mask.all() and not self._mask.all()):
+            return plan
+        kept = plan_of(self.table, self._mask, None, plan.budget_ms, 1.0)
+        is_close = plan.budget_ms / KEPT <= kept.step_ms <= KEPT * plan.budget_ms
+        fits_memory = self._room_mb == inf or self.table.predict_mb(self._mask) <= self._room_mb
+        return kept if is_close and fits_memory else plan
+
+    def _limit_memory(self, state: TrainState) -> None:
+        """Keep selections within the memory that the process may take, from the first one on."""
+        setup, limit_mb, start_mb = self.setup, self.setup.settings.memory, state.start_mb
+        if self._room_mb == inf and limit_mb is not None and start_mb is not None and not has_gpu():
+            rows = part_rows(setup.data.full_batch, setup.settings.micro_batch)
+            parts = state.parts * state.can_split
+            self._room_mb = memory_room_mb(limit_mb, start_mb, self.table, self.head, rows, parts)
+
+    def take_less(self, excess_mb: float) -> bool:
+        if self.table.memory is None or self._mask is None or (self._mask == self.head).all():
+            return False
+        now_mb, head_mb = min(self._room_mb, self.table.predict_mb(self._mask)), self.table.predict_mb(self.head)
+        self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
+        return True
+
+    def pass_seconds(self, mask: np.ndarray) -> float:
+        """What a pass over the board's photos takes that trains bool [N] `mask`."""
+        return self.setup.data.steps_per_epoch * self.table.predict_ms(mask) * self._clock.slower / 1e3

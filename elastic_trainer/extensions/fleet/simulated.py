@@ -1,28 +1,30 @@
-"""Many boards with made-up speeds in one process, to plan a fleet: they really train, and their time is made up.
+"""In-process boards with chosen speeds, to plan a fleet: training is real, time is simulated.
 
 A board takes for a step what the timing table of this machine says, times how much slower it is. Messages take a given
 time. The boards train one after the other. They share one network, whose weights each loads first, and the compiled
 steps: boards that train the same tensors use the same one, so there can be a hundred of them. Flower has an engine for
 simulations, too. It is not used: each of its processes would load TensorFlow, and its clients run as fast as this
-machine, so their speeds could not be made up.
+machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.extensions.fleet.client import EPOCHS, Board, Made
-from elastic_trainer.extensions.fleet.local import LocalLink
-from elastic_trainer.extensions.fleet.parcel import Parcel
+from elastic_trainer.errors import UserError
+from elastic_trainer.extensions.fleet.board import Board
+from elastic_trainer.extensions.fleet.link import Delivery
+from elastic_trainer.extensions.fleet.messages import Parcel, failed
 from elastic_trainer.extensions.fleet.roster import Clock
+from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
 from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep
 
-MESSAGE_SECONDS = 5.0  # what a message and its answer take beside training
+MESSAGE_SECONDS = 5.0  # what a message and its answer take
 
 
 def slowdowns(boards: int, slowest: float) -> np.ndarray:
@@ -42,10 +44,13 @@ def split(labels: np.ndarray, boards: int, concentration: float | None, fewest: 
         seed: of the split.
 
     Raises:
-        ValueError: there are not enough photos.
+        UserError: there are not enough photos.
     """
     if len(labels) < boards * fewest:
-        raise ValueError(f"{len(labels)} photos are too few for {boards} boards of at least {fewest}")
+        raise UserError(
+            f"--clients {boards}: {len(labels)} photos are too few for {boards} boards of at least {fewest}; give "
+            "fewer, or a smaller --batch_size"
+        )
     rng, parts = np.random.default_rng(seed), [list[int]() for _ in range(boards)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -58,99 +63,133 @@ def split(labels: np.ndarray, boards: int, concentration: float | None, fewest: 
     return [np.array(sorted(part)) for part in parts]
 
 
-class SharedTraining(TrainState):
-    """What all boards of a simulation train with. It keeps each compiled step."""
+class LocalLink:
+    """A `Link` to boards in this process, which answer when they are asked.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._steps: dict[Any, TrainStep] = {}
-        super().__init__(*args, **kwargs)
+    Args:
+        boards: what each makes of a message, by its number.
+        now: seconds since some start.
+        takes: seconds until a reply has come, by board and reply; at once if left out.
+    """
 
-    def _traced(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
-        key = batch_size, None if mask is None else mask.tobytes(), parts
-        if key in self._steps:
-            self._steps[key].refresh()  # the weights have changed since
-        else:
-            self._steps[key] = super()._traced(batch_size, mask, parts)
-        return self._steps[key]
+    def __init__(
+        self,
+        boards: dict[int, Callable[[Parcel], Parcel]],
+        now: Callable[[], float] = lambda: 0.0,
+        takes: Callable[[int, Parcel], float] = lambda node, reply: 0.0,
+    ) -> None:
+        self.boards, self._now, self._takes = boards, now, takes
+        self._replies: dict[str, tuple[float, Delivery]] = {}
+        self._count = 0
+
+    def nodes(self) -> list[int]:
+        return [*self.boards]
+
+    def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
+        self._count += 1
+        number, content = str(self._count), parcel.to_bytes()
+        try:
+            reply = self.boards[node](Parcel.from_bytes(content))
+        except UserError as error:
+            reply = failed(str(error))
+        back = reply.to_bytes()
+        delivery = Delivery(len(back), Parcel.from_bytes(back))
+        self._replies[number] = self._now() + self._takes(node, reply), delivery
+        return number, len(content)
+
+    def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
+        due = [number for number in messages if number in self._replies and self._replies[number][0] <= self._now()]
+        return {number: self._replies.pop(number)[1] for number in due}
+
+
+class SimulatedClock(RoundClock):
+    """Each step takes as long as predicted; nothing else takes time."""
+
+    def start(self, seconds: float, is_limit: bool = True) -> None:
+        self._seconds, self._limit, self._spent, self._steps = seconds, seconds * (1 + 1e-9), 0.0, 0
+
+    @property
+    def spent(self) -> float:
+        return self._spent
+
+    def note(self, step_ms: Sequence[float], table_ms: float) -> None:
+        """What this machine takes is of no use."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        seconds = (self.trainer.history.selection.predicted_step_ms or 0.0) / 1e3
+        self._steps += 1
+        self._spent = self._steps * seconds
+        self._end_before(seconds)
 
 
 class SimulatedBoard(Board):
-    """A board whose steps take as long as its timing table says, times `slowdown`.
+    """A board that trains with what `shared` contains: that of the first of all boards."""
 
-    Attributes:
-        shared: what all boards of a simulation train with; empty until the first one has started.
-        took: seconds of its latest round.
-    """
+    def __init__(
+        self, name: str, make: Callable[..., BoardSetup], clock: RoundClock, say: Any, shared: list[TrainState]
+    ) -> None:
+        super().__init__(name, make, clock, say)
+        self._shared = shared
 
-    shared: list[SharedTraining]
-    took = 0.0
+    def _start(self, setup: BoardSetup) -> None:
+        super()._start(setup)
+        if not self._shared:
+            self._shared.append(self.trainer.training)
+            keep_steps(self.trainer.training)
+        [self.trainer.training] = self._shared
 
-    def _start(self, made: Made) -> None:
-        super()._start(made)
-        own = self._trainer.training
-        if not self.shared:
-            self.shared.append(
-                SharedTraining(own.task, own.optimizer, own._batch_size, memory_mb=own.memory_mb, rows=own._rows)
-            )
-        [self._trainer.training] = self.shared
+    def _probe(self, seconds: float, steps: int) -> None:
+        """There is no real speed."""
 
-    def _run(self, seconds: float, rate: float, most: int = EPOCHS, spent: float = 0.0) -> int:
-        """See `Board._run`; what this machine has spent is none of the board's time, and there is nothing to try."""
-        if rate == 0:
-            return 0
-        trainer, first = self._trainer, self._trainer.history.step
-        trainer.training.optimizer.learning_rate = rate
-        self._budget.seconds = seconds
-        self._scheme.start_round(first)
-        trainer.run(first + 1)
-        step_ms = trainer.history.selection.predicted_step_ms or 0.0
-        steps = min(max(int(1e3 * seconds / step_ms), 1), most)
-        if steps > 1:
-            trainer.run(first + steps)
-        self.took = steps * step_ms / 1e3
-        return steps
+
+def keep_steps(training: TrainState) -> None:
+    """Let it keep the compiled steps, and use them again."""
+    make, kept = training.make_step, dict[Any, TrainStep]()
+
+    def make_step(batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
+        key = batch_size, None if mask is None else mask.tobytes(), parts
+        if key in kept:
+            kept[key].refresh()  # the weights have changed since
+        else:
+            kept[key] = make(batch_size, mask, parts)
+        return kept[key]
+
+    training.make_step = make_step
 
 
 def simulation(
-    made: Made,
+    setup: BoardSetup,
     parts: Sequence[np.ndarray],
     slower: Sequence[float],
     say: Callable[[str], object],
-    kind: Callable[..., SimulatedBoard] = SimulatedBoard,
+    kind: type[SimulatedBoard] = SimulatedBoard,
     message_seconds: float = MESSAGE_SECONDS,
 ) -> tuple[LocalLink, Clock]:
     """The link to simulated boards, and the clock of their time.
 
     Args:
-        made: network, all photos, timing table and settings.
+        setup: network, all photos, timing table and settings.
         parts: rows of the photos of each board.
         slower: how many times slower each board is.
         say: is given a line on each round of a board.
-        kind: makes a board of its name, what it trains, how slow it is, and `say`.
-        message_seconds: what a message and its answer take beside training.
+        kind: of board.
+        message_seconds: what a message and its answer take.
     """
-    time = [0.0]
-    boards = {
-        place + 1: kind(f"board-{place + 1}", _maker(made, rows, place), factor, say)
-        for place, (rows, factor) in enumerate(zip(parts, slower, strict=True))
-    }
+    seconds, boards, shared = 0.0, dict[int, SimulatedBoard](), list[TrainState]()
+
+    def sleep(more: float) -> None:
+        nonlocal seconds
+        seconds += more
 
     def takes(node: int, reply: Parcel) -> float:
-        return message_seconds + (boards[node].took if reply.kind == "trained" else 0.0)
+        return message_seconds + (boards[node].clock.spent if reply.kind == "trained" else 0.0)
 
-    def pause(seconds: float) -> None:
-        time[0] += seconds
-
-    shared: list[SharedTraining] = []
-    for board in boards.values():
-        board.shared = shared
-    link = LocalLink({node: board.handle for node, board in boards.items()}, lambda: time[0], takes)
-    return link, Clock(lambda: time[0], pause)
+    for node, (rows, factor) in enumerate(zip(parts, slower, strict=True), 1):
+        own = partial(_with_part, setup, rows, node)
+        boards[node] = kind(f"board-{node}", own, SimulatedClock(factor), say, shared)
+    link = LocalLink({node: board.handle for node, board in boards.items()}, lambda: seconds, takes)
+    return link, Clock(lambda: seconds, sleep)
 
 
-def _maker(made: Made, rows: np.ndarray, place: int) -> Callable[[Sequence[str], Sequence[str]], Made]:
-    def make(words: Sequence[str], class_names: Sequence[str]) -> Made:
-        data: ImageData = made.data.part(rows, made.data.seed + place)
-        return made._replace(data=data)
-
-    return make
+def _with_part(setup: BoardSetup, rows: np.ndarray, node: int, *_: Any) -> BoardSetup:
+    return setup._replace(data=setup.data.part(rows, setup.data.seed + node - 1))

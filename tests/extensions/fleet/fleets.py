@@ -1,20 +1,25 @@
 """Small fleets in one process."""
 
+import csv
+
 import numpy as np
 from conftest import BATCH, CLASSES, SIZE, make_small_model, make_table
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
-from elastic_trainer.extensions.fleet.client import Board, Made
-from elastic_trainer.extensions.fleet.local import LocalLink
+from elastic_trainer.extensions.fleet.board import Board, sent_names
+from elastic_trainer.extensions.fleet.messages import Parcel
 from elastic_trainer.extensions.fleet.records import Records
-from elastic_trainer.extensions.fleet.roster import Clock
+from elastic_trainer.extensions.fleet.roster import Clock, Roster
+from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
 from elastic_trainer.extensions.fleet.server import FleetServer
 from elastic_trainer.extensions.fleet.settings import FleetSettings
+from elastic_trainer.extensions.fleet.simulated import LocalLink
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import Settings
 
 NAMES = ["board-1", "board-2", "board-3"]
+CLASS_NAMES = [str(k) for k in range(CLASSES)]
 
 
 def photos(count=24, seed=0, classes=range(CLASSES)):
@@ -26,21 +31,27 @@ def photos(count=24, seed=0, classes=range(CLASSES)):
 
 
 def data(seed=0, classes=range(CLASSES), count=24):
-    return ImageData(
-        "small", [str(k) for k in range(CLASSES)], photos(count, seed, classes), photos(12, 99), BATCH, seed
-    )
+    return ImageData("small", CLASS_NAMES, photos(count, seed, classes), photos(12, 99), BATCH, seed)
+
+
+def make_setup(photos=None):
+    """Steps really take a few ms; the table's times decide what is selected at first."""
+    model = make_small_model()
+    settings = Settings(weight_decay=0.0, gradient_clipping=0.02)
+    return BoardSetup(model, photos or data(), make_table(model, constant_ms=1.0), settings)
 
 
 def make_board(place, slowdown=1.0, **of_data):
     """A board that trains the small network on photos of its own."""
+    clock = RoundClock(slowdown)
+    return Board(NAMES[place], lambda words, names: make_setup(data(place, **of_data)), clock, say=lambda line: None)
 
-    def make(words, class_names):
-        model = make_small_model()
-        # Steps really take a few ms; the table's times decide what is selected at first.
-        table = make_table(model, constant_ms=1.0)
-        return Made(model, data(place, **of_data), table, Settings(weight_decay=0.0, gradient_clipping=0.02))
 
-    return Board(NAMES[place], make, slowdown, say=lambda line: None)
+def hello(board):
+    """Get a board ready for the network of a server; its reply, the server's network, and its weights."""
+    model = make_small_model(seed=1)
+    arrays = {name: model.variables[int(name.removeprefix("model/"))].numpy() for name in sent_names(model)}
+    return board.handle(Parcel("hello", {"words": [], "class_names": CLASS_NAMES}, arrays)), model, arrays
 
 
 def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, **settings):
@@ -48,10 +59,15 @@ def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, 
     model = make_small_model(seed=1)
     records = Records(folder, {"train_type": "elastic_training_upper_part"}, tensor_names(model))
     chosen = FleetSettings(**{"rounds": 2, "round_seconds": 0.3, "grace": 60.0, **settings})
-    hello = {"words": [], "class_names": [str(k) for k in range(CLASSES)]}
-    return FleetServer(link, model, chosen, rate, hello, records, data_of_server, said.append, clock=clock or Clock())
+    roster = Roster(link, said.append, clock or Clock())
+    return FleetServer(roster, model, chosen, rate, {"words": [], "class_names": CLASS_NAMES}, records, data_of_server)
 
 
 def local(boards):
     """A link to boards in this process."""
     return LocalLink({place + 1: board.handle for place, board in enumerate(boards)})
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return [*csv.DictReader(file)]

@@ -3,12 +3,10 @@
 import numpy as np
 from benchmark_fleet import RULES, WindowBoard, WindowScheme, by_class, by_person, select_window, summed_up
 from conftest import make_small_model, make_table
-from fleets import data, make_server
+from fleets import data, make_server, make_setup
 
-from elastic_trainer.extensions.fleet.client import Made
 from elastic_trainer.extensions.fleet.simulated import simulation
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.settings import Settings
 
 
 def test_each_photo_is_on_one_board_and_classes_of_a_board_on_no_other():
@@ -39,21 +37,20 @@ def test_windows_reach_every_layer_and_start_again():
 
 
 def test_a_slow_board_of_fedel_moves_its_window_and_a_fast_one_trains_everything(tmp_path):
-    model, photos = make_small_model(), data(count=48)
     WindowScheme.of_boards.clear()
-    made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
+    setup, photos = make_setup(data(count=48)), data(count=48)
     parts = np.array_split(np.arange(photos.train_count), 2)
-    pass_seconds = len(parts[0]) // photos.batch_size * make_table(model).full_step_ms / 1e3
-    link, clock = simulation(made, parts, [1.0, 2.0], lambda line: None, WindowBoard, message_seconds=0.0)
+    pass_seconds = len(parts[0]) // photos.batch_size * setup.table.full_step_ms / 1e3
+    link, clock = simulation(setup, parts, [1.0, 2.0], lambda line: None, WindowBoard, message_seconds=0.0)
     server = make_server(tmp_path, link, [], photos, grace=100.0, round_seconds=1.05 * pass_seconds, clock=clock)
     server.run()
     chosen = {
-        board: [places for _, name, places in server._records.selections if name == board]
+        board: [places for _, name, places in server.records.selections if name == board]
         for board in ("board-1", "board-2")
     }
-    count = len(model.trainable_variables)
+    count = len(setup.model.trainable_variables)
     assert all(len(places) == count for places in chosen["board-1"])
-    first, second = (made.table.depth(np.isin(np.arange(count), places)) for places in chosen["board-2"])
+    first, second = (setup.table.depth(np.isin(np.arange(count), places)) for places in chosen["board-2"])
     assert first < second, "tries before the first round move no window"
 
 

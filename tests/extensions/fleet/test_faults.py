@@ -96,14 +96,10 @@ def run_server(folder, port, said, watch=lambda: None, **settings):
     wanted = FleetSettings(port=port, **{"grace": 8.0, "rounds": 2, "round_seconds": 1.0, **settings})
     with superlink(wanted, folder, watch) as link:
         server = make_server(folder, link, said, make_small_data(), **vars(wanted))
-        started = time.monotonic()
-        server._say = server.roster._say = lambda line: (
-            said.append(line) or print(f"{time.monotonic() - started:.1f} {line}")
-        )
         before = dict(server.weights)
         server.run()
         server.say_goodbye(folder / "best.keras")
-        return before, server.weights, [row["boards"] for row in server._records.rounds]
+        return before, server.weights, [row["boards"] for row in server.records.rounds]
 
 
 def is_whole(weights):

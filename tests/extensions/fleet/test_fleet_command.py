@@ -21,7 +21,7 @@ from elastic_trainer.extensions.fleet.processes import check_board, check_server
 from elastic_trainer.extensions.fleet.settings import BoardSettings, FleetSettings
 from elastic_trainer.files import write_json
 from elastic_trainer.runs.reader import CONFIG
-from fleet import _keep_for_later
+from fleet import _leave_out_test_folder
 
 
 def serve(*words):
@@ -114,19 +114,19 @@ def test_the_recipe_is_the_robust_one_unless_another_is_given():
 
 def test_a_server_without_photos_takes_the_names_of_its_classes():
     command = serve("--dataset_name", "image_folder", "--class_names", "cat,dog,fox")
-    assert command.class_names == ["cat", "dog", "fox"] and not command.has_photos
+    assert command.class_names == ["cat", "dog", "fox"]
     assert command.training.network.num_classes == 3
-    assert serve().has_photos
+    assert serve().class_names is None
     apart, whole = "cafe\u0301", "caf\u00e9"  # the first is as a Mac writes it
     assert serve("--dataset_name", "image_folder", "--class_names", f"{apart},tea").class_names == [whole, "tea"]
 
 
 def test_a_fleet_leaves_out_the_photos_of_the_test_folder(capsys):
     images = ShuffledData("photos", 8, 4, 2)
-    _keep_for_later(images)
+    _leave_out_test_folder(images)
     assert not capsys.readouterr().out
     images.held_out = ShuffledData("photos", 8, 6, 2)
-    _keep_for_later(images)
+    _leave_out_test_folder(images)
     assert images.held_out is None and "main.py --evaluate tests its model on them" in capsys.readouterr().out
 
 

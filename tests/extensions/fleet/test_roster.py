@@ -1,11 +1,9 @@
-"""Who takes part: a board that fails again and again, two boards with one name, and none at all."""
-
-from fleets import local, make_server
+"""Who takes part: a board that fails again and again, two boards with one name, and one that cannot be."""
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.local import LocalLink
-from elastic_trainer.extensions.fleet.parcel import Parcel
-from elastic_trainer.extensions.fleet.roster import MOST_FAILURES, Clock, Roster
+from elastic_trainer.extensions.fleet.messages import Parcel
+from elastic_trainer.extensions.fleet.roster import MAX_FAILURES, Clock, Roster
+from elastic_trainer.extensions.fleet.simulated import LocalLink
 
 
 class Board:
@@ -32,7 +30,7 @@ def rounds(boards, count, ends_after=()):
         seconds[0] += more
 
     link = LocalLink({node: board.handle for node, board in enumerate(boards)})
-    roster = Roster(link, lambda: Parcel("hello"), said.append, Clock(lambda: seconds[0], pause))
+    roster = Roster(link, said.append, Clock(lambda: seconds[0], pause))
     for number in range(count):
         for node, last in ends_after:
             if number == last:
@@ -46,7 +44,7 @@ def rounds(boards, count, ends_after=()):
 def test_a_board_that_fails_three_times_in_a_row_is_left_out():
     always, twice, good = Board("a", lambda count: True), Board("b", lambda count: count % 3), Board("c")
     rounds([always, twice, good], 12)
-    assert always.asked == MOST_FAILURES and twice.asked > 3 * MOST_FAILURES - 1 and good.asked == 12
+    assert always.asked == MAX_FAILURES and twice.asked > 3 * MAX_FAILURES - 1 and good.asked == 12
 
 
 def test_of_two_boards_with_one_name_one_is_left_out():
@@ -61,5 +59,11 @@ def test_of_two_boards_with_one_name_one_is_left_out():
     assert "board same is gone" in said and boards[0].asked >= 3 and boards[1].asked >= 3, "the other one counts again"
 
 
-def test_nobody_is_asked_where_nobody_is_ready(tmp_path):
-    assert make_server(tmp_path, local([]), [])._asked("losses", {}) == []
+def test_of_boards_that_say_what_cannot_be_a_line_is_left():
+    odd, good = Board("odd"), Board("good")
+    said: list[str] = []
+    link = LocalLink({1: lambda parcel: Parcel("ready", {"name": "odd"}), 2: good.handle})
+    roster = Roster(link, said.append)
+    roster.wait_for(1)
+    assert [answer.about.name for answer in roster.ask(Parcel("train"), 5.0, "round")] == ["good"] and not odd.asked
+    assert any(line.startswith("board number 1: its first answer is wrong") for line in said)

@@ -1,17 +1,17 @@
 """Simulated boards: how photos are divided, and that their time is that of the table, not of this machine."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from command_line import ROOT
-from conftest import make_small_model, make_table
-from fleets import data, make_server
+from conftest import BATCH
+from fleets import data, make_server, make_setup
 
 import fleet
 from elastic_trainer.errors import Stopped, UserError
-from elastic_trainer.extensions.fleet.client import Made
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation, slowdowns, split
-from elastic_trainer.settings import Settings
 
 
 def test_speeds_lie_in_equal_ratios():
@@ -26,74 +26,6 @@ def test_each_photo_is_on_one_board(concentration):
     assert sorted(np.concatenate(parts)) == [*range(200)] and min(map(len, parts)) >= 10
     counts = np.array([np.bincount(labels[part], minlength=5) for part in parts])
     assert (counts == 10).all() if concentration is None else (counts == 0).any()
-    with pytest.raises(ValueError, match="too few"):
-        split(labels, 30, None, 10, 0)
-
-
-def test_a_simulated_round_takes_its_deadline_and_the_messages(tmp_path):
-    model, photos = make_small_model(), data(count=48)
-    made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
-    parts = split(photos.training_labels, 2, None, 4, 0)
-    link, clock = simulation(made, parts, [1.0, 5.0], lambda line: None, message_seconds=4.0)
-    said: list[str] = []
-    server = make_server(tmp_path, link, said, photos, grace=100.0, round_seconds=2.0, clock=clock)
-    server.run()
-    seconds = [row["train_seconds"] for row in server._records.rounds]
-    assert np.diff(seconds) == pytest.approx([6.0, 6.0], abs=0.6)
-    fast, slow = ([row for row in server._records.boards if row["board"] == f"board-{k}"] for k in (1, 2))
-    assert all(one["steps"] > other["steps"] for one, other in zip(fast, slow, strict=True))
-    # All of the round is for steps: what this machine takes to load weights does not count.
-    assert all(row["steps"] == int(2000 / row["predicted_step_ms"]) for row in server._records.boards)
-
-
-def test_a_stop_does_not_wait_for_all_boards_of_a_round(tmp_path):
-    model, photos = make_small_model(), data(count=48)
-    made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
-    trained: list[str] = []
-
-    def has_trained(line):
-        trained.append(line)
-        raise Stopped(2)
-
-    parts = split(photos.training_labels, 3, None, 4, 0)
-    link, clock = simulation(made, parts, [1.0, 1.0, 1.0], has_trained, message_seconds=0.0)
-    server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0, clock=clock)
-    with pytest.raises(Stopped):
-        server.run()
-    assert len(trained) == 1 and len(server._records.rounds) == 1, "round 0 is kept"
-
-
-class BoardAlone(SimulatedBoard):
-    """Compiles its own steps."""
-
-    def _start(self, made):
-        self.shared = []
-        super()._start(made)
-
-
-def test_boards_share_steps_and_train_as_if_each_had_its_own(tmp_path):
-    found = []
-    for kind in (SimulatedBoard, BoardAlone):
-        model, photos = make_small_model(), data(count=48)
-        made = Made(model, photos, make_table(model), Settings(weight_decay=0.0, gradient_clipping=0.02))
-        parts, boards = split(photos.training_labels, 3, None, 4, 0), list[SimulatedBoard]()
-
-        def remembered(*args, kind=kind, boards=boards):
-            boards.append(kind(*args))
-            return boards[-1]
-
-        link, clock = simulation(made, parts, [1.0, 40.0, 1.0], lambda line: None, remembered, message_seconds=0.0)
-        full_seconds = len(parts[0]) // photos.batch_size * made.table.full_step_ms / 1e3
-        seconds = {"grace": 100.0, "round_seconds": 1.5 * full_seconds}
-        server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, clock=clock, **seconds)
-        server.run()
-        found.append((server.weights, boards))
-    (shared, boards), (alone, _) = found
-    [training] = boards[0].shared
-    assert all(board._trainer.training is training for board in boards)
-    assert len(training._steps) == 2, "everything, and what fits on the slow board"
-    for name, weight in alone.items():
-        np.testing.assert_allclose(shared[name], weight, rtol=1e-5, atol=1e-6)
 
 
 def test_too_few_photos_for_the_boards_are_one_line_and_leave_no_run_folder(tmp_path):
@@ -103,3 +35,53 @@ def test_too_few_photos_for_the_boards_are_one_line_and_leave_no_run_folder(tmp_
     with pytest.raises(UserError, match=r"--clients 5000: .* photos are too few for 5000 boards of at least 16"):
         fleet.serve(command)
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_stop_does_not_wait_for_all_boards_of_a_round(tmp_path):
+    trained, photos = list[str](), data(count=48)
+
+    def has_trained(line):
+        trained.append(line)
+        raise Stopped(2)
+
+    parts = split(photos.training_labels, 3, None, 4, 0)
+    link, clock = simulation(make_setup(photos), parts, [1.0, 1.0, 1.0], has_trained)
+    server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0, clock=clock)
+    with pytest.raises(Stopped):
+        server.run()
+    assert len(trained) == 1 and len(server.records.rounds) == 1, "round 0 is kept"
+
+
+class BoardAlone(SimulatedBoard):
+    """Compiles its own steps."""
+
+    def __init__(self, name, make, clock, say, shared):
+        super().__init__(name, make, clock, say, [])
+
+
+def test_boards_share_steps_train_as_if_each_had_its_own_and_take_the_times_of_the_table(tmp_path):
+    found, photos = list[Any](), data(count=48)
+    for kind in (SimulatedBoard, BoardAlone):
+        setup = make_setup(photos)
+        parts = split(photos.training_labels, 3, None, 4, 0)
+        seconds = 1.5 * len(parts[0]) // photos.batch_size * setup.table.full_step_ms / 1e3
+        link, clock = simulation(setup, parts, [1.0, 40.0, 1.0], lambda line: None, kind, message_seconds=4.0)
+        settings = {"grace": 100.0, "round_seconds": seconds}
+        server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, clock=clock, **settings)
+        server.run()
+        boards: list[Any] = [handle.__self__ for handle in link.boards.values()]  # type: ignore[attr-defined]
+        found.append((server, {board.trainer.training for board in boards}))
+    (shared, [training]), (alone, others) = found
+    everything = np.ones(len(setup.model.trainable_variables), bool)
+    assert len(others) == 3
+    assert training.make_step(BATCH, everything) is training.make_step(BATCH, everything)
+    for name, weight in alone.weights.items():
+        np.testing.assert_allclose(shared.weights[name], weight, rtol=1e-5, atol=1e-6)
+    # A round takes its deadline and the messages, which are looked for every quarter of a second.
+    ends = [row["train_seconds"] for row in shared.records.rounds]
+    assert np.diff(ends) == pytest.approx([seconds + 4.0] * 2, abs=0.6)
+    # All of the round is for steps: what this machine takes to load weights does not count.
+    fast = [row for row in shared.records.boards if row["board"] != "board-2"]
+    slow = [row for row in shared.records.boards if row["board"] == "board-2"]
+    assert all(row["steps"] == int(1e3 * seconds / row["predicted_step_ms"]) for row in fast)
+    assert all(row["steps"] == 1 and row["trained_tensors"] < fast[0]["trained_tensors"] for row in slow)

@@ -7,7 +7,7 @@ environment has.
 
     fleet.py serve <-> ServerApp <-> SuperLink <-> network <-> SuperNode <-> ClientApp <-> fleet.py join
 
-Importing this needs Flower. `processes` writes the folder that Flower bundles, which imports the apps from here.
+Flower bundles this folder and sends it to the boards, so it imports the rest of the project from their checkout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from elastic_trainer.extensions.fleet.link import ADDRESS, KEY
-from elastic_trainer.extensions.fleet.parcel import Parcel, failed
+from elastic_trainer.extensions.fleet.messages import Parcel, failed
 
 client_app = ClientApp()
 server_app = ServerApp()

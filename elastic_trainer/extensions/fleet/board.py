@@ -1,0 +1,225 @@
+"""A board of a fleet: it answers what the server asks, by what it learns from its own photos, which stay on it."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastic_trainer.errors import UserError
+from elastic_trainer.extensions.fleet.messages import About, Parcel, sums_arrays
+from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, RoundOver, RoundScheme
+from elastic_trainer.files import atomic_path
+from elastic_trainer.networks.tensors import all_mask
+from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.runs.config import is_same_network, network_record
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.trainer import Trainer
+from elastic_trainer.training.closed_form_head import head_features, held_back, held_losses
+from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.optimizers import optimizer_of
+
+if TYPE_CHECKING:
+    import keras
+
+PROBE_STEPS = 6  # before the first round
+EPOCHS = 1_000_000  # of a board's training, which ends with the fleet
+NO_CLOSED_FORM = "the network does not end in a dense layer that returns the logits, so its head has no closed form"
+
+
+def sent_names(model: keras.Model) -> list[str]:
+    """The names, as in `Trainer.state`, of the variables that server and boards send: all that are not counts."""
+    return [f"model/{k}" for k, variable in enumerate(model.variables) if "float" in str(variable.dtype)]
+
+
+def trained_names(model: keras.Model) -> list[str]:
+    """Those of `model.trainable_variables`, in their order."""
+    places = {id(variable): k for k, variable in enumerate(model.variables)}
+    return [f"model/{places[id(variable)]}" for variable in model.trainable_variables]
+
+
+class Board:
+    """One board. `handle` answers the messages of a server (`messages`).
+
+    A subclass may select by another `scheme`.
+
+    Args:
+        name: in the server's messages and records.
+        make: from the server's words of a command line, and its class names, what this board trains.
+        clock: of its rounds.
+        say: prints a line.
+    """
+
+    scheme = RoundScheme
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Sequence[str], Sequence[str]], BoardSetup],
+        clock: RoundClock,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.name, self.clock = name, clock
+        self._make, self._say = make, say
+        self._ready_for: Any = None  # words and class names of the server
+        self._held: tuple[np.ndarray, np.ndarray] | None = None  # features and labels that no head is fitted to
+        self._round_seconds: float | None = None  # of the latest round
+
+    def handle(self, parcel: Parcel) -> Parcel:
+        """The reply to a message. Raises `UserError` for what the server should know."""
+        answers = {
+            "hello": self._hello,
+            "sums": self._sums,
+            "losses": self._losses,
+            "train": self._train,
+            "test": lambda parcel: Parcel("tested", self._tested(parcel.arrays)),
+            "end": lambda parcel: Parcel("bye"),
+        }
+        if parcel.kind not in answers:
+            raise UserError(f"this board does not know '{parcel.kind}'; use the server's version of the program")
+        if parcel.kind not in ("hello", "end") and self._ready_for is None:
+            raise UserError("this board has started again and does not know the network yet")
+        return answers[parcel.kind](parcel)
+
+    def get_ready(self) -> None:
+        """Compile what the next round will train, if that is something else: while messages are on their way."""
+        if self._ready_for is not None and self._round_seconds is not None:
+            self._probe(self._round_seconds, 1)
+
+    def save_model(self, arrays: Mapping[str, np.ndarray], path: Path) -> bool:
+        """Save the network with the server's weights, if it sent some; whether it did."""
+        from elastic_trainer.networks.saved_model import save_model
+
+        if self._ready_for is None or not arrays:
+            return False
+        self._load(arrays)
+        with atomic_path(path) as temporary:
+            save_model(self.trainer.task.model, temporary)
+        return True
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _hello(self, parcel: Parcel) -> Parcel:
+        """Get ready for the server's network; what a pass over the photos takes here."""
+        wanted = (parcel.values["words"], parcel.values["class_names"])
+        if self._ready_for != wanted:
+            self._ready_for = None
+            self._start(self._make(*wanted))
+        self._ready_for = None  # until its network is known to be the server's
+        model, scheme, data = self.trainer.task.model, self._scheme, self.trainer.data
+        own = {name: model.variables[int(name.partition("/")[2])].shape for name in sent_names(model)}
+        if own != {name: array.shape for name, array in parcel.arrays.items()}:
+            raise UserError("the server's network has other tensors than this board's; use the same version of both")
+        network = parcel.values.get("network")  # of the user's own code, of which each board has a copy
+        if network and is_same_network(network_record(model), network, ["inference", "training"]) is False:
+            raise UserError("the server's network computes something else than this board's; use the same file on both")
+        self._load(parcel.arrays)
+        self._ready_for = wanted
+        seconds = scheme.pass_seconds(all_mask(model)), scheme.pass_seconds(scheme.head)
+        return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
+
+    def _start(self, setup: BoardSetup) -> None:
+        self._scheme = self.scheme(setup, self.clock)
+        self.trainer = round_trainer(setup, self._scheme, self.clock)
+
+    def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the server's weights. Momentum, which is of earlier ones, starts at 0."""
+        now = self.trainer.state().arrays
+        ours = [name for name in now if name.startswith("optimizer/") and now[name].dtype.kind == "f"]
+        slots = {name: np.zeros_like(now[name]) for name in ours}
+        known = {name: array for name, array in arrays.items() if name in now}
+        self.trainer.load(State({**known, **slots}, {}))
+
+    def _sums(self, parcel: Parcel) -> Parcel:
+        """Sums of features of the photos: of those that a head is fitted to first, and of all."""
+        self._load(parcel.arrays)
+        found = head_features(self.trainer.task, self.trainer.data)
+        if found is None:
+            return Parcel("sums", {"none": NO_CLOSED_FORM})
+        layer, features, labels = found
+        is_held = held_back(labels)
+        self._held = features[is_held], labels[is_held]
+        first = FeatureSums.of(features[~is_held], labels[~is_held], layer.units)
+        whole = FeatureSums.of(features, labels, layer.units)
+        return Parcel("sums", {}, {**sums_arrays("first_", first), **sums_arrays("all_", whole)})
+
+    def _losses(self, parcel: Parcel) -> Parcel:
+        """The losses of the server's heads on the photos that none of them was fitted to."""
+        if self._held is None:
+            raise UserError("this board has started again and has no features")
+        (features, labels), self._held = self._held, None
+        heads = [Head(*pair) for pair in zip(parcel.arrays["kernels"], parcel.arrays["biases"], strict=True)]
+        self._probe(parcel.values["seconds"], PROBE_STEPS)
+        self._probe(parcel.values["seconds"], 1)
+        return Parcel("losses", {}, {"losses": held_losses(heads, features, labels)} if len(labels) else {})
+
+    def _tested(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Loss and accuracy of the server's model on this board's test photos."""
+        self._load(weights)
+        return {"test": self.trainer.evaluate(), "test_images": self.trainer.data.test_count}
+
+    def _train(self, parcel: Parcel) -> Parcel:
+        """A round, from the server's weights up to its deadline; the changes of the tensors that trained."""
+        values, before, clock, trainer = parcel.values, parcel.arrays, self.clock, self.trainer
+        self._round_seconds = values["seconds"]
+        clock.start(values["seconds"])
+        results = self._tested(before) if values["tests"] else {}
+        self._load(before)
+        steps = self.train_steps(values["rate"])
+        after, interval = trainer.state().arrays, trainer.history.intervals[-1]
+        tensors = trained_names(trainer.task.model)
+        changes = {
+            name: (after[name].astype(np.float32) - before[name]).astype(values["changes"])
+            for name, trains in zip(tensors, interval.selection.mask, strict=True)
+            if trains
+        }
+        self._say(
+            f"round {values['round']}: {steps} steps of {len(changes)} of {len(tensors)} tensors in "
+            f"{clock.spent:.1f} s of {values['seconds']:.1f} s"
+        )
+        losses = [result.loss for result in trainer.history.results[-steps:]]
+        results |= {
+            "steps": steps,
+            "seconds": clock.spent,
+            "predicted_step_ms": interval.selection.predicted_step_ms,
+            "step_ms": clock.slowdown * statistics.median(interval.step_ms) if interval.step_ms else None,
+            "loss": float(np.mean(losses)) if losses else None,
+        }
+        return Parcel("trained", results, changes)
+
+    def train_steps(self, rate: float, max_steps: int = EPOCHS) -> int:
+        """Train at this rate until the clock ends the round, at most `max_steps`; returns how many steps there were."""
+        trainer, first = self.trainer, self.trainer.history.step
+        trainer.training.optimizer.learning_rate = rate
+        self._scheme.start_round(first)
+        with contextlib.suppress(RoundOver):
+            trainer.run(first + max_steps)
+        self.clock.note(trainer.history.intervals[-1].step_ms, self._scheme.step_ms)
+        return trainer.history.step - first
+
+    def _probe(self, seconds: float, steps: int) -> None:
+        """Compile the step of a round that lasts so long, and measure the real speed; no weight changes."""
+        self.clock.start(seconds, is_limit=False)
+        self.train_steps(0.0, steps)
+
+
+def round_trainer(setup: BoardSetup, scheme: RoundScheme, clock: RoundClock) -> Trainer:
+    """The trainer of a board. Its rate is set in each round."""
+    settings = replace(
+        setup.settings,
+        num_epochs=EPOCHS,
+        max_steps=None,
+        validation_share=0.0,
+        feature_cache="off",
+        warmup=0.0,
+        average_head=False,
+    )
+    usual = optimizer_of(settings, 1, setup.model)
+    optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
+    task = ImageClassification(setup.model)
+    return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, freed_mb=setup.freed_mb)
