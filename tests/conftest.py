@@ -1,6 +1,7 @@
 """What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from elastic_trainer.machine import load_tensorflow
 
@@ -22,6 +23,7 @@ from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
+SMALL_VIT: dict[str, Any] = {"dropout": 0.1, "mlp_dim": 64, "num_heads": 2, "num_layers": 2, "hidden_size": 32}
 pytest.register_assert_rewrite("small_boards")
 
 
@@ -118,6 +120,14 @@ def naive_pairs(step):
     """Indices of the tensors of each folded pair, in the order in which they keep what they share."""
     numbers = {id(variable): k for k, variable in enumerate(step.variables)}
     return [[numbers[id(variable)] for variable in pair.tensors] for pair in step.folded_pairs]
+
+
+@pytest.fixture(scope="module")
+def small_vit():
+    """ViT-B/16 has a thousandth of its weights, in the same layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vit_keras.vit.CONFIG_B", SMALL_VIT)
+        yield
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class ArrayData(ShuffledData):
 
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:
-        """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is that of the batch."""
+        """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is the batch."""
         return specs_of(self._train)
 
 

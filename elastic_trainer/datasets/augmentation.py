@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MAX_ROTATION = 0.2  # of a turn, either way
-# Last word of a random seed. Without one, and so with 0, the seed is that of the order of an epoch's images.
+# Last word of a random seed. Not 0: that seed draws the order of an epoch's images.
 _CHOICE, _PARAMETERS = 1, 2
 _VIEW_COUNTS = {"none": 1, "flip": 2, "flip_rotate": None}
 
@@ -37,7 +37,7 @@ class Augmentation:
     def __init__(self, kind: str, seed: int, count: int) -> None:
         self.view_count = _VIEW_COUNTS[kind]
         self._seed, self._count = seed, count
-        self._turns = lru_cache(2)(self._draw_turns)  # the view of the epoch, and that of importance batches
+        self._turns = lru_cache(2)(self._draw_turns)  # for an epoch and for importance batches
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""

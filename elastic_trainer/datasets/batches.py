@@ -36,7 +36,7 @@ def specs_of(structure: Structure) -> Structure:
 
 
 def block_rows(inputs: Structure) -> int:
-    """How many examples like those of `inputs`, [n, …], a forward pass takes at once: larger ones take less time."""
+    """How many examples like `inputs`, [n, …], a forward pass takes at once: larger blocks cost less per row."""
     import tensorflow as tf
 
     values = sum(int(np.prod(part.shape[1:])) for part in tf.nest.flatten(inputs))
@@ -49,13 +49,13 @@ def part_rows(batch_size: int, micro_batch: int | None) -> int:
 
 
 class Order(NamedTuple):
-    """Examples in an order, each in one view: `rows` and `views` are int64 [n], as of a `Batch`."""
+    """Examples in an order: which they are and the view of each, both int64 [n]."""
 
     rows: np.ndarray
     views: np.ndarray
 
     def part(self, start: int, end: int | None = None) -> Order:
-        """Those from `start` up to `end`."""
+        """The examples from `start` up to `end`."""
         return Order(self.rows[start:end], self.views[start:end])
 
 
@@ -93,7 +93,7 @@ class Batch:
         return "inputs" in vars(self)
 
     def parts(self, rows: int) -> Iterator[Batch]:
-        """The batch in parts of so many examples; the last may have fewer."""
+        """The batch in parts of `rows` examples; the last may have fewer."""
         for start in range(0, len(self), rows):
             end = start + rows
             targets, weights = (mapped(lambda part: part[start:end], each) for each in (self.targets, self.weights))  # noqa: B023 (called at once)
@@ -201,15 +201,15 @@ class ShuffledData:
 
     @property
     def full_batch(self) -> int:
-        """Examples of most training batches, those that a timing table is of."""
+        """Examples in most training batches, which a timing table is measured on."""
         return self.batch_size
 
     def is_full(self, batch: Batch) -> bool:
-        """Whether a training batch has as many examples as most: times of others say nothing about the budget."""
+        """Whether a training batch has `full_batch` examples: the budget is not corrected by times of others."""
         return True
 
     def distinct_views(self, steps: int) -> float:
-        """How many different views of different examples so many steps are expected to show.
+        """How many different views of different examples `steps` steps are expected to show.
 
         An epoch shows every example once, in a view drawn at random.
         """

@@ -149,7 +149,7 @@ class ImageData(ShuffledData):
 
     @property
     def room_mb(self) -> float:
-        """MB that may be taken in memory besides the images (`--image_memory`)."""
+        """MB that features may take in memory, next to the images (`--image_memory`)."""
         parts = [self._train, self._test, *([] if self.held_out is None else [self.held_out._test])]
         in_memory = (part.images for part in parts if not isinstance(part.images, np.memmap))
         return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)

@@ -59,7 +59,7 @@ NO_IMAGES = ImageFiles(0, lambda: iter(()))
 
 
 class Example(NamedTuple):
-    """What is known of an image besides its pixels.
+    """An image without its pixels.
 
     Attributes:
         label: index of its class.

@@ -56,7 +56,7 @@ def layout(data_dir: Path | None) -> Layout:
     """What the folders in `data_dir` are for.
 
     They are parts if one is called train, or if one with the name of a part holds folders. A folder with such a name
-    that holds only files, and has no other part beside it, is a class.
+    that holds only files is a class, unless there is another part.
 
     Raises:
         UserError: `data_dir` is not given or no folder, or has two folders for validation.
@@ -67,8 +67,8 @@ def layout(data_dir: Path | None) -> Layout:
         if not data_dir.is_dir():
             what = "is a file; it must be a folder" if data_dir.exists() else "there is no such folder"
             raise UserError(f"--data_dir {data_dir}: {what} with {_WANTED}")
-    beside = {path.name: path for paths in class_folders(data_dir).values() for path in paths}
-    parts = {name: beside.pop(name) for name in (TRAIN, *VALIDATION, TEST) if name in beside}
+    others = {path.name: path for paths in class_folders(data_dir).values() for path in paths}
+    parts = {name: others.pop(name) for name in (TRAIN, *VALIDATION, TEST) if name in others}
     holds_folders = any(class_folders(path) for path in parts.values())
     if not holds_folders and (TRAIN not in parts or (len(parts) == 1 and _has_files(parts[TRAIN]))):
         notes = [f"{path}: has no folders in it, so it is read as a class" for path in parts.values()]
@@ -78,13 +78,13 @@ def layout(data_dir: Path | None) -> Layout:
         raise UserError(
             f"--data_dir {data_dir}: has '{validation[0].name}' and '{validation[1].name}'; keep one of them"
         )
-    notes = [f"not read, since '{next(iter(parts))}' in {data_dir} is no class: {first_few(sorted(beside))} beside it"]
+    notes = [f"not read, since '{next(iter(parts))}' in {data_dir} is no class: {first_few(sorted(others))} beside it"]
     return Layout(
         data_dir,
         parts.get(TRAIN),
         next(iter(validation), None),
         parts.get(TEST),
-        tuple(map(printable, notes if beside else ())),
+        tuple(map(printable, notes if others else ())),
     )
 
 
@@ -117,7 +117,7 @@ def check_known(folder: Path, classes: Sequence[str], whose: str) -> None:
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
-    """The names in one line, at most so many of them."""
+    """At most `most` of the names, in one line."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 

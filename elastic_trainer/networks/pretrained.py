@@ -55,7 +55,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
     elif path.suffix == ".npz":
         _from_numpy(backbone, path, name)
     elif path.suffix == ".h5":
-        _from_h5(backbone, path, name)
+        load_saved(backbone, path, "--weights", name if is_custom_model(name) else f"{name} without its top layers")
     else:
         raise UserError(f"--weights {path}: must be one of {KINDS}")
     check_finite(model, f"--weights {path}")
@@ -68,31 +68,33 @@ def _model_of_run(folder: Path) -> Path:
     raise UserError(f"--weights {folder}: has no best.keras; a run saves it with --save_model or --export")
 
 
-def _from_h5(backbone: keras.Model, path: Path, name: str) -> None:
-    what = name if is_custom_model(name) else f"{name} without its top layers"
-    try:
-        _count_arrays(path)
-    except Exception as error:  # h5py raises many types for a damaged file
-        raise UserError(f"--weights {path}: is not an HDF5 file, or is damaged: {first_line(error)}") from error
-    _load_all(backbone, path, f"--weights {path}: does not fit {what}")
-
-
-def _load_all(model: keras.Model, path: Path, refusal: str) -> None:
+def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     """Load all weights in an .h5, .weights.h5 or .keras file into all layers of `model`.
 
+    Args:
+        model: with the layers of the saved one.
+        path: the file.
+        flag, name: the command-line flag and the network, for the error message.
+
     Raises:
-        UserError: a layer has other weights or none in the file (which Keras skips with a warning), or the file has
-            weights that no layer asks for, as of a deeper network (which Keras ignores). It starts with `refusal`.
+        UserError: the file is damaged, a layer has other weights or none in it (which Keras skips with a warning), or
+            it is from a deeper network and has weights for no layer here (which Keras ignores).
     """
+    try:
+        arrays = _count_arrays(path)
+    except Exception as error:  # h5py raises many types for a damaged file
+        raise UserError(f"{flag} {path}: is not a file of weights, or is damaged: {first_line(error)}") from error
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Skipping")
             model.load_weights(path)
-        arrays = _count_arrays(path)
-    except Exception as error:  # Keras and h5py raise many types for a file that does not fit
-        raise UserError(f"{refusal}: {_mismatch(error)}") from error
+    except Exception as error:  # Keras raises many types for a file that does not fit
+        raise UserError(f"{flag} {path}: does not fit {name}: {_mismatch(error)}") from error
     if arrays > len(model.weights):
-        raise UserError(f"{refusal}: it has {arrays} arrays, the network has {len(model.weights)}")
+        raise UserError(
+            f"{flag} {path}: does not fit {name}: it has {arrays} arrays, the network has {len(model.weights)}"
+        )
+    check_finite(model, f"{flag} {path}")
 
 
 def _count_arrays(path: Path) -> int:
@@ -132,21 +134,6 @@ def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
     for warning in caught:
         if "Resizing" in str(warning.message):
             print(f"{path.name}: position table interpolated to {patches}×{patches} patches")
-
-
-def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
-    """Load all weights of a .keras file of the same network into `model`.
-
-    Args:
-        model: with the layers of the saved one.
-        path: the file.
-        flag, name: the command-line flag and the network, for the error message.
-
-    Raises:
-        UserError: the file is damaged, or belongs to another network.
-    """
-    _load_all(model, path, f"{flag} {path}: does not fit {name}")
-    check_finite(model, f"{flag} {path}")
 
 
 def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | None) -> None:
@@ -192,29 +179,26 @@ def _keep_head(
     number of outputs.
 
     Args:
-        head: its variables; the last axis is that of the outputs.
+        head: its variables; their last axis is the outputs.
         new: their values in a new head.
         given: those in the saved one.
         outputs: number of them.
         path: of the saved one.
         classes: see `load`.
     """
-    is_equal, before = _shapes(given) == _shapes(new), given[-1].shape[-1] if given and given[-1].ndim else 0
-    if classes is None:
-        if not is_equal:
-            print(f"{path}: replacing its {f'{before}-class ' if given else ''}head with a new {outputs}-class one")
-        known = []
-    elif is_equal and [*classes.now] == [*classes.before]:
-        known = [*classes.now]
-    else:
-        is_equal = False
-        has_rows = all(array.shape[-1:] == (outputs,) for array in new)
-        has_rows = has_rows and _shapes(given) == [(*array.shape[:-1], before) for array in new]
-        known = [name for name in classes.now if has_rows and name in classes.before]
-        for array, saved in zip(new, given, strict=has_rows):
+    before, known = given[-1].shape[-1] if given and given[-1].ndim else 0, list[str]()
+    if _shapes(given) == _shapes(new) and (classes is None or [*classes.now] == [*classes.before]):
+        new, known = given, [*classes.now] if classes else []
+    elif classes is None:
+        print(f"{path}: replacing its {f'{before}-class ' if given else ''}head with a new {outputs}-class one")
+    elif all(shape[-1:] == (outputs,) for shape in _shapes(new)) and _shapes(given) == [
+        (*shape[:-1], before) for shape in _shapes(new)
+    ]:
+        known = [name for name in classes.now if name in classes.before]
+        for array, saved in zip(new, given, strict=True):
             for name in known:
                 array[..., [*classes.now].index(name)] = saved[..., [*classes.before].index(name)]
-    for variable, array in zip(head, given if is_equal else new, strict=True):
+    for variable, array in zip(head, new, strict=True):
         variable.assign(array)
     if classes is not None:
         unknown = [f"'{name}'" for name in classes.now if name not in known]

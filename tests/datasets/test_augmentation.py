@@ -5,7 +5,6 @@ import threading
 import keras
 import numpy as np
 import pytest
-from small_images import pairs
 
 from elastic_trainer.datasets import augmentation
 from elastic_trainer.datasets.augmentation import Augmentation, rotated
@@ -166,10 +165,3 @@ def test_images_in_a_file_are_read_in_the_background_once_they_are_asked_for(wat
     here = threading.get_ident()
     assert watched.readers.count(here) == 2, "the first two, before it is known that images are asked for"
     assert len(watched.readers) == 6, "two more were on their way when the images were no longer asked for"
-
-
-def test_images_in_a_file_show_the_same_views_as_images_in_memory(watched):
-    for (one, _), (other, _) in zip(
-        pairs(image_data("flip", watched).train(1)), pairs(image_data("flip").train(1)), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)

@@ -73,14 +73,6 @@ def test_importance_batches_differ_by_index_and_from_the_epochs():
     assert (batches[0] != first_images(digits.train(0))).any()
 
 
-def test_skip_returns_the_remaining_batches_of_the_epoch(folder):
-    images = load_photos(folder, 16, 2)
-    complete = [batch.inputs.numpy() for batch in images.train(3)]
-    rest = [batch.inputs.numpy() for batch in images.train(3, skip=2)]
-    assert len(rest) == len(complete) - 2
-    np.testing.assert_array_equal(rest, complete[2:])
-
-
 def test_batches_need_no_files_after_loading(folder):
     images = load_photos(folder, 16, 2)
     first = [batch.inputs.numpy() for batch in images.train(0)]

@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
+from small_networks import as_if_trained
 
 import models
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
@@ -12,27 +12,19 @@ from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
 
 
-def plain_backbone(name):
+def plain_backbone():
     """A Keras network with random moving statistics instead of the initial 0 and 1."""
-    kinds = {"mobilenetv2": keras.applications.MobileNetV2, "resnet50": keras.applications.ResNet50}
-    extra = {"alpha": 0.35} if name == "mobilenetv2" else {}
-    backbone = kinds[name](input_shape=(32, 32, 3), include_top=False, weights=None, **extra)
-    rng = np.random.default_rng(0)
-    for variable in backbone.variables:
-        if variable.name == "moving_mean":
-            variable.assign(rng.normal(0, 0.1, variable.shape))
-        if variable.name == "moving_variance":
-            variable.assign(rng.uniform(0.5, 1.5, variable.shape))
-    return backbone
+    return as_if_trained(
+        keras.applications.MobileNetV2(input_shape=(32, 32, 3), include_top=False, weights=None, alpha=0.35)
+    )
 
 
 def statistics_of(model):
     return [v.numpy() for v in model.variables if v.name in ("moving_mean", "moving_variance")]
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
-def test_frozen_network_called_for_training_equals_the_plain_one_in_inference(name):
-    plain = plain_backbone(name)
+def test_frozen_network_called_for_training_equals_the_plain_one_in_inference():
+    plain = plain_backbone()
     frozen = keras.models.clone_model(plain)
     frozen.set_weights(plain.get_weights())
     freeze_batch_norm(frozen)
@@ -47,9 +39,8 @@ def test_frozen_network_called_for_training_equals_the_plain_one_in_inference(na
     assert np.abs(plain(images, training=True).numpy() - expected).max() > 1e-2 * scale
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
-def test_training_does_not_change_batch_norm_statistics(name):
-    model = models.build_model(name, 32, 10, alpha=0.35)
+def test_training_does_not_change_batch_norm_statistics():
+    model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
     before = statistics_of(model)
     assert len(before) > 50
     images, labels = tf.random.uniform((4, 32, 32, 3), 0, 255, seed=0), tf.constant([0, 1, 2, 3])

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from elastic_trainer.extensions.pruning.layer_graph import ACTIVATIONS, channel_role, walk
+from elastic_trainer.extensions.pruning.channel_roles import ACTIVATIONS, channel_role
 from elastic_trainer.networks.batch_norm_folding import find_pairs
-from elastic_trainer.networks.layer_graph import functional_graph, is_graph
+from elastic_trainer.networks.layer_graph import functional_graph, is_graph, walk
 
 Channels = np.ndarray  # int [places of an axis]: the number of the channel at each place
 

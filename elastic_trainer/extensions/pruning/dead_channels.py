@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.extensions.pruning.channel_groups import ChannelGroups, Kernel
-from elastic_trainer.extensions.pruning.layer_graph import walk
-from elastic_trainer.networks.layer_graph import is_graph
+from elastic_trainer.networks.layer_graph import is_graph, walk
 
 
 class ChannelContributions:

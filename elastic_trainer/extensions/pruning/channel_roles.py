@@ -1,14 +1,12 @@
-"""The graph of layers in a Keras model, and what each layer does to channels."""
+"""What each layer of a Keras model does to channels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
-from elastic_trainer.networks.layer_graph import functional_graph
 
 _layers = keras.layers
 _MERGES = (
@@ -76,24 +74,3 @@ def channel_role(node: Any) -> str:
         return "kernel"
     one_to_one = kind is _layers.DepthwiseConv2D and layer.depth_multiplier == 1 and layer.activation in ACTIVATIONS
     return "depthwise" if one_to_one else "opaque"
-
-
-def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-    """Propagate one value per tensor through a model's graph, in the order in which Keras runs the layers.
-
-    Args:
-        model: a functional or sequential model (see `is_graph`).
-        inputs: one value for each input of the model.
-        visit: maps a graph node and the values of its input tensors to the values of its output tensors.
-
-    Returns:
-        One value for each output of the model.
-    """
-    graph = functional_graph(model)
-    values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}
-    for depth in sorted(graph._nodes_by_depth, reverse=True):
-        for node in graph._nodes_by_depth[depth]:
-            if not node.is_input:
-                results = visit(node, [values[id(tensor)] for tensor in node.input_tensors])
-                values.update((id(tensor), value) for tensor, value in zip(node.outputs, results, strict=True))
-    return [values[id(tensor)] for tensor in graph.outputs]
