@@ -146,14 +146,17 @@ def _simulated(
     from elastic_trainer.cli.choices import with_table
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
     from elastic_trainer.extensions.fleet.simulated import simulation, slowdowns
+    from elastic_trainer.memory.budget import MemoryBudget
     from elastic_trainer.timing.memory_check import TracedSteps
 
     settings = command.simulation
     training = command.training.with_classes(dataset.num_classes)
     model = models.build(training.network)
-    training, table, _ = with_table(training, TracedSteps(model, training.network))
+    steps = TracedSteps(model, training.network, MemoryBudget(training.training.memory))
+    training, table = with_table(training, steps)
     assert table is not None and settings is not None, "the scheme is elastic"
-    setup, slower = BoardSetup(model, dataset, table, training.training), slowdowns(settings.clients, settings.slowest)
+    setup = BoardSetup(model, dataset, table, training.training, steps.memory)
+    slower = slowdowns(settings.clients, settings.slowest)
     say(f"simulating {settings.clients} boards; run folder {folder}")
     with tqdm(total=settings.clients * command.fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
 
@@ -195,23 +198,24 @@ def _setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str
     import models
     from elastic_trainer.cli.choices import with_memory, with_table
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
+    from elastic_trainer.memory.budget import MemoryBudget
     from elastic_trainer.timing.memory_check import TracedSteps
 
     training = board_command(command, words)
     model: keras.Model = models.build(training.network)
-    steps = TracedSteps(model, training.network)
+    steps = TracedSteps(model, training.network, MemoryBudget(training.training.memory))
     try:
-        training, freed_mb = with_memory(training, steps)
+        training = with_memory(training, steps)
     except UserError as error:
         raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
-    training, table, freed_mb = with_table(training, steps, freed_mb=freed_mb)
+    training, table = with_table(training, steps)
     assert table is not None, "the scheme is elastic"
     network = training.network
     sizes = network.input_size, network.batch_size, network.seed
     dataset = data.load(training.data, *sizes, kept_mb=training.images_mb)
     _leave_out_test_folder(dataset)
     dataset.follow_classes(class_names)
-    return BoardSetup(model, dataset, table, training.training, freed_mb)
+    return BoardSetup(model, dataset, table, training.training, steps.memory)
 
 
 def _leave_out_test_folder(dataset: Any) -> None:

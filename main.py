@@ -89,6 +89,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.cli.choices import with_budget, with_memory, with_table
     from elastic_trainer.datasets.image_data import leave_out_trained, write_trained_images
     from elastic_trainer.datasets.sources import class_names
+    from elastic_trainer.memory.budget import MemoryBudget
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
@@ -117,14 +118,14 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if network_of_user is not None:
         compare_networks(network_of_user, command.run, command.network)
     _check_saving(model, command)
-    steps = TracedSteps(model, command.network)
-    command, freed_mb = with_memory(command, steps)
+    steps = TracedSteps(model, command.network, MemoryBudget(command.training.memory))
+    command = with_memory(command, steps)
     _check_unchanged(command)
     network = command.network
     need = disk_need(model, network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
     left = (command.training.deadline or math.inf) - (time.perf_counter() - start)
-    command, table, freed_mb = with_table(command, steps, left=left, freed_mb=freed_mb)
+    command, table = with_table(command, steps, left=left)
     end_seconds = 0.0 if table is None else _export_seconds(command, model)
     if command.extra.get("board_times") and table is not None:
         from elastic_trainer.extensions.board.times import board_table
@@ -141,7 +142,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     settings = command.training
     if budget is not None and (settings.deadline is None or chooses_epochs):
         rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
-        plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, freed_mb)
+        plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, steps.memory)
         print("\n".join(plan if is_untrained and not run.plan else [*plan, disk]))
     if run.plan:
         if budget is None or (settings.deadline is not None and not chooses_epochs):
@@ -163,8 +164,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         config = {**command.config, "images": dataset.record(), "network": network_of_user}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, earlier_images)
-            elapsed = time.perf_counter() - start
-            results = train.train(command.train_type, model, dataset, settings, log, budget, stop, elapsed, freed_mb)
+            more = budget, stop, time.perf_counter() - start, steps.memory
+            results = train.train(command.train_type, model, dataset, settings, log, *more)
             log.finish(results)
             clocks = log.trainer.history.clocks
         utils.run_each(

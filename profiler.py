@@ -171,10 +171,10 @@ def main() -> None:
 def _measured_table(model: keras.Model, network: NetworkSettings, command: ProfileCommand, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
     from elastic_trainer.networks.tensors import all_mask
-    from elastic_trainer.timing.memory_check import TracedSteps, check_memory
+    from elastic_trainer.timing.memory_check import TracedSteps
 
     steps = TracedSteps(model, network)
-    check_memory(steps, partial(steps.needed_mb, all_mask(model)), network.batch_size)
+    steps.check(partial(steps.needed_mb, all_mask(model)), network.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         peaks = _memory_peaks(steps, network.batch_size)
@@ -188,13 +188,12 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
 def _memory_peaks(steps: TracedSteps, batch_size: int) -> MemoryPeaks | None:
     """Measured before this process takes memory for the timing table; None if they cannot be measured."""
     from elastic_trainer.networks.tensors import all_mask, head_mask
-    from elastic_trainer.timing.memory_check import room_mb, surely_fits
     from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks
 
     if not can_measure():
         return None
-    model, room = steps.model, room_mb() - (resident_memory_mb() or 0.0)
-    if surely_fits(model, batch_size, room) or PEAK_FACTOR * steps.needed_mb(all_mask(model), batch_size) <= room:
+    own_mb, model = resident_memory_mb() or 0.0, steps.model  # the second process takes as much before it trains
+    if steps.memory.fits(own_mb + PEAK_FACTOR * steps.needed_mb(all_mask(model), batch_size)):
         with contextlib.suppress(EOFError, OSError):
             return measure_peaks(partial(idle_training_of, steps.network), head_mask(model))
     print("memory: there is none for a second process, so later predictions are not corrected by measured peaks")

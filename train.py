@@ -29,6 +29,7 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import Stopped
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.registry import METERS, SCHEMES
 from elastic_trainer.runs.keeper import Keeper
@@ -52,7 +53,7 @@ def train(
     budget: TimeBudget | None = None,
     stop: StopSignals | None = None,
     elapsed: float = 0.0,
-    freed_mb: float = 0.0,
+    memory: MemoryBudget | None = None,
 ) -> dict[str, Any]:
     """Train `model` under a scheme. Continues from `run`'s last checkpoint.
 
@@ -64,7 +65,7 @@ def train(
         budget: of an elastic scheme.
         stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
-        freed_mb: memory that the program took and freed before, which training takes again.
+        memory: see `Trainer`.
 
     Returns:
         See `runs.summary.run_results`.
@@ -82,7 +83,7 @@ def train(
         meters = [stack.enter_context(make()) for make in METERS[:1]]
         keeper, bar = Keeper(run), ProgressBar()
         listeners = [run.events, run, bar, signals, keeper]
-        trainer = Trainer(task, data, scheme, settings, listeners, freed_mb=freed_mb)
+        trainer = Trainer(task, data, scheme, settings, listeners, memory=memory)
         keeper.restore(trainer)
         trainer.history.clocks.add(elapsed)
         for meter in meters:

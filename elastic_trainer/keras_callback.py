@@ -25,8 +25,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError, not_one_of
-from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.memory.step_memory import freed_memory_mb
+from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.options import memory_size
 from elastic_trainer.registry import SCHEMES
@@ -107,7 +106,7 @@ class ElasticTraining(keras.callbacks.Callback):
         )
         self._table, self._scheme, self._verbose = table, scheme, verbose
         self._trainer: Trainer | None = None
-        self._plain_over_full, self._freed_mb = 1.0, 0.0
+        self._plain_over_full = 1.0
 
     @property
     def history(self) -> History:
@@ -215,9 +214,10 @@ class ElasticTraining(keras.callbacks.Callback):
         self._recent: deque[Batch] = deque(maxlen=self._settings.importance_batches)
         data = _FitData(self.params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
         with _names_without_dashes():
-            table = self._timing_table(task, batch)
+            memory = MemoryBudget(self._settings.memory)
+            table = self._timing_table(task, batch, memory)
             settings = self._settings_for(table)
-            more: dict[str, Any] = {"optimizer": model.optimizer, "freed_mb": self._freed_mb}
+            more: dict[str, Any] = {"optimizer": model.optimizer, "memory": memory}
             self._trainer = Trainer(task, data, self._scheme, settings, table=table, **more)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
@@ -229,7 +229,7 @@ class ElasticTraining(keras.callbacks.Callback):
         epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
         return replace(self._settings, rho=min(rho * self._plain_over_full, 1.0), num_epochs=epochs)
 
-    def _timing_table(self, task: CompiledTask, batch: Batch) -> TimingTable:
+    def _timing_table(self, task: CompiledTask, batch: Batch, memory: MemoryBudget) -> TimingTable:
         """The table that was given, or is kept, or is measured now."""
         shapes = [tuple(variable.shape) for variable in task.model.trainable_variables]
         if isinstance(self._table, TimingTable):
@@ -249,9 +249,8 @@ class ElasticTraining(keras.callbacks.Callback):
                     return table
                 self._say(f"the timing table in {folder} is unreliable: {table.doubt}; it is measured again")
         self._say("measuring what each tensor costs to train")
-        before_mb = resident_memory_mb()
-        table = profile_compiled(task, batch)
-        self._freed_mb = freed_memory_mb(before_mb, resident_memory_mb())
+        with memory.reusing(MEASURED_SHARE):
+            table = profile_compiled(task, batch)
         if table.doubt is not None:
             self._say(
                 f"the timing table is unreliable: {table.doubt}; was the device busy? It is used now; the next fit "

@@ -21,8 +21,8 @@ import keras
 
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
 from elastic_trainer.errors import START_AGAIN, UserError
-from elastic_trainer.machine import frozen_gc, resident_memory_mb
-from elastic_trainer.memory.step_memory import freed_memory_mb
+from elastic_trainer.machine import frozen_gc
+from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
@@ -34,14 +34,13 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, Task, task_of
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.memory_check import check_limit
 from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
-TOLERATED = 0.05  # of a limit of memory, by which a resumed selection may exceed it
+MEMORY_TOLERANCE = 0.05  # of a limit, by which a resumed selection may exceed it
 FOLLOWED_STEPS = 20  # so often, and after each epoch, a run looks whether its steps fit before the deadline
 
 
@@ -59,7 +58,7 @@ class Trainer:
         table: timing table of the network, for elastic schemes; by default a compiled model is measured for a while.
             With `settings.micro_batch`, of steps on one part of a batch.
         optimizer: by default the model's, or the one that `settings` ask for.
-        freed_mb: memory that the process took and freed before, such as to measure `table`; training takes it again.
+        memory: what the process may take; by default `settings.memory`, or what the machine has.
 
     Attributes:
         data, settings, schedule: what it trains on, how, and for how long.
@@ -81,18 +80,17 @@ class Trainer:
         *,
         table: TimingTable | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
-        freed_mb: float = 0.0,
+        memory: MemoryBudget | None = None,
     ) -> None:
         if isinstance(scheme, Settings):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         task, self.data = task_of(model, data), data
         task.rows = data.full_batch
-        before_mb = resident_memory_mb()
-        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
+        memory = memory or MemoryBudget(settings.memory)
+        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table, memory)
         if self.scheme.is_closed_form:
             settings = replace(settings, num_epochs=1, max_steps=1, average_head=False)
         self.settings = settings
-        check_limit(settings.memory)
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
         if optimizer is None and isinstance(task, CompiledTask):
             optimizer = task.model.optimizer
@@ -102,18 +100,13 @@ class Trainer:
         features = None
         if settings.feature_cache != "off":
             features = Features(data, in_float16=settings.feature_cache == "float16")
-        limit_mb = math.inf if settings.memory is None else settings.memory
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
-        data.max_rows = MAX_ROWS if limit_mb == math.inf and not settings.micro_batch else size
+        data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
         self.training = TrainState(
-            task, optimizer, size, self.scheme.penalty, features, limit_mb, data.full_batch, self.scheme.peaks
+            task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch, self.scheme.peaks
         )
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].can_split
-        if self.training.start_mb is not None:
-            is_measured = table is None and isinstance(scheme, str) and SCHEMES[scheme].is_elastic
-            start_mb = self.training.start_mb
-            self.training.start_mb -= freed_memory_mb(before_mb, start_mb) if is_measured else freed_mb
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False
@@ -160,13 +153,13 @@ class Trainer:
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
-        training = self.training
-        memory = {
-            "feature_mb": training.features.megabytes,
-            "memory_budget_mb": self.settings.memory,
-            "start_memory_mb": training.start_mb,
+        memory = self.training.memory
+        found = {
+            "feature_mb": self.training.features.megabytes,
+            "memory_budget_mb": memory.limit_mb if memory.has_limit else None,
+            "start_memory_mb": memory.start_mb,
         }
-        return {**run_results(self.history, self._planned.total_steps, self.task.score), **memory}
+        return {**run_results(self.history, self._planned.total_steps, self.task.score), **found}
 
     def _run_epoch(self, until_step: int | None) -> None:
         """The steps of the current epoch that are left, up to `until_step`, and its validation after the last."""
@@ -205,7 +198,7 @@ class Trainer:
                 self._select()
         elif not self.training.is_adopted:
             self._adopt(history.selection)
-            if self.training.excess_mb > TOLERATED * (self.settings.memory or math.inf):
+            if self.training.excess_mb > MEMORY_TOLERANCE * self.training.memory.limit_mb:
                 raise self.training.too_little_memory()
         is_full = self.data.is_full(batch)
         result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
@@ -242,7 +235,7 @@ class Trainer:
         while (excess_mb := self.training.excess_mb) > 0 and self.scheme.take_less(excess_mb):
             selection = self._selected()
         if self.training.predicted_mb is not None:
-            measuring_mb = (self.training.start_mb or 0.0) + self.scheme.measuring_mb
+            measuring_mb = self.training.memory.needed_mb(self.scheme.measuring_mb)
             selection.memory_mb = max(self.training.predicted_mb, measuring_mb)
         if excess_mb > 0:
             raise self.training.too_little_memory()
@@ -376,7 +369,9 @@ class Trainer:
         self.training.assign(state.arrays)
 
 
-def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
+def _scheme(
+    name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None, memory: MemoryBudget
+) -> Scheme:
     budget, rows = None, part_rows(data.full_batch, settings.micro_batch)
     if SCHEMES[name].changes_network and settings.micro_batch is not None:
         raise UserError(f"--micro_batch: cannot be combined with {name}, which replaces the network; leave it out")
@@ -384,7 +379,8 @@ def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table
         raise UserError(f"{name}: replaces the network while it trains, which a compiled model does not allow")
     if SCHEMES[name].is_elastic:
         if table is None and isinstance(task, CompiledTask):
-            table = profile_compiled(task, next(next(data.train(0)).parts(rows)), with_features=True)
+            with memory.reusing(MEASURED_SHARE):
+                table = profile_compiled(task, next(next(data.train(0)).parts(rows)), with_features=True)
         if table is None:
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])

@@ -13,6 +13,7 @@ from conftest import make_table
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import PROCESS_LIMITS, cores
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 from elastic_trainer.networks.tensors import head_mask
@@ -101,7 +102,7 @@ def test_features_count_and_are_given_up_before_tensors(network):
 
 @pytest.fixture
 def start(monkeypatch):
-    monkeypatch.setattr("elastic_trainer.training.state.resident_memory_mb", lambda: START_MB)
+    monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB)
 
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
@@ -139,11 +140,9 @@ def test_what_does_not_fit_is_refused_before_the_first_step(network, start):
     head_mb, _ = limits(table, head_mask(model))
     before = [variable.numpy() for variable in model.variables]
     tight = replace(SETTINGS, memory=START_MB + head_mb - 20)
-    with pytest.raises(
-        UserError, match=r"memory: \d+ MB are too little, training the head alone takes .* of them 50 MB for"
-    ):
+    with pytest.raises(UserError, match=r"memory: training the head alone takes .* \(limit \d+ MB, taken 50 MB\)"):
         Trainer(model, data, "elastic_training_upper_part", tight, table=table).run()
-    with pytest.raises(UserError, match=r"training takes about \d+ MB, \d+ MB more than there are \(--memory\)"):
+    with pytest.raises(UserError, match=r"memory: training takes about \d+ MB more, and \d+ MB are available \(limit"):
         Trainer(model, data, "full_training", tight).run()
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
@@ -228,7 +227,8 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     assert "MB are available" in line
     refused = command(*words, "--run_name", "refused", "--memory", "100M")
     [line] = refused.stderr.strip().splitlines()
-    assert refused.returncode == 2 and "MB are available (limit 100 MB); what fits: --memory " in line
+    assert refused.returncode == 2 and "MB are available (limit 100 MB, taken " in line
+    assert "; what fits: --memory " in line
 
 
 def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start):
@@ -254,23 +254,23 @@ def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
     assert second.results()["predicted_memory_mb"] <= settings.memory
     smaller = replace(settings, memory=START_MB + head_mb - 10)
     third = Trainer(model, data, "elastic_training_upper_part", smaller, table=table)
-    with pytest.raises(UserError, match="are too little"):
+    with pytest.raises(UserError, match="training the head alone takes"):
         third.load(saved)
     fixed = Trainer(model, data, "full_training", SETTINGS)
     fixed.run(until_step=2)
     resumed = Trainer(model, data, "full_training", smaller)
     resumed.load(fixed.state())
-    with pytest.raises(UserError, match="MB more than there are"):
+    with pytest.raises(UserError, match="training takes about"):
         resumed.run()
 
 
-def test_where_nothing_smaller_takes_less_the_head_trains_or_the_run_ends(network, start):
+def test_where_nothing_smaller_takes_less_the_head_trains_or_the_run_ends(network, start, monkeypatch):
     """Another program takes memory, and the forward pass decides what each selection takes."""
     model, data, table = network
     record = {**table.details["memory"], "forward_mb": 1e3}
     trainer = Trainer(model, data, "elastic_training", SETTINGS, table=replace(table, details={"memory": record}))
-    trainer.training.memory_mb = START_MB + 1.0
-    with pytest.raises(UserError, match="MB more than there are"):
+    monkeypatch.setattr("elastic_trainer.memory.budget.reachable_memory_mb", lambda: START_MB + 1.0)
+    with pytest.raises(UserError, match="training takes about"):
         trainer.run()
 
 
@@ -282,7 +282,7 @@ def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
     record["own_mb"] = [mb if is_head else mb + 1e3 for mb, is_head in zip(record["own_mb"], masked, strict=True)]
     huge = replace(table, details={"memory": record})
     fits = "what fits: --memory .*, or --train_type elastic_training_upper_part, which measures none$"
-    with pytest.raises(UserError, match=f"measuring importance takes about .* {fits}"):
+    with pytest.raises(UserError, match=f"measuring importance, even with one image at a time, takes about .* {fits}"):
         Trainer(model, data, "elastic_training", settings, table=huge).run()
 
 
@@ -298,15 +298,19 @@ def test_by_importance_features_that_do_not_fit_are_given_up(network):
     assert not tight.uses_features and (tight.mask == without.mask).all()
 
 
-def test_only_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
+def test_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
     model, data, table = network
-    taken = iter([100.0, 200.0] * 3)
-    for module in ("trainer", "training.state"):
-        monkeypatch.setattr(f"elastic_trainer.{module}.resident_memory_mb", lambda: next(taken))
-    assert Trainer(model, data, "full_training", SETTINGS).training.start_mb == 200.0
-    assert Trainer(model, data, "elastic_training", SETTINGS, table=table).training.start_mb == 200.0
-    monkeypatch.setattr("elastic_trainer.trainer.profile_compiled", lambda *_, **__: table)
-    assert Trainer(model, data, "elastic_training", SETTINGS).training.start_mb == pytest.approx(130.0)
+    memory = MemoryBudget(start_mb=100.0)
+
+    def measured(*_, **__):
+        monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB + 100)
+        return table
+
+    monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB)
+    monkeypatch.setattr("elastic_trainer.trainer.profile_compiled", measured)
+    for given, start_mb in ((table, 100.0), (None, 30.0)):
+        trainer = Trainer(model, data, "elastic_training", SETTINGS, table=given, memory=memory)
+        assert trainer.training.memory.start_mb == pytest.approx(start_mb)
 
 
 def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
@@ -381,7 +385,7 @@ def test_measured_peaks_reach_a_run_that_has_its_table_in_its_budget(network, st
     before_mb = predicted_mb(table)
     assert predicted_mb(corrected) == pytest.approx(before_mb + 500)
     assert predicted_mb(table, before_mb + 250) <= before_mb
-    with pytest.raises(UserError, match=r"training takes about \d+ MB, \d+ MB more than there are \(--memory\)"):
+    with pytest.raises(UserError, match=r"training takes about \d+ MB more, and \d+ MB are available"):
         predicted_mb(corrected, before_mb + 250)
 
 
@@ -414,6 +418,6 @@ def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(networ
 
 def test_limits_that_are_too_small_are_refused_by_the_callback_in_one_line(network, start):
     head_mb, _ = limits(network[2], head_mask(network[0]))
-    with pytest.raises(UserError, match=r"are too little, training the head alone takes") as error:
+    with pytest.raises(UserError, match="training the head alone takes") as error:
         fitted(network, START_MB + head_mb - 20)
     assert "--" not in str(error.value) and "micro_batch" not in str(error.value), "fit has no parts"

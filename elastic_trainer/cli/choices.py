@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import writing
-from elastic_trainer.machine import resident_memory_mb
-from elastic_trainer.memory.step_memory import freed_memory_mb
+from elastic_trainer.memory.budget import MEASURED_SHARE, Needed
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.options import duration_text
 from elastic_trainer.registry import DATASETS, SCHEMES
@@ -38,14 +36,7 @@ from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import NoTimeToMeasureError, idle_training
-from elastic_trainer.timing.memory_check import (
-    TracedSteps,
-    check_limit,
-    check_memory,
-    fitting_size,
-    room_mb,
-    surely_fits,
-)
+from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
@@ -60,7 +51,7 @@ NO_TIME = "there is no time to measure a timing table"
 MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
 
 
-def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand, float]:
+def with_memory(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
     """A copy with what the run chooses so that it fits: its batch, parts of it, and which images stay in memory.
 
     A batch whose size was not given is smaller where there are few images. Where memory is little, the robust recipe
@@ -69,32 +60,24 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> tuple[TrainCommand
     the robust recipe keeps images in memory as far as they fit beside that. An elastic run stays within what memory
     there is, unless a limit was given or it surely fits.
 
-    Returns:
-        The command, and MB of memory that tracing steps took and that training takes again.
-
     Raises:
         UserError: even the least that the scheme may train does not fit, or measuring the table.
     """
-    before_mb, model = resident_memory_mb(), steps.model
-    command = _with_sizes(command, steps)
-    freed_mb = max((resident_memory_mb() or 0.0) - (before_mb or 0.0), 0.0)
-    network, scheme = command.network, SCHEMES[command.train_type]
-    limit_mb, micro_batch = command.training.memory, command.training.micro_batch
-    check_limit(limit_mb)
+    command, memory = _with_sizes(command, steps), steps.memory
+    network, scheme, micro_batch = command.network, SCHEMES[command.train_type], command.training.micro_batch
     is_for_board = command.run.is_for_board
-    if scheme.is_elastic:
-        available_mb = room_mb(None, freed_mb)
-        if limit_mb is None and not is_for_board and not surely_fits(model, network.batch_size, available_mb):
-            limit_mb = (resident_memory_mb() or 0.0) - freed_mb + available_mb
-            print(f"memory: selections stay within the {limit_mb:,.0f} MB that there are (--memory sets another limit)")
-            command = replace(command, training=replace(command.training, memory=limit_mb))
+    if scheme.is_elastic and not memory.has_limit and not is_for_board and not steps.certainly_fit(network.batch_size):
+        memory.limit_mb = memory.total_mb
+        print(
+            f"memory: selections stay within the {memory.limit_mb:,.0f} MB that there are (--memory sets another limit)"
+        )
     has_table, is_fixed = _has_table(command.part, command), not scheme.is_elastic and not scheme.is_closed_form
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
     what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
-    needed, count = _needed(command, steps, is_least=True), network.batch_size
     if not (is_for_board and has_table):
-        check_memory(steps, needed, count, limit_mb, what, trains_less, micro_batch, scheme.can_split, freed_mb)
-    return command, freed_mb
+        needed = _needed(command, steps, is_least=True)
+        steps.check(needed, network.batch_size, micro_batch, what, scheme.can_split, trains_less)
+    return command
 
 
 def _with_sizes(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
@@ -105,23 +88,25 @@ def _with_sizes(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
         while batch_size > 1 and batch_size * MIN_STEPS > count:
             batch_size //= 2
         command = command.choose(batch_size=batch_size)
-    network, settings, limit_mb, rows = command.network, command.training, command.training.memory, None
-    room, needed = room_mb(limit_mb), _needed(command, steps)  # before steps are traced
+    network, memory, needed, rows = command.network, steps.memory, _needed(command, steps), None
+    batch_size, certainly_fits = network.batch_size, steps.certainly_fit(network.batch_size)
     if "micro_batch" in command.open:
-        rows = fitting_size(steps.model, lambda size: needed(network.batch_size, size), network.batch_size, limit_mb)
-        if rows is not None and rows < network.batch_size:
-            print(f"memory: steps take {network.batch_size} images in parts of {rows} (--micro_batch sets other parts)")
-        command = command.choose(micro_batch=None if rows == network.batch_size else rows)
-    if count_images is not None and rows is None:
-        size = fitting_size(steps.model, lambda size: needed(size, settings.micro_batch), network.batch_size, limit_mb)
+        rows = batch_size if certainly_fits else memory.fitting_size(lambda size: needed(batch_size, size), batch_size)
+        if rows is not None and rows < batch_size:
+            print(f"memory: steps take {batch_size} images in parts of {rows} (--micro_batch sets other parts)")
+        command = command.choose(micro_batch=None if rows == batch_size else rows)
+    if count_images is not None and rows is None and not certainly_fits:
+        parts = command.training.micro_batch or batch_size
+        size = memory.fitting_size(lambda size: needed(size, parts), batch_size)
         command = command.choose(batch_size=size or 1)
-    if command.run.recipe == "robust" and limit_mb is not None and command.data.image_memory is None:
-        beside_mb = room - needed(command.network.batch_size, command.training.micro_batch)
+    if command.run.recipe == "robust" and memory.has_limit and command.data.image_memory is None:
+        batch_size = command.network.batch_size
+        beside_mb = memory.room_mb - needed(batch_size, command.training.micro_batch or batch_size)
         command = replace(command, images_mb=min(max(beside_mb, 0.0), images.room_mb(None)))
     return command
 
 
-def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -> Callable[[int, int | None], float]:
+def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -> Needed:
     """MB that training takes by the sizes of a batch and of its parts, and measuring its timing table if there is none.
 
     An elastic scheme trains half of the tensors, or `is_least` the head.
@@ -129,7 +114,7 @@ def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -
     network, is_elastic, model = command.network, SCHEMES[command.train_type].is_elastic, steps.model
     mask = trainable_mask(command.train_type, model, command.training.trained_layers)
 
-    def needed(batch_size: int, micro_batch: int | None) -> float:
+    def needed(batch_size: int, micro_batch: int) -> float:
         part, trained = replace(network, batch_size=part_rows(batch_size, micro_batch)), mask
         has_table = not is_elastic or _has_table(part, command)
         if is_elastic:
@@ -148,8 +133,8 @@ def _has_table(part: NetworkSettings, command: TrainCommand) -> bool:
 
 
 def with_table(
-    command: TrainCommand, steps: TracedSteps, *, left: float = math.inf, freed_mb: float = 0.0
-) -> tuple[TrainCommand, TimingTable | None, float]:
+    command: TrainCommand, steps: TracedSteps, *, left: float = math.inf
+) -> tuple[TrainCommand, TimingTable | None]:
     """The timing table of an elastic run; a short one is measured if there is none that can be relied on.
 
     A rho that is too small is refused here, before images are read for minutes.
@@ -158,19 +143,15 @@ def with_table(
         command: the run. The copy takes no steps if a deadline leaves no time to measure a table.
         steps: of its network.
         left: seconds before a deadline.
-        freed_mb: as of `with_memory`.
-
-    Returns:
-        The command, the table, and MB of memory that were taken so far and that training takes again.
 
     Raises:
         UserError: a deadline leaves no time to measure a table, and the number of epochs was given.
     """
     if not SCHEMES[command.train_type].is_elastic:
-        return command, None, freed_mb
+        return command, None
     network, run, settings, model = command.part, command.run, command.training, steps.model
     folder, remake = table_folder(network, run.logdir), profiler_command(network, command.data, run.logdir)
-    before_mb, start = resident_memory_mb(), time.perf_counter()
+    start = time.perf_counter()
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
     tracing, until = time.perf_counter() - start, start + TABLE_SHARE * left
@@ -189,45 +170,46 @@ def with_table(
                 raise NoTimeToMeasureError
             found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
             print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
-            _measure_table(command, steps, folder, until, freed_mb)
+            _measure_table(command, steps, folder, until)
             used = "was the device busy? The next run measures again"
         except NoTimeToMeasureError as error:
             if table is None and "num_epochs" in command.open:
-                return _without_steps(command, NO_TIME), None, freed_mb
+                return _without_steps(command, NO_TIME), None
             if table is None:
                 deadline = duration_text(settings.deadline or 0.0)
                 raise UserError(f"--deadline {deadline}: {NO_TIME}; first run: {remake}") from error
             used = f"{NO_TIME}, so it is used"
         # The new one is loaded: its file rounds times, and a resumed run compares its table with the checkpoint's.
-        table, freed_mb = load(), freed_mb + freed_memory_mb(before_mb, resident_memory_mb())
+        table = load()
     if table.doubt is not None:
         print(f"the timing table is unreliable: {table.doubt}; {used}")
     table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
         check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
     if table.memory is None and command.options["memory"] is None:  # an earlier table cannot keep to a limit
-        command = replace(command, training=replace(settings, memory=None))
-    return command, table, freed_mb
+        steps.memory.limit_mb = math.inf
+    return command, table
 
 
-def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, until: float, freed_mb: float) -> None:
+def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, until: float) -> None:
     """Measure a short timing table into `folder` until that time of `time.perf_counter`.
 
     Raises:
         NoTimeToMeasureError: the time does not suffice.
     """
-    network, room = command.part, room_mb(command.training.memory, freed_mb)
-    if not surely_fits(steps.model, network.batch_size, room):
+    network, memory = command.part, steps.memory
+    if not steps.certainly_fit(network.batch_size):
         expected_mb = MEASURING_FACTOR * steps.needed_mb(all_mask(steps.model), network.batch_size) + MEASURING_MB
-        if expected_mb > room:
+        if not memory.fits(expected_mb):
             print(
-                f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {room:,.0f} MB are "
-                "available; once there is a table, runs keep to the limit"
+                f"memory: measuring takes about {expected_mb:,.0f} MB for a short time, and {memory.room_mb:,.0f} MB "
+                "are available; once there is a table, runs keep to the limit"
             )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     training, wanted = idle_training(steps.model, network), table_settings(network)
-    save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, quick_until=until), folder)
+    with memory.reusing(MEASURED_SHARE):
+        save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, quick_until=until), folder)
 
 
 def with_budget(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 25.0, 0.02, 1.08, 1.5, 0.6
-FREED_SHARE = 0.7  # of the memory that measuring a timing table took, training takes again; the rest is graphs
 NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 
@@ -121,15 +120,6 @@ def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemor
     filters = sum(size_of(op.inputs[1]) for op in operations if op.type in _CONVOLUTIONS)
     stays = [result for result in results if hasattr(result, "op")]  # the others are operations
     return StepMemory(touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
-
-
-def freed_memory_mb(before_mb: float | None, now_mb: float | None) -> float:
-    """MB that training takes again of what measuring a timing table took.
-
-    Args:
-        before_mb, now_mb: resident memory before and after it; None if the system does not report it.
-    """
-    return 0.0 if before_mb is None or now_mb is None else FREED_SHARE * max(now_mb - before_mb, 0.0)
 
 
 def variables_mb(variables: Iterable[Any]) -> float:

@@ -69,8 +69,10 @@ class EventsWriter(Listener):
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         names, selection = ("rho", "slowdown", "correction", "predicted_step_ms"), self.trainer.history.selection
-        memory = {"budget/predicted_memory_mb": selection.memory_mb, "budget/memory_mb": self.trainer.settings.memory}
-        self._write(step, {**{f"budget/{name}": getattr(selection, name) for name in names}, **memory})
+        memory = self.trainer.training.memory
+        limit_mb = memory.limit_mb if memory.has_limit else None
+        both = {"budget/predicted_memory_mb": selection.memory_mb, "budget/memory_mb": limit_mb}
+        self._write(step, {**{f"budget/{name}": getattr(selection, name) for name in names}, **both})
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Means of the steps since the last point are written about twice a second."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
-from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.selection.deadline import (
     averaging_seconds,
     first_selections_seconds,
@@ -59,7 +59,7 @@ def run_plan_lines(
     settings: Settings,
     rho: float,
     others: Sequence[float] = (),
-    freed_mb: float = 0.0,
+    memory: MemoryBudget | None = None,
 ) -> Iterator[str]:
     """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
 
@@ -69,20 +69,19 @@ def run_plan_lines(
         data, settings: of the run.
         rho: of the run; its row is marked.
         others: to compare with it; 1 is full training.
-        freed_mb: memory that the process took and freed before, which training takes again.
+        memory: what the process may take; by default the limit of the settings.
     """
-    schedule = Schedule.of(settings, data.steps_per_epoch)
+    schedule, memory = Schedule.of(settings, data.steps_per_epoch), memory or MemoryBudget(settings.memory)
     rows = part_rows(data.batch_size, settings.micro_batch)
     in_parts = f" in parts of {rows}" if rows < data.batch_size else ""
-    limit = "no limit" if settings.memory is None else f"limit {settings.memory:,.0f} MB"
+    limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
     yield (
         f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each{in_parts}; "
         f"in all: with selecting and validation; memory: of the whole process, {limit}"
     )
     columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
     yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
-    start_mb = (resident_memory_mb() or 0.0) - freed_mb
-    room_mb = math.inf if settings.memory is None else MEMORY_SHARE * settings.memory - start_mb
+    room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
     for each in sorted({rho, *others}):
         mark = "→" if each == rho else " "
         plan = _fitting_plan(table, head, data, settings, schedule, each, room_mb)
@@ -94,11 +93,13 @@ def run_plan_lines(
         in_all = training + _beside_seconds(table, data, settings, schedule, training)
         kept = feature_batches(data, settings) * plan.uses_features
         features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
-        memory = "unknown" if table.memory is None else f"{start_mb + table.predict_mb(plan.mask, kept):,.0f} MB"
+        total = "unknown"
+        if table.memory is not None:
+            total = f"{memory.needed_mb(table.predict_mb(plan.mask, kept)):,.0f} MB"
         yield (
             f"{mark} {each:.2f}  {int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms"
             f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{in_all:>10.1f} s"
-            f"{features_mb:>9.0f} MB{memory:>12}"
+            f"{features_mb:>9.0f} MB{total:>12}"
         )
 
 

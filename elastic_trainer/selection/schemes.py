@@ -18,13 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.machine import has_gpu
 from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
 from elastic_trainer.selection.deadline import DeadlineBudget, averaging_seconds, start_seconds
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
-from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, memory_room_mb, too_little_to_measure
+from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, plan_of, select_tensors, step_budget_ms
 from elastic_trainer.selection.time_budget import (
@@ -237,13 +236,11 @@ class ElasticScheme(Scheme):
         Raises:
             UserError: training the head alone takes more, or measuring importance on one example at a time.
         """
-        table, limit_mb, start_mb = self._budget.table, self._settings.memory, state.start_mb
-        if self._is_limited or start_mb is None or has_gpu() or (limit_mb is None and table.memory is None):
+        table, memory, size = self._budget.table, state.memory, self._rows * state.parts
+        if self._is_limited or memory.total_mb == math.inf or not (memory.has_limit or table.memory):
             return
         self._is_limited = True
-        if limit_mb is not None:
-            parts = state.parts * state.can_split
-            self._room_mb = memory_room_mb(limit_mb, start_mb, table, self._head, self._rows, parts)
+        self._room_mb = selection_room_mb(memory, table, self._head, self._rows, state.parts, state.can_split)
         if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
             return
         rows, self.measuring_mb = fitting_rows(table, self._rows, self._room_mb)
@@ -255,7 +252,9 @@ class ElasticScheme(Scheme):
         if not self._evaluator.reads_gradients:
             self.measuring_mb = 0.0
         elif self.measuring_mb > self._room_mb:
-            raise too_little_to_measure(start_mb + self.measuring_mb, limit_mb)
+            others = ["--train_type elastic_training_upper_part, which measures none"]
+            what = "measuring importance, even with one image at a time,"
+            raise memory.refuse(what, lambda *_: self.measuring_mb, size, others=others)
 
     def take_less(self, excess_mb: float) -> bool:
         """See `Scheme.take_less`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from math import inf
 from typing import Any, NamedTuple
 
 import keras
@@ -14,15 +13,9 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import START_AGAIN, UserError
-from elastic_trainer.machine import (
-    available_memory_mb,
-    has_gpu,
-    reachable_memory_mb,
-    release_memory,
-    resident_memory_mb,
-)
-from elastic_trainer.memory.alternatives import larger_limit, named, of_batch, of_parts, smaller_batch
-from elastic_trainer.memory.step_memory import MemoryPeaks, StepMemory, training_mb, two_parts_mb
+from elastic_trainer.machine import release_memory
+from elastic_trainer.memory.budget import MemoryBudget
+from elastic_trainer.memory.step_memory import MemoryPeaks, training_mb, two_parts_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -75,18 +68,18 @@ class TrainState:
         batch_size: examples a step, or a part of one; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: the cache of the frozen prefix; by default nothing is cached.
-        memory_mb: what the process may take in all, for features; infinity: their own limits alone count.
-        rows: examples of most steps. Where `batch_size` is None, their memory is predicted if `memory_mb` is a limit.
+        memory: what the process may take; by default what the machine has.
+        rows: examples of most steps. Where `batch_size` is None, their memory is predicted if there is a limit.
         peaks: measured memory of steps on as many examples.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
-        features, memory_mb: as given.
+        features: as given.
+        memory: as given, from when training starts.
         parts: of a step, whose gradients are added up before the weights are updated.
         can_split: whether a batch can be taken in (smaller) parts.
-        start_mb: resident memory of the process before it trains; None if the system does not report it.
         predicted_mb: what the process is expected to take at most with the adopted step, by
-            `memory.step_memory`; None without `start_mb`.
+            `memory.step_memory`; None if the system does not report what it takes.
         evaluation: results of `task` over test examples.
         make_step: traces the step of a batch size, a mask, and parts of the batch. Another one may keep what it made,
             where several runs take turns.
@@ -99,7 +92,7 @@ class TrainState:
         batch_size: int | None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         features: Features | None = None,
-        memory_mb: float = inf,
+        memory: MemoryBudget | None = None,
         rows: int | None = None,
         peaks: MemoryPeaks | None = None,
     ) -> None:
@@ -109,11 +102,10 @@ class TrainState:
         if self.parts > 1 and why_not is not None:
             raise UserError(f"--micro_batch: {why_not}; leave it out")
         self.can_split = batch_size is not None and why_not is None
-        self.features, self.memory_mb = features or Features(), memory_mb
+        self.features, self.memory = features or Features(), (memory or MemoryBudget()).started()
         self.predicted_mb: float | None = None
         self._forward_mb = 0.0  # of the adopted step
         self.make_step: Callable[..., TrainStep] = self._make_step
-        self.start_mb = resident_memory_mb()
         self.task = task
         self.replace(task.model, optimizer)
 
@@ -149,7 +141,7 @@ class TrainState:
         self._adopt_features(self._step, uses_features)
         if self.features.split is not None:
             count, room_mb = self.features.room_for_test()
-            room_mb = min(room_mb, self.memory_mb - (self.predicted_mb or 0.0))
+            room_mb = min(room_mb, self.memory.limit_mb - (self.predicted_mb or 0.0))
             kept_mb = self.evaluation.keep_features(self._step.variables, count, room_mb)
             if self.predicted_mb is not None:
                 self.predicted_mb += kept_mb
@@ -159,67 +151,42 @@ class TrainState:
         """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
         if self._batch_size is None:  # nothing is known of the sizes of tensors
             self.features.adopt(step, uses_features)
-            if self.memory_mb == inf:
+            if not self.memory.has_limit:
                 return
             step = self.make_step(self._rows, step.mask)
-        needed_mb, forward = self._needed_mb(step, self._peaks)
+        step_mb, forward = training_mb(step, self._peaks)
+        needed_mb = self.memory.needed_mb(step_mb)
         self._forward_mb = forward.tensors_mb
         if self._batch_size is not None:
-            self.features.adopt(step, uses_features, self.memory_mb - needed_mb - two_parts_mb(forward))
+            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - two_parts_mb(forward))
         if self.features.split is not None:
             needed_mb += two_parts_mb(forward) + self.features.kept_mb
-        self.predicted_mb = None if self.start_mb is None else needed_mb
-
-    def _needed_mb(self, step: TrainStep, peaks: MemoryPeaks | None = None) -> tuple[float, StepMemory]:
-        """What the process is expected to take at most with `step`, and the forward pass of that."""
-        needed_mb, forward = training_mb(step, peaks)
-        return (self.start_mb or 0.0) + needed_mb, forward
+        self.predicted_mb = None if self.memory.start_mb is None else needed_mb
 
     def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
         return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=parts or self.parts)
 
     def too_little_memory(self) -> UserError:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
-        predicted_mb, excess_mb = self.predicted_mb or 0.0, self.excess_mb
         count = (self._rows if self._batch_size is None else self._batch_size) or 1
 
-        def needed_mb(rows: int, parts: int | None = None) -> float:
-            return self._needed_mb(self.make_step(rows, self._mask, parts))[0]
+        def needed_mb(batch_size: int, micro_batch: int) -> float:
+            rows = part_rows(batch_size, micro_batch)
+            if (batch_size, rows) == (self.parts * count, count):
+                return (self.predicted_mb or 0.0) - (self.memory.start_mb or 0.0)
+            return training_mb(self.make_step(rows, self._mask, batch_size // rows))[0]
 
-        def needed_in_parts_mb(size: int) -> float:
-            rows = part_rows(count * self.parts, size)
-            return needed_mb(rows, count * self.parts // rows)
-
-        room_mb = predicted_mb - excess_mb
-        fits = named(
-            (
-                of_batch(self.parts * count, smaller_batch(needed_mb, count, predicted_mb, room_mb)),
-                of_parts(needed_in_parts_mb, count, predicted_mb, room_mb, self.can_split),
-                larger_limit(predicted_mb, self.memory_mb, reachable_memory_mb()),
-            ),
-            "choose a smaller --input_size, or an elastic --train_type with --memory",
-        )
-        limit = "available memory" if self.memory_mb == inf else "--memory"
-        return UserError(
-            f"training takes about {predicted_mb:.0f} MB, {excess_mb:.0f} MB more than there are ({limit}); {fits}"
-        )
+        return self.memory.refuse("training", needed_mb, self.parts * count, count, self.can_split)
 
     @property
     def excess_mb(self) -> float:
-        """By how much the adopted step is expected to exceed the memory of the process, or that of the machine."""
-        return 0.0 if self.predicted_mb is None else self.predicted_mb - self._limit_mb
-
-    @property
-    def _limit_mb(self) -> float:
-        """What the process may take; infinite where that is not known."""
-        if available_memory_mb() is None or has_gpu():
-            return inf
-        return min(self.memory_mb, reachable_memory_mb())
+        """By how much the adopted step is expected to exceed what the process may take."""
+        return 0.0 if self.predicted_mb is None else self.predicted_mb - self.memory.total_mb
 
     @property
     def head_room_mb(self) -> float:
         """What is left for fitting a head in closed form, beside a forward pass."""
-        return self._limit_mb - (resident_memory_mb() or 0.0) - self._forward_mb
+        return self.memory.left_mb - self._forward_mb
 
     @property
     def is_adopted(self) -> bool:

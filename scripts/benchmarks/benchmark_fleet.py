@@ -224,7 +224,7 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
     training, network = command.training.training, command.training.network.with_classes(photos.num_classes)
     model = models.build(network)
-    _, table, _ = with_table(command.training.with_classes(photos.num_classes), TracedSteps(model, network))
+    _, table = with_table(command.training.with_classes(photos.num_classes), TracedSteps(model, network))
     assert table is not None, "the scheme is elastic"
     parts, own, slower = _parts(args, photos, rule, name, seed)
     passes = [len(rows) // args.batch_size * table.full_step_ms / 1e3 for rows in parts]
@@ -345,7 +345,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
     training = command.training.with_classes(photos.num_classes)
     model = models.build(training.network)
-    _, table, _ = with_table(training, TracedSteps(model, training.network))  # a short one, if there is none
+    _, table = with_table(training, TracedSteps(model, training.network))  # a short one, if there is none
     assert table is not None, "the scheme is elastic"
     settings = {name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "weights")}
     settings["weights"] = settings["weights"].name

@@ -16,10 +16,12 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_json
+from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.memory import budget
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
-from elastic_trainer.timing import memory_check
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table_file import table_folder
 from main import train_run
@@ -174,7 +176,7 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(small_
         path.rename(photos / "all") if path.name == "train" else shutil.rmtree(path)
     halves = ["--dataset_name", "image_folder", "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
     assert _with_sizes(parse_training(halves), steps).network.batch_size == 16, "of 412"
-    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 30.0)
+    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: (resident_memory_mb() or 0.0) + 30.0)
     assert _with_sizes(parse_training(halves), steps).network.batch_size < 16
 
 
@@ -200,14 +202,13 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     photos = write_noise(tmp_path / "photos")
     for index in range(400):
         (photos / "train" / "ant" / f"more{index}").touch()
-    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 1000.0)
+    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: 1800.0)
     monkeypatch.setattr(choices.images, "available_memory_mb", lambda: 1000.0)
-    monkeypatch.setattr(memory_check, "resident_memory_mb", lambda: 800.0)
-    monkeypatch.setattr(memory_check, "surely_fits", lambda *_: False)
+    monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     asked = []
 
     def needed_mb(self, mask, batch_size, micro_batch=None):
-        asked.append((batch_size, micro_batch, mask[0]))
+        asked.append((batch_size, part_rows(batch_size, micro_batch), mask[0]))
         rows = part_rows(batch_size, micro_batch)
         return (10 * rows + (40 if rows == batch_size else 50)) / (1 if mask[0] else 2)
 
@@ -217,7 +218,8 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     if table_of is not None:
         part = dataclasses.replace(command.network, batch_size=table_of)
         write_json(table_folder(part, tmp_path / "logs") / "profile.json", {})
-    chosen = _with_sizes(command, TracedSteps(small_model, command.network))
+    memory = MemoryBudget(command.training.memory, start_mb=800.0)
+    chosen = _with_sizes(command, TracedSteps(small_model, command.network, memory))
     assert (chosen.network.batch_size, chosen.training.micro_batch) == sizes[:2]
     assert chosen.images_mb == (sizes[2] if sizes[2] is None else pytest.approx(sizes[2]))
     assert chosen.data.image_memory == command.data.image_memory, "features are not limited by it"
@@ -237,12 +239,12 @@ def test_this_machines_memory_does_not_decide_for_a_board(small_model, monkeypat
         (["--plan", "--board_times", str(times)], False),
     ):
         assert ("micro_batch" in parse_training([*photos, *more]).open) == chooses, more
-    monkeypatch.setattr(memory_check, "available_memory_mb", lambda: 1000.0)
-    monkeypatch.setattr(choices, "surely_fits", lambda *_: False)
+    monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     for more, is_limited in ([], True), (["--plan", "--board_times", str(times)], False):
         command = parse_training([*photos, *more])
-        chosen, _ = with_memory(command, TracedSteps(small_model, command.network))
-        assert (chosen.training.memory is not None) == is_limited, "a board's times come without its memory"
+        steps = TracedSteps(small_model, command.network)
+        with_memory(command, steps)
+        assert steps.memory.has_limit == is_limited, "a board's times come without its memory"
 
 
 def test_a_rate_follows_the_batch(tmp_path):

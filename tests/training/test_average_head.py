@@ -125,7 +125,7 @@ def test_without_the_memory_for_it_the_head_stays_as_it_is(capsys):
     plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
     plain.run()
     averaged.run(until_step=1)
-    averaged.training.memory_mb = 1.0
+    averaged.training.memory.limit_mb = 1.0
     averaged.run()
     assert re.search(r"no closed-form head: it takes \d+ MB, and 0 MB are left", capsys.readouterr().out)
     for one, other in zip(weights(plain), weights(averaged), strict=True):

@@ -18,6 +18,7 @@ from elastic_trainer import ArrayData, Settings, Trainer, freeze_batch_norm
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.step_memory import step_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
@@ -137,8 +138,8 @@ def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
     model = small_network()
     predicted = []
     for micro_batch in (None, 4):
-        trainer = Trainer(model, data(), "full_training", replace(SETTINGS, micro_batch=micro_batch))
-        trainer.training.start_mb = 0.0
+        settings = replace(SETTINGS, micro_batch=micro_batch)
+        trainer = Trainer(model, data(), "full_training", settings, memory=MemoryBudget(start_mb=0.0))
         trainer.run(until_step=1)
         predicted.append(trainer.training.predicted_mb)
         graph = trainer.training.step_graph

@@ -222,4 +222,4 @@ def round_trainer(setup: BoardSetup, scheme: RoundScheme, clock: RoundClock) -> 
     usual = optimizer_of(settings, 1, setup.model)
     optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
     task = ImageClassification(setup.model)
-    return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, freed_mb=setup.freed_mb)
+    return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, memory=setup.memory)

@@ -18,10 +18,10 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.machine import has_gpu
+from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.selection.memory_budget import memory_room_mb
+from elastic_trainer.selection.memory_budget import selection_room_mb
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Plan, Selection, plan_of, select_upper_part
 from elastic_trainer.selection.time_budget import LATEST_STEPS, Progress, smallest_rho
@@ -35,14 +35,13 @@ MIN_STEPS, LATEST_ROUNDS = 3, 3  # by which a board knows how fast it is
 
 
 class BoardSetup(NamedTuple):
-    """What a board trains: a network, its photos, its timing table, settings of training, and MB that measuring took
-    and training takes again."""
+    """What a board trains: a network, its photos, its timing table, settings of training, and its memory."""
 
     model: keras.Model
     data: ImageData
     table: TimingTable
     settings: Settings
-    freed_mb: float = 0.0
+    memory: MemoryBudget | None = None
 
 
 class RoundOver(Exception):  # noqa: N818
@@ -162,11 +161,9 @@ class RoundScheme(Scheme):
 
     def _limit_memory(self, state: TrainState) -> None:
         """Keep selections within the memory that the process may take, from the first one on."""
-        setup, limit_mb, start_mb = self.setup, self.setup.settings.memory, state.start_mb
-        if self._room_mb == inf and limit_mb is not None and start_mb is not None and not has_gpu():
-            rows = part_rows(setup.data.full_batch, setup.settings.micro_batch)
-            parts = state.parts * state.can_split
-            self._room_mb = memory_room_mb(limit_mb, start_mb, self.table, self.head, rows, parts)
+        if self._room_mb == inf:
+            rows = part_rows(self.setup.data.full_batch, self.setup.settings.micro_batch)
+            self._room_mb = selection_room_mb(state.memory, self.table, self.head, rows, state.parts, state.can_split)
 
     def take_less(self, excess_mb: float) -> bool:
         if self.table.memory is None or self._mask is None or (self._mask == self.head).all():

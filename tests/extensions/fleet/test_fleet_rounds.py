@@ -78,7 +78,7 @@ def test_measured_peaks_reach_what_a_board_predicts():
         board = Board("a", lambda *_, setup=setup: setup, RoundClock(), say=lambda line: None)
         _, _, arrays = hello(board)
         board.handle(train(arrays, 0.01))
-        predicted, start_mb = board.trainer.history.selection.memory_mb, board.trainer.training.start_mb
+        predicted, start_mb = board.trainer.history.selection.memory_mb, board.trainer.training.memory.start_mb
         assert predicted is not None and start_mb is not None
         predicted_mb.append(predicted - start_mb)
     assert predicted_mb[1] == pytest.approx(predicted_mb[0] + 500)
