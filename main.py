@@ -94,7 +94,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
-    from elastic_trainer.selection.deadline import DEADLINE_RHO
+    from elastic_trainer.selection.budget import DEADLINE_RHO
     from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
     from elastic_trainer.timing.memory_check import TracedSteps
 

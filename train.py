@@ -36,8 +36,8 @@ from elastic_trainer.runs.keeper import Keeper
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.selection.budget import TimeBudget
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
-from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import BEST_MODEL, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer

@@ -30,7 +30,6 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.options import memory_size
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
-from elastic_trainer.selection.time_budget import check_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, build
 from elastic_trainer.timing.graph_digest import graph_digest
@@ -106,7 +105,6 @@ class ElasticTraining(keras.callbacks.Callback):
         )
         self._table, self._scheme, self._verbose = table, scheme, verbose
         self._trainer: Trainer | None = None
-        self._plain_over_full = 1.0
 
     @property
     def history(self) -> History:
@@ -119,7 +117,7 @@ class ElasticTraining(keras.callbacks.Callback):
     def rho_measured(self) -> float | None:
         """See the class."""
         full_ms = self._trainer.history.full_training_ms() if self._trainer else None
-        return sum(self.history.step_ms) / full_ms / self._plain_over_full if full_ms else None
+        return sum(self.history.step_ms) / full_ms if full_ms else None
 
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class ElasticTraining(keras.callbacks.Callback):
             result = trainer.step(batch)
         if len(trainer.history.intervals) > count:
             selection = trainer.history.selection
-            chosen, share = int(selection.mask.sum()), selection.predicted_share / self._plain_over_full
+            chosen, share = int(selection.mask.sum()), selection.predicted_share
             self._say(
                 f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of plain fit's step time"
             )
@@ -216,18 +214,13 @@ class ElasticTraining(keras.callbacks.Callback):
         with _names_without_dashes():
             memory = MemoryBudget(self._settings.memory)
             table = self._timing_table(task, batch, memory)
-            settings = self._settings_for(table)
+            epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
+            settings = replace(self._settings, num_epochs=epochs)
+            table = replace(table, full_step_ms=table.plain_over_full * table.full_step_ms)  # rho is over plain fit
             more: dict[str, Any] = {"optimizer": model.optimizer, "memory": memory}
             self._trainer = Trainer(task, data, self._scheme, settings, table=table, **more)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
-
-    def _settings_for(self, table: TimingTable) -> Settings:
-        """The settings of this fit: rho relative to a full step of `table`. Raises `UserError` if it is too small."""
-        rho, self._plain_over_full = self._settings.rho, table.plain_over_full
-        check_rho(table, head_mask(self.model), rho, of_plain_fit=True)
-        epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
-        return replace(self._settings, rho=min(rho * self._plain_over_full, 1.0), num_epochs=epochs)
 
     def _timing_table(self, task: CompiledTask, batch: Batch, memory: MemoryBudget) -> TimingTable:
         """The table that was given, or is kept, or is measured now."""

@@ -28,8 +28,9 @@ from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listeners
 from elastic_trainer.runs.summary import run_results
+from elastic_trainer.selection.budget import feature_misses, make_budget
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import Scheme, SchemeContext, feature_misses, make_budget
+from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import CompiledTask, Task, task_of
@@ -384,7 +385,6 @@ def _scheme(
         if table is None:
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
-        features_possible = settings.feature_cache != "off"
-        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), features_possible)
+        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows))
     scheme: Scheme = SCHEMES[name].make(SchemeContext(task, data, settings, budget))
     return scheme

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.selection.time_budget import Progress
 
 
 def simulate(budget, head, device, epochs=12, steps=100, seconds_beside=0.0):

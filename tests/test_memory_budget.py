@@ -18,9 +18,10 @@ from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.memory.step_memory import MemoryPeaks, step_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
+from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
-from elastic_trainer.selection.schemes import SchemeContext, make_budget
+from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.attribution import attribute
@@ -376,7 +377,7 @@ def test_measured_peaks_reach_a_run_that_has_its_table_in_its_budget(network, st
 
     def predicted_mb(table, limit_mb=None):
         settings = replace(SETTINGS, memory=limit_mb, feature_cache="off", num_epochs=1)
-        budget = make_budget(model, data, settings, table, features_possible=False)
+        budget = make_budget(model, data, settings, table)
         scheme = SCHEMES["elastic_training_upper_part"].make(SchemeContext(task, data, settings, budget))
         trainer = Trainer(task, data, scheme, settings)
         trainer.run()

@@ -16,9 +16,9 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
+from elastic_trainer.selection.budget import MAX_CARRY_OVER
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.selection.time_budget import CARRIED
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.step import TrainStep
@@ -61,7 +61,7 @@ def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
     assert [row["name"] for row in rows[: len(names)]] == names
     left_over = 0.0
     for row in rows[:: len(names)]:
-        rho = 0.6 + min(left_over, CARRIED)
+        rho = 0.6 + min(left_over, MAX_CARRY_OVER)
         assert float(row["rho"]) == pytest.approx(rho)
         assert float(row["budget_step_ms"]) == pytest.approx(rho * table.full_step_ms)
         assert float(row["predicted_step_ms"]) <= rho * table.full_step_ms + 1e-9
@@ -130,7 +130,7 @@ def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
         assert mask.sum() == depth and 2 < depth < len(mask)
         deeper = mask.copy()
         deeper[table.positions[depth]] = True
-        assert table.predict_ms(mask) <= (0.6 + CARRIED) * table.full_step_ms < table.predict_ms(deeper) + 2
+        assert table.predict_ms(mask) <= (0.6 + MAX_CARRY_OVER) * table.full_step_ms < table.predict_ms(deeper) + 2
 
 
 @pytest.mark.parametrize(("guessing", "lines"), [(0.5, 1), (9.0, 0)])

@@ -21,17 +21,16 @@ from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.options import duration_text
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.runs.reader import is_run
-from elastic_trainer.selection.deadline import (
+from elastic_trainer.selection.budget import (
     DEADLINE_RHO,
     DeadlineBudget,
     DeadlineTooShortError,
-    averaging_seconds,
-    deadline_epochs,
-    held_out_seconds,
-    start_seconds,
+    RhoBudget,
+    TimeBudget,
+    make_budget,
 )
-from elastic_trainer.selection.schemes import make_budget, trainable_mask
-from elastic_trainer.selection.time_budget import TimeBudget, check_rho
+from elastic_trainer.selection.run_time import RunTime
+from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
@@ -185,7 +184,7 @@ def with_table(
         print(f"the timing table is unreliable: {table.doubt}; {used}")
     table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
-        check_rho(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
+        RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
     if table.memory is None and command.options["memory"] is None:  # an earlier table cannot keep to a limit
         steps.memory.limit_mb = math.inf
     return command, table
@@ -233,14 +232,13 @@ def with_budget(
     if table is None:
         return command, None
     given, chooses_epochs, deadline = command, "num_epochs" in command.open, command.training.deadline
-    end_seconds += held_out_seconds(table, dataset)
     if chooses_epochs:
         assert deadline is not None
-        command = _with_fitting_epochs(command, dataset, table, deadline - elapsed - end_seconds)
+        run_time = RunTime.of(table, dataset, command.training, end_seconds)
+        command = _with_fitting_epochs(command, dataset, table, run_time, deadline - elapsed - run_time.end)
     settings = command.training
-    features_possible = settings.feature_cache != "off"
     try:
-        budget = make_budget(model, dataset, settings, table, features_possible, elapsed, end_seconds)
+        budget = make_budget(model, dataset, settings, table, elapsed, end_seconds)
     except DeadlineTooShortError:
         if not chooses_epochs:
             raise
@@ -258,19 +256,14 @@ def with_budget(
     return command, budget
 
 
-def _with_fitting_epochs(command: TrainCommand, dataset: ImageData, table: TimingTable, seconds: float) -> TrainCommand:
+def _with_fitting_epochs(
+    command: TrainCommand, dataset: ImageData, table: TimingTable, run_time: RunTime, seconds: float
+) -> TrainCommand:
     """A copy with the epochs that fit into `seconds`, and their interval of selections."""
     settings, most = command.training, _most_epochs(command, dataset)
-    epochs, interval = deadline_epochs(
-        table,
-        max(seconds - start_seconds(table, dataset, settings) - averaging_seconds(table, dataset, settings), 1.0),
-        dataset.steps_per_epoch,
-        dataset.test_batches,
-        most,
-        settings.interval if settings.interval < settings.num_epochs else math.inf,
-        may_lengthen="interval" in command.open,
-        validation_share=settings.validation_share,
-    )
+    interval = settings.interval if settings.interval < settings.num_epochs else math.inf
+    epoch = DEADLINE_RHO * dataset.steps_per_epoch * table.full_step_ms / 1e3
+    epochs, interval = run_time.fitting_epochs(seconds, epoch, most, interval, "interval" in command.open)
     chosen = {"num_epochs": epochs, "interval": min(interval, most)}
     return command.choose(**{name: value for name, value in chosen.items() if name in command.open})
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
 from elastic_trainer.runs.clocks import Clocks
+from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 
@@ -29,7 +29,7 @@ class SelectionInterval:
         step: number of the first step; 0 is the run's first.
         step_flops: FLOPs of each.
         step_ms: their measured times.
-        slowdowns: by each gradient pass among them, see `selection.time_budget`.
+        slowdowns: by each gradient pass among them, see `selection.budget`.
         making_ms: computing the features that are kept (`training.features`), in all.
     """
 

@@ -9,16 +9,10 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.selection.deadline import (
-    averaging_seconds,
-    first_selections_seconds,
-    first_validation_seconds,
-    limited_validation,
-    start_seconds,
-)
+from elastic_trainer.selection.budget import first_misses
 from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
+from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import feature_misses
 from elastic_trainer.selection.select import Plan, select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
@@ -72,6 +66,7 @@ def run_plan_lines(
         memory: what the process may take; by default the limit of the settings.
     """
     schedule, memory = Schedule.of(settings, data.steps_per_epoch), memory or MemoryBudget(settings.memory)
+    run_time, selections = RunTime.of(table, data, settings), len(schedule.selection_steps(settings.interval))
     rows = part_rows(data.batch_size, settings.micro_batch)
     in_parts = f" in parts of {rows}" if rows < data.batch_size else ""
     limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
@@ -84,13 +79,13 @@ def run_plan_lines(
     room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
     for each in sorted({rho, *others}):
         mark = "→" if each == rho else " "
-        plan = _fitting_plan(table, head, data, settings, schedule, each, room_mb)
+        plan = _fitting_plan(table, head, data, settings, each, room_mb)
         if plan is None:
             yield f"{mark} {each:.2f}  {'not feasible':>10}"
             continue
         step_ms = plan.step_ms + plan.making_ms
         training = schedule.total_steps * step_ms / 1e3
-        in_all = training + _beside_seconds(table, data, settings, schedule, training)
+        in_all = training + run_time.beside(schedule.epochs, selections, training)
         kept = feature_batches(data, settings) * plan.uses_features
         features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
         total = "unknown"
@@ -108,26 +103,12 @@ def _fitting_plan(
     head: np.ndarray,
     data: ShuffledData,
     settings: Settings,
-    schedule: Schedule,
     rho: float,
     room_mb: float,
 ) -> Plan | None:
     """The upper part within rho and memory, with features if they fit; None if the head alone exceeds one of them."""
-    steps = min(math.ceil(settings.interval * schedule.steps_per_epoch), schedule.total_steps)
-    no_importance = np.zeros(len(head))
-    misses = feature_misses(data, steps) if settings.feature_cache != "off" else 1.0
+    no_importance, misses = np.zeros(len(head)), first_misses(data, settings)
     is_too_little = room_mb < math.inf and table.predict_mb(head) > room_mb
     if is_too_little or (rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms):
         return None
     return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data, settings))
-
-
-def _beside_seconds(
-    table: TimingTable, data: ShuffledData, settings: Settings, schedule: Schedule, training: float
-) -> float:
-    """What a run takes beside its steps, from its first selection to its last validation."""
-    selections = len(schedule.selection_steps(settings.interval))
-    validation = first_validation_seconds(table, data.test_batches)
-    earlier = limited_validation((schedule.epochs - 1) * validation, settings.validation_share, training)
-    head = start_seconds(table, data, settings) + averaging_seconds(table, data, settings)
-    return head + first_selections_seconds(table, selections) + earlier + validation

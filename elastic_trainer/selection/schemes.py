@@ -21,25 +21,21 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.registry import IMPORTANCES, SCHEMES
-from elastic_trainer.selection.deadline import DeadlineBudget, averaging_seconds, start_seconds
+from elastic_trainer.selection.budget import (
+    GRADIENT_PASSES,
+    Allowance,
+    Progress,
+    TimeBudget,
+    feature_misses,
+    gradient_pass_steps,
+)
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, plan_of, select_tensors, step_budget_ms
-from elastic_trainer.selection.time_budget import (
-    GRADIENT_PASSES,
-    Allowance,
-    Progress,
-    RhoBudget,
-    TimeBudget,
-    gradient_pass_steps,
-)
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import Task
-from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
-
-MIN_SAVED = 0.1  # of what the prefix takes; less is within the error of the timing table
 
 
 class SchemeContext(NamedTuple):
@@ -318,16 +314,6 @@ class ElasticScheme(Scheme):
             self._budget.resume(record["budget"], selection.mask)
 
 
-def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
-    """`misses` (`timing.forward_costs`) of so many steps, after `cached_steps` on the same features.
-
-    1 where a cache would save less than `MIN_SAVED` of the prefix.
-    """
-    missing = data.distinct_views(cached_steps + steps) - data.distinct_views(cached_steps)
-    misses = float(missing / (steps * data.batch_size))
-    return misses if misses <= 1 - MIN_SAVED else 1.0
-
-
 def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> np.ndarray:
     """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
     scheme = SCHEMES[train_type]
@@ -350,45 +336,3 @@ def elastic_scheme(
     assert budget is not None, "elastic training needs a time budget"
     evaluator = NoImportance if importance is None else IMPORTANCES[importance].make
     return ElasticScheme(task, data, settings, budget, evaluator, select)
-
-
-def make_budget(
-    model: keras.Model,
-    data: ShuffledData,
-    settings: Settings,
-    table: TimingTable,
-    features_possible: bool = False,
-    elapsed: float = 0.0,
-    end_seconds: float = 0.0,
-) -> TimeBudget:
-    """The time budget that `settings` ask for.
-
-    Args:
-        model, data, settings, table: of the run.
-        features_possible: as in `Progress`, when the run starts.
-        elapsed: seconds of a deadline that have passed before training starts.
-        end_seconds: of a deadline, kept for what follows training.
-
-    Raises:
-        UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
-    """
-    head, schedule = head_mask(model), Schedule.of(settings, data.steps_per_epoch)
-    steps = min(math.ceil(settings.interval * data.steps_per_epoch), schedule.total_steps)
-    misses = feature_misses(data, steps) if features_possible else 1.0
-    if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho, misses)
-    return DeadlineBudget(
-        table,
-        head,
-        settings.deadline,
-        schedule.total_steps,
-        schedule.epochs,
-        schedule.selection_steps(settings.interval),
-        validation_batches=data.test_batches,
-        misses=misses,
-        elapsed=elapsed,
-        start_seconds=start_seconds(table, data, settings),
-        averaging_seconds=averaging_seconds(table, data, settings),
-        end_seconds=end_seconds,
-        validation_share=settings.validation_share,
-    )

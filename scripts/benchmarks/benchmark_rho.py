@@ -29,7 +29,7 @@ from common import Setting
 import utils
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.selection.time_budget import LATEST_STEPS
+from elastic_trainer.selection.budget import LATEST_STEPS
 from elastic_trainer.settings import DataSettings, Settings
 from elastic_trainer.timing.table import TimingTable
 
@@ -118,9 +118,7 @@ def run(
     """
     from short_runs import elastic_run
 
-    summary, log, _, selections = elastic_run(
-        model, data, settings, table, full, busy_processes, BUSY, features_possible=True
-    )
+    summary, log, _, selections = elastic_run(model, data, settings, table, full, busy_processes, BUSY)
     each_elastic, each_full, making = (
         np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
         for ms in (log.step_ms, log.full_ms, log.making_ms)
@@ -167,7 +165,7 @@ def run_rounds(
 def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
     """Those of the paper's rhos that training the head alone does not exceed."""
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.selection.time_budget import smallest_rho
+    from elastic_trainer.selection.budget import smallest_rho
 
     smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
     return [rho for rho in common.PAPER_RHOS if rho >= smallest]

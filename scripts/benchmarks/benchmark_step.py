@@ -65,7 +65,7 @@ def selections(
     """
     import profiler
     from elastic_trainer.networks.tensors import all_mask, head_mask
-    from elastic_trainer.selection.time_budget import smallest_rho
+    from elastic_trainer.selection.budget import smallest_rho
 
     head = head_mask(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,9 +155,9 @@ def elastic_masks(
     """
     import data
     from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.selection.budget import smallest_rho
     from elastic_trainer.selection.importance import ImportanceEvaluator
     from elastic_trainer.selection.select import select_tensors
-    from elastic_trainer.selection.time_budget import smallest_rho
     from elastic_trainer.task import ImageClassification
     from elastic_trainer.training.optimizers import make_optimizer
 

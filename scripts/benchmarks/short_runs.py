@@ -18,7 +18,7 @@ from elastic_trainer.machine import is_undisturbed, stolen_seconds
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.timing.wall_time import measure_ms
 
 if TYPE_CHECKING:
@@ -121,20 +121,18 @@ def elastic_run(
     full: Callable[[], object] | None = None,
     busy_processes: int = 0,
     busy: tuple[float, float] = (0.5, 1.0),
-    features_possible: bool = False,
 ) -> tuple[dict[str, Any], ShortRunLog, Rows, Rows]:
     """A run in a temporary folder: its summary, its log, the rows of metrics.csv, and a row of each selection.
 
     Args:
         model, data, settings, table: of the run.
         full, busy_processes, busy: see `ShortRunLog`.
-        features_possible: as of `make_budget`.
     """
     names = tensor_names(model)
     with (
         tempfile.TemporaryDirectory() as folder,
         ShortRunLog(Path(folder), {}, names, full, busy_processes, busy) as log,
     ):
-        budget = make_budget(model, data, settings, table, features_possible)
+        budget = make_budget(model, data, settings, table)
         summary = train.elastic_training(model, data, settings, log, budget)
         return summary, log, read_rows(Path(folder) / METRICS), read_rows(Path(folder) / SELECTIONS)[:: len(names)]

@@ -22,6 +22,7 @@ from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
+from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table_file import table_folder
 from main import train_run
@@ -83,8 +84,7 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, deadli
         monkeypatch.setattr(choices, "TABLE_SHARE", 0.0)
     else:  # there is a table, but no time to train by it
         train_run(parse_training([*words, "--num_epochs", "1", "--rho", "1", "--run_name", "before"]))
-        monkeypatch.setattr(choices, "start_seconds", lambda *_: 1e3)
-        monkeypatch.setattr("elastic_trainer.selection.schemes.start_seconds", lambda *_: 1e3)
+        monkeypatch.setattr(RunTime, "of", lambda *_: RunTime(1.0, first_model=1e3))
     train_run(parse_training([*words, "--deadline", deadline]))
     run = tmp_path / "logs" / "mine"
     assert f"--deadline {deadline}s: there is no t" in capsys.readouterr().out

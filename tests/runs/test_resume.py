@@ -19,7 +19,7 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.clocks import CLOCKS
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection.time_budget import GRADIENT_PASSES, RhoBudget
+from elastic_trainer.selection.budget import GRADIENT_PASSES, RhoBudget
 from elastic_trainer.settings import Settings
 
 

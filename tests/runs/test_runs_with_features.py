@@ -10,7 +10,7 @@ import train
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.features import Features
 
@@ -54,9 +54,8 @@ def run(folder, data, name="elastic_training", **changes):
     )
     folder.mkdir(exist_ok=True)
     model = make_small_model()
-    possible = settings.feature_cache != "off"
     table = make_table(model, t_fw_ms=2.0, constant_ms=1.0)
-    budget = make_budget(model, data, settings, table, possible) if name == "elastic_training" else None
+    budget = make_budget(model, data, settings, table) if name == "elastic_training" else None
     with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
         summary = log.finish(train.train(name, model, data, settings, log, budget))
     return [variable.numpy() for variable in model.variables], summary

@@ -19,7 +19,7 @@ from torch_worker import TorchWorker, check_network, prepare_environment
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
-from elastic_trainer.selection.time_budget import smallest_rho
+from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
 from elastic_trainer.training.prefix import SplitStep

@@ -11,11 +11,29 @@ from conftest import make_table
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
-from elastic_trainer.selection.deadline import DeadlineBudget, DeadlineTooShortError, deadline_epochs, held_out_seconds
+from elastic_trainer.selection.budget import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, Progress
+from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import plan_of, select_tensors
-from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.settings import Settings
+
+DATA = ShuffledData("photos", 400, 12, 4)  # 100 steps an epoch; a validation is 3 batches
+EACH_EPOCH = range(0, 1200, 100)
+
+
+def deadline_budget(case, seconds, due=(0,), steps=1200, misses=1.0, elapsed=0.0, **times):
+    """Of a run of 100 steps an epoch; `times` replace those of `RunTime`."""
+    table, head = case
+    run_time = replace(RunTime.of(table, DATA, Settings()), **times)
+    return DeadlineBudget(table, head, seconds, Schedule(100, steps), due, run_time, misses, elapsed)
+
+
+def fitting_epochs(table, seconds, data=DATA, most=12, interval=3.0, may_lengthen=True, share=1.0):
+    epoch = DEADLINE_RHO * data.steps_per_epoch * table.full_step_ms / 1e3
+    run_time = RunTime.of(table, data, Settings(validation_share=share))
+    return run_time.fitting_epochs(seconds, epoch, most, interval, may_lengthen)
 
 
 @pytest.mark.parametrize(
@@ -38,40 +56,43 @@ from elastic_trainer.selection.time_budget import Progress
 def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, compiling_ms, epochs, small_model):
     details = {} if compiling_ms is None else {"compiling_ms": compiling_ms}
     table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, details=details)
-    assert deadline_epochs(table, seconds, 100, 10, most=12, interval=3)[0] == epochs
+    data = ShuffledData("photos", 400, 40, 4)
+    assert fitting_epochs(table, seconds, data)[0] == epochs
 
 
 def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
     """24 photos: an epoch is one step, and a selection takes as long as dozens of them."""
     table = replace(make_table(small_model), full_step_ms=50.0, forward_ms=20.0, details={"compiling_ms": 1500.0})
-    epochs, interval = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4)
+    few = ShuffledData("photos", 4, 4, 4)
+    epochs, interval = fitting_epochs(table, 60.0, few, 500, 4)
     assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
-    assert deadline_epochs(table, 6000.0, 1000, 1, most=12, interval=4)[1] == 4
-    once = [deadline_epochs(table, 8.0, 1, 1, most=500, interval=interval)[0] for interval in (math.inf, 500)]
+    assert fitting_epochs(table, 6000.0, ShuffledData("photos", 4000, 4, 4), 12, 4)[1] == 4
+    once = [fitting_epochs(table, 8.0, few, 500, interval)[0] for interval in (math.inf, 500)]
     assert once[0] == once[1]
-    fewer, given = deadline_epochs(table, 60.0, 1, 1, most=500, interval=4, may_lengthen=False)
+    fewer, given = fitting_epochs(table, 60.0, few, 500, 4, may_lengthen=False)
     assert given == 4 and fewer < epochs, "the selections that were asked for take time from the epochs"
 
 
 def test_epochs_that_are_not_validated_leave_time_for_more(small_model):
     table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=400.0, details={"compiling_ms": 0.0})
+    data = ShuffledData("photos", 400, 40, 4)
     # An epoch takes 6 s of steps and 6 s of validation, which may take a tenth of that and 6 s at the end.
-    assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12)[0] == 5
-    assert deadline_epochs(table, 60.0, 100, 10, most=12, interval=12, validation_share=0.1)[0] == 8
+    assert fitting_epochs(table, 60.0, data, interval=12)[0] == 5
+    assert fitting_epochs(table, 60.0, data, interval=12, share=0.1)[0] == 8
     longer = replace(table, forward_ms=800.0)  # a validation takes longer than the steps of an epoch
-    assert deadline_epochs(longer, 60.0, 100, 10, most=12, interval=12)[0] == 3
+    assert fitting_epochs(longer, 60.0, data, interval=12)[0] == 3
 
 
 def test_a_run_before_a_deadline_has_the_steps_that_fit_at_the_latest_speed(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
+    budget = deadline_budget(case, 100.0)
     assert budget.fitting_steps(Progress(1, 12, 100, 1200, 20.0)) is None, "no step was measured"
     progress = Progress(1, 12, 100, 1200, 20.0, step_ms=[90.0] * 60, overhead_ms=10.0, validation_seconds=[2.0, 2.0])
     progress = progress._replace(steps_per_epoch=100)
     assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.02))
-    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3, validation_share=0.1)
+    budget = deadline_budget(case, 100.0, validation_share=0.1)
     assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.01))
-    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0, 400], 3)
+    budget = deadline_budget(case, 100.0, [0, 400])
     slow = progress._replace(validation_seconds=[20.0, 20.0], slowdown=1.5, making_ms=1e3)
     budget.adopt(plan_of(table, head, None, 0.0, 1.0)._replace(making_ms=10.0))
     left = 80 * 0.98 - 1.5 * 20 - (1.5 * 400 * 10.0 - 1e3) / 1e3
@@ -80,15 +101,15 @@ def test_a_run_before_a_deadline_has_the_steps_that_fit_at_the_latest_speed(case
 
 def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
+    budget = deadline_budget(case, 1e6)
     budget.limit_rho(0.6)
     assert budget.allow(Progress(epochs=12, total_steps=1200)).rho == 0.6
-    resumed = DeadlineBudget(table, head, 1e6, 1200, 12, [0], 3)
+    resumed = deadline_budget(case, 1e6)
     resumed.resume(budget.to_record(), head)
     assert resumed.allow(Progress(1, 12, 100, 1200)).rho == 0.6
     fast = Progress(1, 12, 100, 1200, step_ms=[1.0] * 60, steps_per_epoch=100)
     start = Progress(epochs=12, total_steps=1200, steps_per_epoch=100)
-    tight = DeadlineBudget(table, head, 0.55 * 1200 * table.full_step_ms / 1e3, 1200, 12, [0], 3)
+    tight = deadline_budget(case, 0.55 * 1200 * table.full_step_ms / 1e3)
     tight.limit_rho(0.6)
     assert tight.allow(start).rho < 0.55
     record = tight.to_record()
@@ -98,7 +119,7 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
     for kept, is_open in ((record, False), (opened, True)):
         tight.resume(kept, head)
         assert (tight.allow(start).rho == 0.6) is is_open
-    short = DeadlineBudget(table, head, 0.75 * 100 * table.full_step_ms / 1e3, 100, 1, [0], 3)
+    short = deadline_budget(case, 0.75 * 100 * table.full_step_ms / 1e3, steps=100)
     short.limit_rho(0.6)
     short.lengthen_to(1200)
     assert short.allow(start._replace(epochs=1, total_steps=100)).rho < 0.55, "there is no time for one epoch at 0.6"
@@ -108,16 +129,16 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
         assert budget.fitting_steps(fast) == resumed.fitting_steps(fast) == expected
     seconds = 0.8 * 1200 * table.full_step_ms / 1e3
     rhos = [
-        DeadlineBudget(table, head, seconds + elapsed, 1200, 12, [0], 3, elapsed=elapsed, start_seconds=start)
+        deadline_budget(case, seconds + elapsed, elapsed=elapsed, first_model=start)
         .allow(Progress(epochs=12, total_steps=1200, elapsed_seconds=elapsed))
         .rho
         for elapsed, start in ((0.0, 0.0), (5.0, 0.0), (0.0, 0.1 * seconds))
     ]
     assert rhos[0] == pytest.approx(rhos[1]) and rhos[2] < rhos[0] - 0.05
     with pytest.raises(DeadlineTooShortError):
-        DeadlineBudget(table, head, 20.0, 1200, 12, [0], 3, elapsed=19.0)
+        deadline_budget(case, 20.0, elapsed=19.0)
     with pytest.raises(DeadlineTooShortError, match=r"--deadline 20s: training .* takes about 27s"):
-        DeadlineBudget(table, head, 20.0, 1200, 12, [0], 3, end_seconds=20.0)
+        deadline_budget(case, 20.0, end=20.0)
 
 
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):
@@ -126,7 +147,7 @@ def test_a_deadline_keeps_the_time_of_the_first_selections(case):
     table, seconds = replace(table, details={"compiling_ms": 200.0}), 0.9 * 1200 * table.full_step_ms / 1e3
     validations_ms = (11 + 1.5) * 1.5 * 3 * table.forward_ms
     for selection_steps in ([0], [0, 300, 600]):
-        budget = DeadlineBudget(table, head, seconds, 1200, 12, selection_steps, 3)
+        budget = deadline_budget((table, head), seconds, selection_steps)
         allowance = budget.allow(Progress(epochs=12, total_steps=1200, slowdowns=[1.5] * 5))
         compiling_ms = 200 * (len(selection_steps) + 2)
         allowed_ms = 0.9 * 1e3 * seconds - 1.5 * (validations_ms + compiling_ms)
@@ -135,8 +156,8 @@ def test_a_deadline_keeps_the_time_of_the_first_selections(case):
 
 
 def test_a_deadline_keeps_the_time_to_average_the_head_at_the_speed_of_the_device(case):
-    table, head = case
-    with_it, without = (DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3, averaging_seconds=s) for s in (6.0, 0.0))
+    table, _ = case
+    with_it, without = (deadline_budget(case, 100.0, averaging=s) for s in (6.0, 0.0))
     progress = Progress(1, 12, 100, 1200, 20.0, step_ms=[90.0] * 60, overhead_ms=10.0, validation_seconds=[2.0, 2.0])
     progress = progress._replace(steps_per_epoch=100, slowdown=1.5)
     steps = [budget.fitting_steps(progress) or 0 for budget in (without, with_it)]
@@ -145,10 +166,7 @@ def test_a_deadline_keeps_the_time_to_average_the_head_at_the_speed_of_the_devic
     assert not without.is_out_of_time(late, False) and with_it.is_out_of_time(late, False)
     seconds = 0.9 * 1200 * table.full_step_ms / 1e3
     start = Progress(epochs=12, total_steps=1200, slowdowns=[1.5] * 5)
-    rhos = [
-        DeadlineBudget(table, head, seconds, 1200, 12, [0], 3, averaging_seconds=averaging).allow(start).rho
-        for averaging in (0.0, 1.0)
-    ]
+    rhos = [deadline_budget(case, seconds, averaging=averaging).allow(start).rho for averaging in (0.0, 1.0)]
     assert 1200 * (rhos[0] - rhos[1]) * 1.5 * table.full_step_ms == pytest.approx(1.5 * 1e3)
 
 
@@ -156,7 +174,7 @@ def test_a_deadline_keeps_the_time_to_average_the_head_at_the_speed_of_the_devic
 def test_deadline_is_met_and_used_if_the_device_slows_down_half_way(case, slow):
     table, head = case
     seconds = 0.75 * 12 * 100 * table.full_step_ms / 1e3
-    budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
+    budget = deadline_budget(case, seconds, EACH_EPOCH)
     allowances, _, elapsed = simulate(budget, head, lambda epoch, ms: ms * (slow if epoch >= 6 else 1.0))
     assert elapsed <= seconds
     assert elapsed > 0.9 * seconds
@@ -166,7 +184,7 @@ def test_deadline_is_met_and_used_if_the_device_slows_down_half_way(case, slow):
 
 def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
+    budget = deadline_budget(case, 60.0, EACH_EPOCH)
     first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
     assert first.slowdown == 1.5 and first.full_step_ms == pytest.approx(1.5 * table.full_step_ms)
     budget.adopt(plan_of(table, head, None, 0.0, 1.0))
@@ -178,14 +196,14 @@ def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps
 def test_deadline_leaves_time_for_validation_and_selection(case):
     table, head = case
     seconds = 0.7 * 12 * 100 * table.full_step_ms / 1e3
-    budget = DeadlineBudget(table, head, seconds, 1200, 12, range(0, 1200, 100), 3)
+    budget = deadline_budget(case, seconds, EACH_EPOCH)
     elapsed = simulate(budget, head, lambda epoch, ms: ms, seconds_beside=0.02 * seconds / 24)[2]
     assert 0.9 * seconds < elapsed <= seconds
 
 
 def test_deadline_reserves_time_for_the_last_validation(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
+    budget = deadline_budget(case, 100.0)
     budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     step_ms = [table.predict_ms(head)] * 9
     allowance = budget.allow(
@@ -196,7 +214,7 @@ def test_deadline_reserves_time_for_the_last_validation(case):
 
 def test_long_deadline_trains_every_tensor_at_rho_1(case):
     table, head = case
-    budget = DeadlineBudget(table, head, 1e6, 1200, 12, range(0, 1200, 100), 3)
+    budget = deadline_budget(case, 1e6, EACH_EPOCH)
     allowance = budget.allow(Progress(epochs=12, total_steps=1200))
     assert allowance.rho == 1.0
     assert select_tensors(table, np.ones(len(head)), head, allowance.table_rho).mask.all()
@@ -205,8 +223,8 @@ def test_long_deadline_trains_every_tensor_at_rho_1(case):
 def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(case):
     table, head = case
     with pytest.raises(UserError, match=r"--deadline 1s: training the head alone for 1200 steps takes about \d+s here"):
-        DeadlineBudget(table, head, 1.0, 1200, 12, range(0, 1200, 100), 3)
-    budget = DeadlineBudget(table, head, 60.0, 1200, 12, range(0, 1200, 100), 3)
+        deadline_budget(case, 1.0, EACH_EPOCH)
+    budget = deadline_budget(case, 60.0, EACH_EPOCH)
     allowance = budget.allow(Progress(6, 12, 600, 1200, elapsed_seconds=59.9))
     assert allowance.rho == budget.smallest_rho
     selection = select_tensors(table, np.ones(len(head)), head, allowance.table_rho)
@@ -216,8 +234,7 @@ def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(ca
 def test_the_first_validation_before_a_deadline_is_compiled_too(case):
     table, head = case
     budgets = [
-        DeadlineBudget(replace(table, details=details), head, 60.0, 1200, 12, [0], 3)
-        for details in ({}, {"compiling_ms": 4000.0})
+        deadline_budget((replace(table, details=details), head), 60.0) for details in ({}, {"compiling_ms": 4000.0})
     ]
     for elapsed, slowdown, expected in ((55.0, 1.0, False), (55.0, 1.5, True), (56.5, 1.0, True)):
         late = Progress(0, 12, 100, 1200, elapsed_seconds=elapsed, slowdown=slowdown)
@@ -229,12 +246,10 @@ def test_the_first_validation_before_a_deadline_is_compiled_too(case):
 def test_one_slow_validation_does_not_change_the_plan(case):
     progress = History(validation_seconds=[9.0, 1.0, 1.1, 9.0]).progress(Schedule(1, 9))
     assert progress.validation_seconds == [1.0, 1.1, 9.0]
-    table, head = case
-    budget = DeadlineBudget(table, head, 100.0, 1200, 12, [0], 3)
-    plans = [
-        budget.allow(Progress(11, 12, 1100, 1200, 97.0, validation_seconds=seconds, selection_seconds=1.0)).rho
-        for seconds in (progress.validation_seconds, [1.1])
-    ]
+    budget = deadline_budget(case, 100.0)
+    start = Progress(11, 12, 1100, 1200, 97.0, selection_seconds=1.0)
+    each = (progress.validation_seconds, [1.1])
+    plans = [budget.allow(start._replace(validation_seconds=seconds)).rho for seconds in each]
     assert plans[0] == plans[1] < 1
 
 
@@ -243,7 +258,7 @@ def test_deadline_counts_what_making_features_takes(with_forward):
     shortest = []
     for misses in (0.0, 0.5, 1.0):
         with pytest.raises(UserError, match=r"takes about (\d+)m (\d+)s") as caught:
-            DeadlineBudget(table, head, 0.1, 100_000, 1, [0], 3, misses)
+            deadline_budget((table, head), 0.1, steps=100_000, misses=misses)
         minutes, seconds = re.findall(r"\b(\d+)[ms]\b", str(caught.value))[-2:]
         shortest.append(60 * int(minutes) + int(seconds))
     assert shortest[0] < shortest[1] < shortest[2]
@@ -258,8 +273,8 @@ def slow_progress(step_ms, elapsed=0.0, first_model=0.0):
 
 def test_what_follows_training_is_kept_longer_on_a_device_that_slows_down(small_model):
     table = make_table(small_model)
-    head = np.arange(len(table.names)) >= len(table.names) - 2
-    budget = DeadlineBudget(table, head, 100.0, 1000, 10, [0], 3, end_seconds=20.0)
+    head = head_mask(small_model)
+    budget = deadline_budget((table, head), 100.0, steps=1000, end=20.0)
     budget.adopt(plan_of(table, head, None, 1e6, 1.0))
     assert budget.is_out_of_time(slow_progress([5.0] * 10, 81.0), False)
     assert not budget.is_out_of_time(slow_progress([5.0] * 10, 78.0), False)
@@ -270,8 +285,7 @@ def test_what_follows_training_is_kept_longer_on_a_device_that_slows_down(small_
 
 def test_averaging_is_expected_to_take_as_long_as_the_first_model_did(small_model):
     table = make_table(small_model)
-    head = np.arange(len(table.names)) >= len(table.names) - 2
-    budget = DeadlineBudget(table, head, 100.0, 1000, 10, [0], 3, averaging_seconds=2.0)
+    budget = deadline_budget((table, head_mask(small_model)), 100.0, steps=1000, averaging=2.0)
     assert not budget.is_out_of_time(slow_progress([5.0] * 10, 90.0), False)
     assert budget.is_out_of_time(slow_progress([5.0] * 10, 90.0, first_model=8.0), False)
 
@@ -279,6 +293,6 @@ def test_averaging_is_expected_to_take_as_long_as_the_first_model_did(small_mode
 def test_time_is_kept_to_test_the_best_model_after_training(small_model):
     table = replace(make_table(small_model), forward_ms=20.0)
     data = ShuffledData("photos", 8, 4, 2)
-    assert held_out_seconds(table, data) == 0
+    assert RunTime.of(table, data, Settings()).end == 0
     data.held_out = ShuffledData("photos", 8, 200, 2)
-    assert held_out_seconds(table, data) == pytest.approx(1.5 * 100 * 0.020)
+    assert RunTime.of(table, data, Settings(), 7.0).end == pytest.approx(7.0 + 1.5 * 100 * 0.020)

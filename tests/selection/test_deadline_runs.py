@@ -10,12 +10,14 @@ from small_runs import elastic_run, rows_of
 
 import train
 from elastic_trainer.errors import Stopped
-from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection import deadline as deadlines
+from elastic_trainer.selection.budget import DeadlineBudget
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.schemes import ElasticScheme, make_budget
+from elastic_trainer.selection.run_time import RunTime
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import ElasticScheme
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.state import TrainState
@@ -67,7 +69,7 @@ class FakeTime:
         monkeypatch.setattr(owner, name, called)
 
 
-def run_with_deadline(folder, deadline, stop=None, epochs=10, interval=2, average_head=False, most_steps=None):
+def run_with_deadline(folder, deadline, stop=None, epochs=10, interval=2, average_head=False, most_steps=None, **times):
     """Start or resume a run of 10 epochs of 6 steps in `folder`; it selects every second epoch."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(
@@ -78,8 +80,10 @@ def run_with_deadline(folder, deadline, stop=None, epochs=10, interval=2, averag
         feature_cache="off",
         average_head=average_head,
     )
-    budget = make_budget(model, data, settings, make_table(model))
-    assert isinstance(budget, deadlines.DeadlineBudget)
+    table, schedule = make_table(model), Schedule.of(settings, data.steps_per_epoch)
+    run_time = replace(RunTime.of(table, data, settings), **times)
+    due = schedule.selection_steps(interval)
+    budget = DeadlineBudget(table, head_mask(model), deadline, schedule, due, run_time)
     if most_steps is not None:
         budget.lengthen_to(most_steps)
     folder.mkdir(exist_ok=True)
@@ -114,10 +118,10 @@ def test_no_step_or_selection_starts_without_time_for_the_validation_after_it(
 def test_a_run_with_a_deadline_ends_in_time_with_an_averaged_head(deadline, tmp_path, monkeypatch):
     """Wherever the deadline falls, also where a validation uses up the time for another step."""
     clock = FakeTime(monkeypatch)
-    monkeypatch.setattr("elastic_trainer.selection.schemes.averaging_seconds", lambda *_: 3.0)
     clock.let_pass(monkeypatch, Evaluation, "__call__", [2])
     clock.let_pass(monkeypatch, TrainState, "average_head", [3.0])
-    assert run_with_deadline(tmp_path, deadline, average_head=True)["average_head_seconds"] is not None
+    summary = run_with_deadline(tmp_path, deadline, average_head=True, averaging=3.0)
+    assert summary["average_head_seconds"] is not None
     assert 0.75 * deadline < clock.now <= deadline
 
 
@@ -146,9 +150,8 @@ def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkey
     FakeTime(monkeypatch)
     pass_ms = 3 * make_table(make_small_model()).gradient_pass_ms
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda evaluator, batch: pass_ms)
-    accepting = iter([0.0])  # so that the deadline is accepted; then 1 s by the table, 3 s at the measured slowdown
-    monkeypatch.setattr(deadlines, "first_validation_seconds", lambda table, batches: next(accepting, 1.0))
-    summary = run_with_deadline(tmp_path, 8.9)  # 4.5 s are reserved for the validation
+    # A validation takes 1 s by the table and 3 s at the measured slowdown, so 4.5 s are reserved for it.
+    summary = run_with_deadline(tmp_path, 8.9, validation=1.0, validation_share=0.01)
     assert (summary["steps"], summary["epochs"]) == (4, 1)
 
 

@@ -9,15 +9,15 @@ import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection import schemes
-from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
-from elastic_trainer.selection.schemes import ElasticScheme, feature_misses, make_budget
-from elastic_trainer.selection.select import select_upper_part
-from elastic_trainer.selection.time_budget import (
-    CARRIED,
+from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
+    MAX_CARRY_OVER,
     Progress,
     gradient_pass_steps,
 )
+from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
+from elastic_trainer.selection.schemes import ElasticScheme, feature_misses, make_budget
+from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import make_optimizer
@@ -32,7 +32,7 @@ def test_elastic_run_records_slowdown_and_correction(tmp_path):
     for row in selections:
         slowdown, correction = float(row["slowdown"]), float(row["correction"])
         assert slowdown > 0 and 1 / CORRECTION_BOUND <= correction <= CORRECTION_BOUND
-        assert abs(float(row["rho"]) - 0.6) <= CARRIED + 1e-9
+        assert abs(float(row["rho"]) - 0.6) <= MAX_CARRY_OVER + 1e-9
         assert float(row["budget_step_ms"]) == pytest.approx(float(row["rho"]) * table.full_step_ms * slowdown)
         assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
     assert float(selections[0]["correction"]) == 1
@@ -72,12 +72,12 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
         np.testing.assert_array_equal(with_passes, without)
 
 
-def elastic_scheme(settings, features_possible=True, selector=(), **times):
+def elastic_scheme(settings, selector=(), **times):
     """An elastic scheme of the small network with a table of equal times, its budget, and a state to select for."""
     model = make_small_model()
     data = make_small_data()
     table = make_table(model, **times)
-    budget = make_budget(model, data, settings, table, features_possible)
+    budget = make_budget(model, data, settings, table)
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
     task = ImageClassification(model)

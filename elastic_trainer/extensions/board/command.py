@@ -19,7 +19,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.export import board_folder, export_training, first_mask
 from elastic_trainer.extensions.board.needs import needs_line
 from elastic_trainer.runs.reader import is_finished, read_config, read_run
-from elastic_trainer.selection.schemes import make_budget
+from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.timing.table import TimingTable
 
 
@@ -30,7 +30,7 @@ def export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageDa
     for rho in (settings.rho, *(command.extra["export_rho"] or ())):
         own, budget = replace(settings, rho=rho), None
         if table is not None:
-            budget = make_budget(model, dataset, own, table, settings.feature_cache != "off")
+            budget = make_budget(model, dataset, own, table)
         name = command.train_type if table is None else f"rho{rho:g}"
         masks[name] = first_mask(command.train_type, model, dataset, own, budget)
     count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)

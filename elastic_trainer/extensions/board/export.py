@@ -51,8 +51,8 @@ from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
+from elastic_trainer.selection.budget import TimeBudget
 from elastic_trainer.selection.schemes import SchemeContext
-from elastic_trainer.selection.time_budget import TimeBudget
 from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer

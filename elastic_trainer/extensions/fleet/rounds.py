@@ -21,10 +21,10 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
+from elastic_trainer.selection.budget import LATEST_STEPS, Progress, smallest_rho
 from elastic_trainer.selection.memory_budget import selection_room_mb
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Plan, Selection, plan_of, select_upper_part
-from elastic_trainer.selection.time_budget import LATEST_STEPS, Progress, smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState

@@ -53,9 +53,9 @@ from elastic_trainer.extensions.pruning.channel_groups import ChannelGroups
 from elastic_trainer.extensions.pruning.dead_channels import ChannelContributions, median_contribution
 from elastic_trainer.extensions.pruning.group_lasso import group_lasso
 from elastic_trainer.extensions.pruning.rebuild import check_rebuildable, rebuild_network
+from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.selection.time_budget import Progress
 from elastic_trainer.task import classification_loss
 from elastic_trainer.training.state import TrainState
 

@@ -24,7 +24,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.pruning.scheme import PruneTrainScheme
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.time_budget import Progress
+from elastic_trainer.selection.budget import Progress
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification, classification_loss
 from elastic_trainer.training.state import TrainState

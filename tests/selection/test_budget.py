@@ -9,16 +9,16 @@ from conftest import make_table
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection import time_budget
-from elastic_trainer.selection.select import Plan, plan_of, select_tensors
-from elastic_trainer.selection.time_budget import (
-    CARRIED,
+from elastic_trainer.selection import budget as budgets
+from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
+    MAX_CARRY_OVER,
     Progress,
     RhoBudget,
     gradient_pass_steps,
     smallest_rho,
 )
+from elastic_trainer.selection.select import Plan, plan_of, select_tensors
 
 
 def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):
@@ -80,7 +80,7 @@ def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
             taken.append(min(table.predict_ms(mask) * correction / table.full_step_ms, 1.0))
         budget.adopt(plan_of(table, mask, None, 0.0, 1.0))
         assert np.mean(used) <= rho + 1e-9
-        expected = min(rho + min(expected - used[-1], CARRIED), 1.0)
+        expected = min(rho + min(expected - used[-1], MAX_CARRY_OVER), 1.0)
     if rho == 0.6:
         assert np.mean(used) > np.mean(plain) + 0.003 and max(used) > rho
 
@@ -90,8 +90,8 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
     """The mean is nearer to rho than without carrying over. Once the table is corrected, nothing is carried over."""
     table, head = case
     errors = []
-    for carried in (CARRIED, 0.0):
-        monkeypatch.setattr(time_budget, "CARRIED", carried)
+    for carried in (MAX_CARRY_OVER, 0.0):
+        monkeypatch.setattr(budgets, "MAX_CARRY_OVER", carried)
         budget = RhoBudget(table, head, 0.6)
         allowance, took = budget.allow(Progress()), []
         for _ in range(12):
