@@ -190,10 +190,10 @@ class ElasticTraining(keras.callbacks.Callback):
         batch = Batch(lambda: inputs, targets, weights)
         trainer = self._trainer or self._begin(batch, _parts(specs))
         self._recent.append(batch)
-        count = len(trainer.history.intervals)
+        count = len(trainer.history.selections)
         with _names_without_dashes(), trainer.history.clocks.running("training"):
             result = trainer.step(batch)
-        if len(trainer.history.intervals) > count:
+        if len(trainer.history.selections) > count:
             selection = trainer.history.selection
             chosen, share = int(selection.mask.sum()), selection.predicted_share
             self._say(

@@ -222,7 +222,7 @@ class Trainer:
     def _is_out_of_time(self, later: float = 0.0) -> bool:
         """Whether the deadline leaves no time for a step and its validation `later` seconds from now; stays true."""
         history = self.history
-        if self.settings.deadline is not None and history.intervals:
+        if self.settings.deadline is not None and history.selections:
             progress = history.progress(self.schedule)
             progress = progress._replace(elapsed_seconds=progress.elapsed_seconds + later)
             history.out_of_time |= self.scheme.is_out_of_time(progress)
@@ -365,7 +365,7 @@ class Trainer:
             )
         self.history = history = History.from_record(state.record["history"])
         self._end_at(state.record["total_steps"])
-        selection = history.selection if history.intervals else None
+        selection = history.selection if history.selections else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)
 

@@ -60,9 +60,9 @@ def curve(folder, tag):
 
 
 def elastic_run(folder, settings, table):
-    """Elastic training of the small network: the summary, a row of selections.csv for each selection, the intervals."""
+    """Elastic training of the small network: the summary, a row of selections.csv for each selection, and these."""
     model = make_small_model()
     budget = make_budget(model, make_small_data(), settings, table)
     with RunLog(folder, {}, tensor_names(model)) as log:
         summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
-    return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.trainer.history.intervals
+    return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.trainer.history.selections

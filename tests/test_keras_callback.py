@@ -58,7 +58,7 @@ def test_exactly_the_selected_variables_move_over_three_selections(optimizer):
     model = compiled(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.01}}))
     elastic, weights = callback(model), Weights()
     model.fit(IMAGES, LABELS, batch_size=8, epochs=4, verbose=0, callbacks=[elastic, weights])
-    masks = [interval.selection.mask for interval in elastic.history.intervals]
+    masks = [selection.mask for selection in elastic.history.selections]
     assert len(masks) == 4 and len({mask.tobytes() for mask in masks}) > 1 and not any(mask.all() for mask in masks)
     random_states = {variable.path for variable in model.variables if "seed" in variable.path}
     for mask, before, after in zip(masks, weights.kept, weights.kept[1:], strict=False):
@@ -237,7 +237,7 @@ def test_every_third_epoch_selects_and_the_length_of_a_stream_is_learned(tmp_pat
     model = compiled()
     elastic = callback(model, interval=2)
     model.fit(unknown_length(), epochs=5, verbose=0, callbacks=[elastic])
-    assert [interval.step for interval in elastic.history.intervals] == [0, 10, 20]
+    assert [selection.step for selection in elastic.history.selections] == [0, 10, 20]
 
 
 def test_it_ends_with_its_fit_even_if_that_fails():

@@ -116,7 +116,7 @@ def test_a_run_predicts_what_it_takes_and_keeps_to_its_limit(scheme, network, st
         trainer = Trainer(model, data, scheme, settings, table=table)
         trainer.run()
         summary = trainer.results()
-        assert [interval.selection.memory_mb for interval in trainer.history.intervals] != [None, None]
+        assert [selection.memory_mb for selection in trainer.history.selections] != [None, None]
         assert summary["memory_budget_mb"] == limit_mb
         trained.append((trainer.history.selection.mask.sum(), summary["predicted_memory_mb"]))
     assert trained[1][0] < trained[0][0] and trained[1][1] < trained[0][1]
@@ -189,7 +189,7 @@ def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(netwo
         Trainer(model, data, "elastic_training", settings, table=table).run()
     trainer = Trainer(model, data, "elastic_training_upper_part", settings, table=table)
     trainer.run()
-    assert len(trainer.history.intervals) == 2 and trainer.history.selection.slowdown == 1.0
+    assert len(trainer.history.selections) == 2 and trainer.history.selection.slowdown == 1.0
 
 
 def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
@@ -401,7 +401,7 @@ def test_the_callback_keeps_to_its_limit_as_the_trainer_does(scheme, network, st
     trainer.run()
     count, predicted_mb = trainer.history.selection.mask.sum(), trainer.results()["predicted_memory_mb"]
     for history in histories:
-        assert history.step == 6 and len(history.intervals) == 2
+        assert history.step == 6 and len(history.selections) == 2
         assert history.selection.memory_mb <= limit_mb and not history.selection.mask.all()
         assert history.selection.mask.sum() == pytest.approx(count, abs=3)
         assert history.selection.memory_mb == pytest.approx(predicted_mb, rel=0.15)

@@ -92,7 +92,7 @@ def test_exactly_the_selected_variables_of_a_regression_move_over_two_selections
             for variable, old, new in zip(trainer.training.model.variables, before, after, strict=True)
             if not np.array_equal(old, new)
         }
-        mask = trainer.history.intervals[epoch].selection.mask
+        mask = trainer.history.selections[epoch].mask
         assert changed == {name for name, trains in zip(names, mask, strict=True) if trains} and not mask.all()
         before = after
 

@@ -18,27 +18,8 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 
+MEASURED = ("step", "step_flops", "step_ms", "slowdowns", "making_ms")  # of a selection, beside it in a checkpoint
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
-
-
-@dataclass
-class SelectionInterval:
-    """The steps trained on one selection.
-
-    Attributes:
-        step: number of the first step; 0 is the run's first.
-        step_flops: FLOPs of each.
-        step_ms: their measured times.
-        slowdowns: by each gradient pass among them, see `selection.budget`.
-        making_ms: computing the features that are kept (`training.features`), in all.
-    """
-
-    selection: Selection
-    step: int
-    step_flops: float = 0.0
-    step_ms: list[float] = field(default_factory=list)
-    slowdowns: list[float] = field(default_factory=list)
-    making_ms: float = 0.0
 
 
 @dataclass
@@ -47,7 +28,7 @@ class History:
 
     Attributes:
         step: steps done.
-        intervals: selections in their order.
+        selections: in their order.
         epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
@@ -61,7 +42,7 @@ class History:
     """
 
     step: int = 0
-    intervals: list[SelectionInterval] = field(default_factory=list)
+    selections: list[Selection] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     validation_seconds: list[float] = field(default_factory=list)
@@ -81,50 +62,51 @@ class History:
     @property
     def selection(self) -> Selection:
         """The current selection."""
-        return self.intervals[-1].selection
+        return self.selections[-1]
 
     @property
     def step_ms(self) -> list[float]:
         """All measured steps."""
-        return [ms for interval in self.intervals for ms in interval.step_ms]
+        return [ms for selection in self.selections for ms in selection.step_ms]
 
     @property
     def making_ms(self) -> float:
         """Time of computing the features that are kept."""
-        return sum(interval.making_ms for interval in self.intervals)
+        return sum(selection.making_ms for selection in self.selections)
 
     @property
     def selection_seconds(self) -> float | None:
         """Mean time of a selection, the first call of its step included; None before the first."""
-        if not self.intervals:
+        if not self.selections:
             return None
-        return (self.clocks.seconds("selection") + self._first_calls_seconds) / len(self.intervals)
+        return (self.clocks.seconds("selection") + self._first_calls_seconds) / len(self.selections)
 
     @property
     def _first_calls_seconds(self) -> float:
-        return sum(interval.selection.seconds.get("first_call", 0.0) for interval in self.intervals)
+        return sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
 
     def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
-        """Start an interval: `selection` trains from now on, in steps of `step_flops`."""
-        self.intervals.append(SelectionInterval(selection, self.step, step_flops))
+        """`selection` trains from now on, in steps of `step_flops`."""
+        selection.step, selection.step_flops = self.step, step_flops
+        self.selections.append(selection)
 
     def record_step(self, result: StepResult) -> None:
         """Count a step."""
         self.step += 1
         self.results.append(result)
-        self.intervals[-1].making_ms += result.making_ms
+        self.selection.making_ms += result.making_ms
         self._measured_ms += result.making_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
-            self.intervals[-1].step_ms.append(result.step_ms)
+            self.selection.step_ms.append(result.step_ms)
             self._measured_ms += result.step_ms
 
     def record_slowdown(self, slowdown: float | None) -> None:
         """Keep the slowdown by a gradient pass; None if there was none."""
         if slowdown is not None:
-            self.intervals[-1].slowdowns.append(slowdown)
+            self.selection.slowdowns.append(slowdown)
 
     @property
     def validated(self) -> list[dict[str, Any]]:
@@ -182,21 +164,20 @@ class History:
 
     def flops(self) -> float:
         """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
-        ends = [*(interval.step for interval in self.intervals[1:]), self.step]
-        return sum(one.step_flops * (end - one.step) for one, end in zip(self.intervals, ends, strict=True))
+        ends = [*(selection.step for selection in self.selections[1:]), self.step]
+        return sum(one.step_flops * (end - one.step) for one, end in zip(self.selections, ends, strict=True))
 
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps with a budget; None without one.
 
-        Each stretch of an interval has the slowdown that was measured in it; an interval without gradient passes has
-        that of its selection.
+        Each stretch of a selection's steps has the slowdown that was measured in it; without gradient passes, they have
+        that of the selection.
         """
         total_ms = 0.0
-        for interval in self.intervals:
-            full_ms, count = interval.selection.full_step_ms or 0.0, len(interval.step_ms)
-            slowdown = interval.selection.slowdown
-            if slowdown and interval.slowdowns:
-                total_ms += full_ms / slowdown * float(slowdown_of_steps(interval.slowdowns, count).sum())
+        for each in self.selections:
+            full_ms, count = each.full_step_ms or 0.0, len(each.step_ms)
+            if each.slowdown and each.slowdowns:
+                total_ms += full_ms / each.slowdown * float(slowdown_of_steps(each.slowdowns, count).sum())
             else:
                 total_ms += full_ms * count
         return total_ms or None
@@ -204,7 +185,7 @@ class History:
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
-        latest = self.intervals[-1] if self.intervals else None
+        latest = self.selection if self.selections else None
         return Progress(
             epoch=len(self.epochs),
             epochs=schedule.epochs,
@@ -218,7 +199,7 @@ class History:
             / max(self.step, 1),
             validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
-            slowdown=latest.selection.slowdown if latest else None,
+            slowdown=latest.slowdown if latest else None,
             features_possible=features_possible,
             feature_steps=self._feature_steps() if features_possible else 0,
             making_ms=latest.making_ms if latest else 0.0,
@@ -228,28 +209,29 @@ class History:
     def _feature_steps(self) -> int:
         """Latest steps that used the features of one selection; 0 if the last step used none."""
         start = self.step
-        for interval in reversed(self.intervals):
-            selection = interval.selection
+        for selection in reversed(self.selections):
             if not selection.uses_features or (selection.mask != self.selection.mask).any():
                 break
-            start = interval.step
+            start = selection.step
         return self.step - start
 
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types, which keep floats to the last bit."""
         return {
-            **{one.name: getattr(self, one.name) for one in fields(self)},
-            "intervals": [_interval_record(interval) for interval in self.intervals],
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name != "selections"},
+            "intervals": [_selection_record(selection) for selection in self.selections],
             "clocks": self.clocks.to_record(),
         }
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
+        rest = {**record}
+        selections = [_selection(one) for one in rest.pop("intervals")]
         return cls(
             **{
-                **record,
-                "intervals": [_interval(one) for one in record["intervals"]],
+                **rest,
+                "selections": selections,
                 "results": [StepResult(*result) for result in record["results"]],
                 "clocks": Clocks(**record["clocks"]),
             }
@@ -260,18 +242,16 @@ def _is_validated(row: dict[str, Any]) -> bool:
     return any(row[name] is not None for name in row if name.startswith("test_"))
 
 
-def _interval_record(interval: SelectionInterval) -> dict[str, Any]:
-    record, selection = dict(vars(interval)), interval.selection
-    del record["selection"]
+def _selection_record(selection: Selection) -> dict[str, Any]:
     importance = None if selection.importance is None else selection.importance.tolist()
     chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**record, "selection": chosen}
+    return {**{name: chosen.pop(name) for name in MEASURED}, "selection": chosen}
 
 
-def _interval(record: dict[str, Any]) -> SelectionInterval:
-    rest, chosen = dict(record), dict(record["selection"])
-    del rest["selection"]
-    chosen["mask"] = np.array(chosen["mask"], bool)
-    if chosen["importance"] is not None:
-        chosen["importance"] = np.array(chosen["importance"])
-    return SelectionInterval(Selection(**chosen), **rest)
+def _selection(record: dict[str, Any]) -> Selection:
+    measured = {name: record[name] for name in MEASURED}
+    selection = Selection(**record["selection"], **measured)
+    selection.mask = np.array(selection.mask, bool)
+    if selection.importance is not None:
+        selection.importance = np.array(selection.importance)
+    return selection

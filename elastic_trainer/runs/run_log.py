@@ -62,7 +62,7 @@ class RunLog(Listener):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Drop what an interrupted run wrote after its checkpoint."""
         write_tables(self.folder, self.trainer.history, self._names)
-        if self.trainer.history.intervals:  # an earlier process did parts of what the clocks have counted
+        if self.trainer.history.selections:  # an earlier process did parts of what the clocks have counted
             self._reached["first_step"] = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

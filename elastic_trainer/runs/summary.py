@@ -38,7 +38,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     best_epoch, best = _best(history, score)
-    predicted_mb = [interval.selection.memory_mb for interval in history.intervals]
+    predicted_mb = [selection.memory_mb for selection in history.selections]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
     return {
         "epochs": len(history.epochs),
@@ -108,7 +108,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
 
 def _selection_part_seconds(history: History) -> dict[str, float]:
     """Seconds of all selections by part, see `Selection.seconds`."""
-    each = [interval.selection.seconds for interval in history.intervals]
+    each = [selection.seconds for selection in history.selections]
     return {part: sum(seconds.get(part, 0.0) for seconds in each) for part in SELECTION_PARTS}
 
 

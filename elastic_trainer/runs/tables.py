@@ -43,12 +43,11 @@ def _epoch_rows(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _selection_rows(history: History, tensor_names: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    for interval in history.intervals:
-        selection = interval.selection
-        measured = statistics.median(interval.step_ms) if interval.step_ms else None
+    for selection in history.selections:
+        measured = statistics.median(selection.step_ms) if selection.step_ms else None
         budget = (selection.predicted_step_ms, selection.budget_step_ms, measured)
         correction = (selection.rho, selection.slowdown, selection.correction)
         epoch = f"{selection.epoch:.6g}"
         for index, name in enumerate(tensor_names):
             importance = None if selection.importance is None else float(selection.importance[index])
-            yield (epoch, interval.step, name, importance, int(selection.mask[index]), *budget, *correction)
+            yield (epoch, selection.step, name, importance, int(selection.mask[index]), *budget, *correction)

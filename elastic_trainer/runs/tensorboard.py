@@ -191,13 +191,13 @@ class EventsWriter(Listener):
         """Whether a selection was made in the last epoch."""
         history = self.trainer.history
         start = history.epochs[-2]["step"] if len(history.epochs) > 1 else 0
-        return history.intervals[-1].step >= start
+        return history.selection.step >= start
 
     def _draw_selections(self) -> None:
         """Add the map of the paper's Fig. 21 to TensorBoard's images."""
         history = self.trainer.history
-        masks = [interval.selection.mask for interval in history.intervals]
-        edges = [*(interval.selection.epoch for interval in history.intervals), len(history.epochs)]
+        masks = [selection.mask for selection in history.selections]
+        edges = [*(selection.epoch for selection in history.selections), len(history.epochs)]
         image = tf.io.decode_png(draw_map(masks, edges), channels=3)
         with self._at(history.step):
             tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")

@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class Selection:
-    """The tensors that train from now on, and why. Times are wall time.
+    """The tensors that train from now on, why, and what was measured since. Times are wall time.
 
     Attributes:
         mask: bool [N] over `model.trainable_variables`.
@@ -51,10 +51,15 @@ class Selection:
         predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without making features.
         uses_features: whether its steps take as long as predicted only if features are cached.
         epoch: when it was made, in epochs since the start.
-        rho, slowdown, correction: as in `time_budget.Allowance`, or None.
+        rho, slowdown, correction: as in `budget.Allowance`, or None.
         memory_mb: what the process is expected to take at most while it trains, resident; None if that is not known.
         seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
             solver, tracing the new step, and its first call, which trains too (TensorFlow optimises the graph in it).
+        step: number of its first step; 0 is the run's first.
+        step_flops: FLOPs of each of its steps.
+        step_ms: their measured times.
+        slowdowns: by each gradient pass among them, see `selection.budget`.
+        making_ms: computing the features that are kept (`training.features`), in all.
     """
 
     mask: np.ndarray
@@ -68,6 +73,11 @@ class Selection:
     correction: float | None = None
     memory_mb: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    step: int = 0
+    step_flops: float = 0.0
+    step_ms: list[float] = field(default_factory=list)
+    slowdowns: list[float] = field(default_factory=list)
+    making_ms: float = 0.0
 
     @property
     def predicted_share(self) -> float:

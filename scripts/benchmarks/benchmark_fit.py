@@ -116,8 +116,8 @@ def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str
     return {
         **step_ratios(counted),
         "by_slowdown": elastic.rho_measured,
-        "predicted_by_selection": [interval.selection.predicted_share for interval in elastic.history.intervals],
-        "correction": [interval.selection.correction for interval in elastic.history.intervals],
+        "predicted_by_selection": [selection.predicted_share for selection in elastic.history.selections],
+        "correction": [selection.correction for selection in elastic.history.selections],
     }
 
 

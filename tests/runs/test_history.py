@@ -10,7 +10,7 @@ from small_runs import curve, train_and_read
 
 from elastic_trainer import trainer
 from elastic_trainer.machine import peak_memory_mb
-from elastic_trainer.runs.history import History, SelectionInterval
+from elastic_trainer.runs.history import History
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
@@ -61,5 +61,6 @@ def test_full_training_time_follows_the_slowdown_of_each_stretch():
     history = History()
     for slowdown, passes in ((3.0, [1.5, 9.0, 1.5]), (1.5, [2.0]), (2.0, []), (1.0, [1.0, 1.0, 1.0, 3.0, 3.0, 3.0])):
         selection = Selection(np.ones(1, bool), budget_step_ms=50.0 * slowdown, rho=0.5, slowdown=slowdown)
-        history.intervals.append(SelectionInterval(selection, 0, step_ms=[1.0] * 6, slowdowns=passes))
+        selection.step_ms, selection.slowdowns = [1.0] * 6, passes
+        history.selections.append(selection)
     assert history.full_training_ms() == pytest.approx(6 * 100 * (1.5 + 2 + 2 + 2))

@@ -10,7 +10,7 @@ from conftest import make_small_data
 from small_runs import rows_of, run
 
 import train
-from elastic_trainer.runs.history import History, SelectionInterval
+from elastic_trainer.runs.history import History
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
@@ -39,9 +39,7 @@ def test_finished_run_leaves_complete_records(tmp_path):
 
 
 def test_a_run_that_continues_before_its_first_step_does_not_say_when_that_was(tmp_path):
-    history = History(
-        intervals=[SelectionInterval(Selection(np.ones(2, bool)), 0)]
-    )  # stopped while its start is tested
+    history = History(selections=[Selection(np.ones(2, bool))])  # stopped while its start is tested
     log = RunLog(tmp_path, {}, ["a", "b"])
     log.set_trainer(SimpleNamespace(history=history))  # type: ignore[arg-type]
     log.on_train_begin()

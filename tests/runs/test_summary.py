@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.runs.clocks import Clocks
-from elastic_trainer.runs.history import History, SelectionInterval
+from elastic_trainer.runs.history import History
 from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.task import ImageClassification
@@ -12,10 +12,10 @@ from elastic_trainer.task import ImageClassification
 
 def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
     """Of a run of `steps` steps of 60 ms each, the first not measured; full training's take 100 ms."""
-    selection = Selection(np.ones(2, bool), budget_step_ms=budget_step_ms, rho=rho)
+    selection = Selection(np.ones(2, bool), None, None, budget_step_ms, rho=rho, step_ms=[60.0] * (steps - 1))
     row = {"epoch": 1, "test_accuracy": 0.9, "peak_memory_mb": 100.0, "gpu_peak_memory_mb": None}
     clocks = Clocks(training=training_seconds, selection=training_seconds - 0.06 * steps)
-    history = History(steps, [SelectionInterval(selection, 0, 0.0, [60.0] * (steps - 1))], [row], clocks=clocks)
+    history = History(steps, [selection], [row], clocks=clocks)
     return {"rho": rho, **run_results(history, steps, ImageClassification.score)}
 
 
@@ -57,9 +57,9 @@ def history(*accuracies, start=None, saved=None):
     rows = [{"epoch": k, "test_accuracy": value} for k, value in enumerate(accuracies, 1)]
     rows = [{**row, "peak_memory_mb": None, "gpu_peak_memory_mb": None} for row in rows]
     first = None if start is None else {"loss": 1.0, "accuracy": start}
-    intervals = [SelectionInterval(Selection(np.ones(2, bool)), 0)]
+    selections = [Selection(np.ones(2, bool))]
     return History(
-        6, intervals, rows, clocks=Clocks(training=1.0), start=first, starts_with_head=True, saved_score=saved
+        6, selections, rows, clocks=Clocks(training=1.0), start=first, starts_with_head=True, saved_score=saved
     )
 
 

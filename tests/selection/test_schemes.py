@@ -27,7 +27,7 @@ from elastic_trainer.training.state import TrainState
 def test_elastic_run_records_slowdown_and_correction(tmp_path):
     table = make_table(make_small_model())
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    summary, selections, intervals = elastic_run(tmp_path, settings, table)
+    summary, selections, trained = elastic_run(tmp_path, settings, table)
     assert len(selections) == 3
     for row in selections:
         slowdown, correction = float(row["slowdown"]), float(row["correction"])
@@ -37,7 +37,7 @@ def test_elastic_run_records_slowdown_and_correction(tmp_path):
         assert float(row["predicted_step_ms"]) <= float(row["budget_step_ms"]) + 1e-9
     assert float(selections[0]["correction"]) == 1
     assert len({row["slowdown"] for row in selections}) == 3  # measured before each selection
-    slowdowns = [one for interval in intervals for one in (interval.selection.slowdown, *interval.slowdowns)]
+    slowdowns = [one for selection in trained for one in (selection.slowdown, *selection.slowdowns)]
     full_ms = [table.full_step_ms * slowdown for slowdown in slowdowns]
     most = (
         1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)

@@ -101,7 +101,7 @@ def test_over_selections_exactly_the_selected_variables_move_as_in_whole_steps(s
             assert (mask == trainer.history.selection.mask).all() and not mask.all()
             masks.append(mask)
             uses.append(trainer.training.features.split is not None)
-        assert len(trainer.history.intervals) == 3 and any(uses) == (cache != "off")
+        assert len(trainer.history.selections) == 3 and any(uses) == (cache != "off")
         moved.append((model, masks))
     assert all((one == two).all() for one, two in zip(moved[0][1], moved[1][1], strict=True))
     close(

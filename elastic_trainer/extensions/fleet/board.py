@@ -171,7 +171,7 @@ class Board:
         results = self._tested(before) if values["tests"] else {}
         self._load(before)
         steps = self.train_steps(values["rate"])
-        after, interval = trainer.state().arrays, trainer.history.intervals[-1]
+        after, interval = trainer.state().arrays, trainer.history.selection
         tensors = trained_names(trainer.task.model)
         changes = {
             name: (after[name].astype(np.float32) - before[name]).astype(values["changes"])
@@ -199,7 +199,7 @@ class Board:
         self._scheme.start_round(first)
         with contextlib.suppress(RoundOver):
             trainer.run(first + max_steps)
-        self.clock.note(trainer.history.intervals[-1].step_ms, self._scheme.step_ms)
+        self.clock.note(trainer.history.selection.step_ms, self._scheme.step_ms)
         return trainer.history.step - first
 
     def _probe(self, seconds: float, steps: int) -> None:

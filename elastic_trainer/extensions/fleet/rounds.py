@@ -91,7 +91,7 @@ class RoundClock(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         history = self.trainer.history
-        latest, usual = history.results[-1], history.intervals[-1].step_ms[-LATEST_STEPS:]
+        latest, usual = history.results[-1], history.selection.step_ms[-LATEST_STEPS:]
         if self.slowdown > 1 and latest.step_ms is not None:
             time.sleep((self.slowdown - 1) * latest.step_ms / 1e3)
         self._end_before(self.slowdown * statistics.median(usual or [0.0]) / 1e3)
