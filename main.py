@@ -23,7 +23,7 @@ from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.registry import EXPORTERS, SCHEMES
+from elastic_trainer.registry import EXPORTERS
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import (
     FREE_ON_RESUME,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.runs.clocks import Clocks
+    from elastic_trainer.trainer import Trainer
 
 
 def main() -> None:
@@ -170,7 +170,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             clocks = log.trainer.history.clocks
         utils.run_each(
             lambda: _add_power(command, folder),
-            lambda: _export_best(command, model, dataset.held_out or dataset, folder, clocks),
+            lambda: _export_best(command, model, dataset.held_out or dataset, folder, log.trainer),
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, settings.deadline),
         )
@@ -194,17 +194,16 @@ def _check_saving(model: keras.Model, command: TrainCommand) -> None:
 
     if command.training.save_model and is_custom_model(command.network.model_name):
         export = command.run.export
-        changes_network = SCHEMES[command.train_type].changes_network
-        check_saving(model, f"--export {export}" if export else "--save_model", bool(export) and changes_network)
+        check_saving(model, f"--export {export}" if export else "--save_model", changes_shape=False)
 
 
-def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, clocks: Clocks) -> None:
+def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:
     """Write the run's best model in the format of `--export`, if given. Raises `UserError` if the run saved none.
 
     Args:
         command, model, folder: of the run.
         dataset: its test images check the files.
-        clocks: of the run; a deadline says how long the check may take.
+        trainer: of the run; a deadline says how long the check may take.
     """
     if not command.run.export:
         return
@@ -217,8 +216,8 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
             "--save_model was given"
         )
     with _stoppable_export(best):
-        model = load_best(model, best, SCHEMES[command.train_type].changes_network, "--export")
-        seconds = (command.training.deadline or math.inf) - clocks.elapsed()
+        model = load_best(model, best, trainer.training.model is not model, "--export")
+        seconds = (command.training.deadline or math.inf) - trainer.history.clocks.elapsed()
         print(_exported(command.run.export, model, dataset, folder, str(best), seconds))
 
 

@@ -75,9 +75,9 @@ class SchemeEntry:
             over `model.trainable_variables`.
         is_elastic: it selects tensors within a time budget, which needs a timing table.
         importance: name of the importance that it selects by, or None.
-        is_closed_form: it has one step, which solves for the head.
-        changes_network: it replaces the network during training. Such a scheme uses the paper's recipe.
         uses: flags used only by the schemes that list them.
+        ignores: flags that have no effect on it.
+        excludes: flags that cannot be combined with it.
     """
 
     make: Callable[[Any], Any]
@@ -86,14 +86,13 @@ class SchemeEntry:
     mask: Callable[..., Any] | None = None
     is_elastic: bool = False
     importance: str | None = None
-    is_closed_form: bool = False
-    changes_network: bool = False
     uses: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
 
-    @property
-    def can_split(self) -> bool:
-        """Whether its steps can add gradients up over parts of a batch."""
-        return not (self.changes_network or self.is_closed_form)
+    def takes(self, flag: str) -> bool:
+        """Whether a flag of all schemes has an effect on this one."""
+        return flag not in (*self.ignores, *self.excludes)
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def users(registry: Registry[Any], flag: str) -> str:
 def elastic(label: str, trains: str, importance: str | None = "gain", select: str | None = None) -> SchemeEntry:
     """Elastic training by an importance or without one; `select` is "module:name" of another Tensor Selector."""
     chosen = {"select": Lazy(select)} if select else {}
-    make = Lazy("elastic_trainer.selection.schemes:elastic_scheme", importance=importance, **chosen)
+    make = Lazy("elastic_trainer.selection.elastic:elastic_scheme", importance=importance, **chosen)
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
 
 
@@ -201,8 +200,8 @@ def add_importance(name: str, entry: ImportanceEntry, label: str, trains: str) -
 # --- schemes and importances ------------------------------------------------------------------------------------------
 
 
-def _add_fixed(name: str, mask: str, label: str, trains: str, **more: Any) -> None:
-    make = Lazy("elastic_trainer.selection.schemes:fixed_scheme", train_type=name)
+def _add_fixed(name: str, mask: str, label: str, trains: str, make: str = "fixed_scheme", **more: Any) -> None:
+    make = Lazy(f"elastic_trainer.selection.schemes:{make}", train_type=name)
     SCHEMES.add(name, SchemeEntry(make, label, trains, Lazy(f"elastic_trainer.networks.tensors:{mask}"), **more))
 
 
@@ -215,7 +214,8 @@ _add_fixed(
     "head_mask",
     "Closed-form head",
     "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
-    is_closed_form=True,
+    "closed_form_scheme",
+    ignores=("num_epochs", "max_steps", "learning_rate", "micro_batch", "average_head"),
 )
 _add_fixed(
     "bn_plus_bias_training",

@@ -105,9 +105,12 @@ TRAINED, BUDGET = "What is trained", "Time budget and selection"
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
 
 ELASTIC = Use("elastic schemes", lambda run: SCHEMES[run["train_type"]].is_elastic)
-BY_STEPS = Use(
-    f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].is_closed_form)}",
-    lambda run: not SCHEMES[run["train_type"]].is_closed_form,
+BY_STEPS, WITH_RECIPE = (
+    Use(
+        f"schemes other than {', '.join(name for name in SCHEMES if flag in SCHEMES[name].ignores)}",
+        lambda run, flag=flag: flag not in SCHEMES[run["train_type"]].ignores,
+    )
+    for flag in ("num_epochs", "recipe")
 )
 BY_IMPORTANCE = Use("schemes that select by importance", lambda run: SCHEMES[run["train_type"]].importance is not None)
 ON_IMAGES = Use(
@@ -118,10 +121,6 @@ LAST_LAYERS = Use(
     f"--train_type {users(SCHEMES, 'trained_layers')}", lambda run: "trained_layers" in SCHEMES[run["train_type"]].uses
 )
 WITH_SGD = Use("--optimizer sgd", lambda run: run["optimizer"] == "sgd")
-WITH_RECIPE = Use(
-    f"schemes other than {', '.join(name for name in SCHEMES if SCHEMES[name].changes_network)}",
-    lambda run: not SCHEMES[run["train_type"]].changes_network,
-)
 ROBUST_WITH_SGD = Use("--optimizer sgd", lambda run: run["recipe"] == "paper" or run["optimizer"] == "sgd")
 NAMED_HERE = Use("runs that --resume DIR does not name", lambda run: not isinstance(run["resume"], Path))
 

@@ -42,7 +42,7 @@ from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
 MEMORY_TOLERANCE = 0.05  # of a limit, by which a resumed selection may exceed it
-FOLLOWED_STEPS = 20  # so often, and after each epoch, a run looks whether its steps fit before the deadline
+DEADLINE_CHECK_STEPS = 20  # between two looks, besides that after each epoch, whether the steps fit before a deadline
 
 
 class Trainer:
@@ -89,9 +89,7 @@ class Trainer:
         task.rows = data.full_batch
         memory = memory or MemoryBudget(settings.memory)
         self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table, memory)
-        if self.scheme.is_closed_form:
-            settings = replace(settings, num_epochs=1, max_steps=1, average_head=False)
-        self.settings = settings
+        self.settings = settings = self.scheme.settings_for(settings)
         self.schedule = self._planned = Schedule.of(settings, data.steps_per_epoch)
         if optimizer is None and isinstance(task, CompiledTask):
             optimizer = task.model.optimizer
@@ -107,11 +105,11 @@ class Trainer:
         self.training = TrainState(
             task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch, self.scheme.peaks
         )
-        self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].can_split
+        self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].takes("micro_batch")
         self.history = History()
         self.allows_infinite_loss = False
         self._listeners, self._has_begun = Listeners(listeners), False
-        self._step_flops = 0.0
+        self._counted, self._step_flops = 0, 0.0  # of which compiled step
 
     @property
     def task(self) -> Task:
@@ -132,12 +130,26 @@ class Trainer:
         Raises:
             UserError: the loss is no longer a finite number.
         """
+        history, training = self.history, self.training
         with frozen_gc():
             if not self._has_begun:
-                self._has_begun, self.training.model.stop_training = True, False
+                self._has_begun, training.model.stop_training = True, False
                 self._listeners.begin(self)
-            while not self.is_finished and (until_step is None or self.history.step < until_step):
-                self._run_epoch(until_step)
+            while not self.is_finished and (until_step is None or history.step < until_step):
+                epoch, (start, end) = len(history.epochs), self.schedule.steps_of(len(history.epochs))
+                if not history.results:
+                    self._begin_epoch(epoch)
+                count = min(end, end if until_step is None else until_step) - history.step
+                if count > 0:  # else the run was interrupted when only the validation was left
+                    with history.clocks.running("training"):
+                        for batch in self.data.train(epoch, history.step - start, count):
+                            if history.results and self._is_out_of_time():
+                                break
+                            self.step(batch)
+                            if self._is_ended():
+                                break
+                if history.step >= self.schedule.steps_of(epoch)[1] or history.is_stopped or history.out_of_time:
+                    self._end_epoch()
             if not self.is_finished:
                 return None
             self._listeners.notify("on_train_end", self._last_results())
@@ -162,33 +174,17 @@ class Trainer:
         }
         return {**run_results(self.history, self._planned.total_steps, self.task.score), **found}
 
-    def _run_epoch(self, until_step: int | None) -> None:
-        """The steps of the current epoch that are left, up to `until_step`, and its validation after the last."""
-        history, epoch = self.history, len(self.history.epochs)
-        start, end = self.schedule.steps_of(epoch)
-        if not history.results:
-            self.task.reset()
-            self._listeners.notify("on_epoch_begin", epoch)
-        count = min(end, end if until_step is None else until_step) - history.step
-        if count > 0:  # else the run was interrupted when only the validation was left
-            with history.clocks.running("training"):
-                self._train(epoch, history.step - start, count)
-        end = self.schedule.steps_of(epoch)[1]  # a deadline may have moved it
-        if history.step >= end or history.is_stopped or history.out_of_time:
-            self._end_epoch()
+    def _begin_epoch(self, epoch: int) -> None:
+        self.task.reset()
+        self._listeners.notify("on_epoch_begin", epoch)
 
-    def _train(self, epoch: int, skip: int, count: int) -> None:
-        for batch in self.data.train(epoch, skip, count):
-            if self.history.results and self._is_out_of_time():
-                return
-            self.step(batch)
-            if self.training.model.stop_training:
-                self.history.is_stopped = True
-                return
-            if self.history.step % FOLLOWED_STEPS == 0:
-                self._follow_deadline()
-            if self.history.step >= self.schedule.total_steps:
-                return
+    def _is_ended(self) -> bool:
+        """Whether the latest step was the last: by a listener, or by the schedule, which a deadline may shorten."""
+        history = self.history
+        history.is_stopped |= bool(self.training.model.stop_training)
+        if not history.is_stopped and history.step % DEADLINE_CHECK_STEPS == 0:
+            self._fit_to_deadline()
+        return history.is_stopped or history.step >= self.schedule.total_steps
 
     def step(self, batch: Batch) -> StepResult:
         """Select if that is due, then train on one batch."""
@@ -202,7 +198,7 @@ class Trainer:
             if self.training.excess_mb > MEMORY_TOLERANCE * self.training.memory.limit_mb:
                 raise self.training.too_little_memory()
         is_full = self.data.is_full(batch)
-        result = self.training.fit_head(self.data) if self.scheme.is_closed_form else self.training.train(batch)
+        result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
@@ -229,44 +225,35 @@ class Trainer:
         return history.out_of_time
 
     def _select(self) -> None:
-        self._listeners.notify("on_selection_begin", self.history.step)
-        selection = self._selected()
-        if selection.uses_features and self.training.features.split is None:  # they turned out not to be possible
-            selection = self._selected()
-        while (excess_mb := self.training.excess_mb) > 0 and self.scheme.take_less(excess_mb):
-            selection = self._selected()
-        if self.training.predicted_mb is not None:
-            measuring_mb = self.training.memory.needed_mb(self.scheme.measuring_mb)
-            selection.memory_mb = max(self.training.predicted_mb, measuring_mb)
-        if excess_mb > 0:
-            raise self.training.too_little_memory()
-        self.history.record_selection(selection, self._step_flops)
-        self._listeners.notify("on_selection_end", self.history.step, {"trained_tensors": int(selection.mask.sum())})
-
-    def _selected(self) -> Selection:
-        """The selection that is due, adopted."""
-        model, features = self.training.model, self.training.features
-        progress = self.history.progress(self.schedule, features_possible=features.are_possible)
-        selection = self.scheme.select(progress, self.training)
-        if self.training.model is not model:
-            self.training.model.stop_training = False
-            self._listeners.notify("set_model", self.training.model)
+        """Make the selection that is due, and train it from now on."""
+        history, training, model = self.history, self.training, self.training.model
+        self._listeners.notify("on_selection_begin", history.step)
+        progress = history.progress(self.schedule, features_possible=training.features.are_possible)
+        selection = self.scheme.select(progress, training)
+        if training.model is not model:
+            training.model.stop_training = False
+            self._listeners.notify("set_model", training.model)
         start = time.perf_counter()
         self._adopt(selection)
-        selection.seconds["trace"] = time.perf_counter() - start
-        return selection
+        selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
+        if training.excess_mb > 0:
+            raise training.too_little_memory()
+        if training.predicted_mb is not None:
+            selection.memory_mb = max(training.predicted_mb, selection.memory_mb or 0.0)
+        history.record_selection(selection, self._step_flops)
+        self._listeners.notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
 
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
-        if self.scheme.is_closed_form:
-            return
-        uses_features = selection.uses_features
+        uses_features, training = selection.uses_features, self.training
         if selection.budget_step_ms is None:  # no budget says whether they pay
             step, total_steps = self.history.step, self.schedule.total_steps
             steps = self.scheme.next_selection(step, total_steps) - step
-            uses_features = self.training.features.are_possible and feature_misses(self.data, steps) < 1
-        if self.training.adopt(selection.mask, uses_features):
-            self._step_flops = self.training.parts * sum(count_flops(self.training.step_graph).values())
+            uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
+        self.scheme.adopt(selection, training, uses_features)
+        if training.compiled != self._counted:
+            self._counted = training.compiled
+            self._step_flops = training.parts * sum(count_flops(training.step_graph).values())
 
     def _end_epoch(self) -> None:
         """End the epoch, and validate if that is due. At the end of the run, average the head first."""
@@ -286,7 +273,7 @@ class Trainer:
         if is_due:
             history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
         history.is_stopped |= bool(self.training.model.stop_training)
-        self._follow_deadline()
+        self._fit_to_deadline()
 
     @property
     def _averages_later(self) -> bool:
@@ -296,7 +283,7 @@ class Trainer:
     def _is_validation_due(self, is_last: bool) -> bool:
         return is_last or self.history.may_validate(self.settings.validation_share)
 
-    def _follow_deadline(self) -> None:
+    def _fit_to_deadline(self) -> None:
         """Let training, and with it the learning-rate schedule, end where the deadline does."""
         history = self.history
         if self.settings.deadline is None or self.is_finished:
@@ -374,11 +361,11 @@ def _scheme(
     name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None, memory: MemoryBudget
 ) -> Scheme:
     budget, rows = None, part_rows(data.full_batch, settings.micro_batch)
-    if SCHEMES[name].changes_network and settings.micro_batch is not None:
-        raise UserError(f"--micro_batch: cannot be combined with {name}, which replaces the network; leave it out")
-    if SCHEMES[name].changes_network and isinstance(task, CompiledTask):
-        raise UserError(f"{name}: replaces the network while it trains, which a compiled model does not allow")
-    if SCHEMES[name].is_elastic:
+    entry = SCHEMES[name]
+    excluded = next((flag for flag in entry.excludes if getattr(settings, flag, None)), None)
+    if excluded is not None:
+        raise UserError(f"--{excluded}: cannot be combined with {name}; leave it out")
+    if entry.is_elastic:
         if table is None and isinstance(task, CompiledTask):
             with memory.reusing(MEASURED_SHARE):
                 table = profile_compiled(task, next(next(data.train(0)).parts(rows)), with_features=True)
@@ -386,5 +373,5 @@ def _scheme(
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
         budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows))
-    scheme: Scheme = SCHEMES[name].make(SchemeContext(task, data, settings, budget))
+    scheme: Scheme = entry.make(SchemeContext(task, data, settings, budget))
     return scheme

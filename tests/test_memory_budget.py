@@ -156,7 +156,7 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
     model, data, _ = network
     task, batches = CompiledTask(model, *data.specs), data.importance_batches(0, 2)
     whole, parts = ImportanceEvaluator(task, BATCH), ImportanceEvaluator(task, BATCH)
-    parts.limit_rows(4)
+    parts.set_micro_batch(4)
     for count in (1, 2):
         np.testing.assert_allclose(
             parts(model.optimizer, batches[:count]), whole(model.optimizer, batches[:count]), rtol=1e-3, atol=1e-5
@@ -166,13 +166,13 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
 def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(network, start, monkeypatch):
     model, data, table = network
     head_mb, full_mb = limits(table, head_mask(model))
-    rows, limit_rows = [], ImportanceEvaluator.limit_rows
+    rows, set_micro_batch = [], ImportanceEvaluator.set_micro_batch
 
     def recorded(evaluator, count):
         rows.append(count)
-        limit_rows(evaluator, count)
+        set_micro_batch(evaluator, count)
 
-    monkeypatch.setattr(ImportanceEvaluator, "limit_rows", recorded)
+    monkeypatch.setattr(ImportanceEvaluator, "set_micro_batch", recorded)
     for share in (0.7, 9.0):
         limit_mb = START_MB + head_mb + share * (full_mb - head_mb)
         settings = replace(SETTINGS, memory=limit_mb, correct_budget=True)

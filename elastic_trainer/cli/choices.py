@@ -70,12 +70,12 @@ def with_memory(command: TrainCommand, steps: TracedSteps) -> TrainCommand:
         print(
             f"memory: selections stay within the {memory.limit_mb:,.0f} MB that there are (--memory sets another limit)"
         )
-    has_table, is_fixed = _has_table(command.part, command), not scheme.is_elastic and not scheme.is_closed_form
+    has_table, is_fixed = _has_table(command.part, command), not scheme.is_elastic and scheme.takes("num_epochs")
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
     what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
     if not (is_for_board and has_table):
         needed = _needed(command, steps, is_least=True)
-        steps.check(needed, network.batch_size, micro_batch, what, scheme.can_split, trains_less)
+        steps.check(needed, network.batch_size, micro_batch, what, scheme.takes("micro_batch"), trains_less)
     return command
 
 

@@ -192,7 +192,7 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
     """
     paper, train_type = RECIPES["paper"], getattr(args, "train_type", None)
     recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
-    if _optimizer(args) != "sgd" or (train_type is not None and SCHEMES[train_type].changes_network):
+    if _optimizer(args) != "sgd" or (train_type is not None and not SCHEMES[train_type].takes("recipe")):
         return paper
     if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
         recipe["train_type"] = paper["train_type"]

@@ -36,10 +36,6 @@ def _is_elastic(args: argparse.Namespace) -> bool:
     return SCHEMES[args.train_type].is_elastic
 
 
-def _changes_network(args: argparse.Namespace) -> bool:
-    return SCHEMES[args.train_type].changes_network
-
-
 def _has_own_weights(args: argparse.Namespace) -> bool:
     if args.weights == "none" or not is_custom_model(args.model_name):
         return False
@@ -82,6 +78,8 @@ TRAINING = (
         lambda args: args.correct_budget,
         "cannot be combined with --correct_budget True, which depends on the clock; leave one out",
     ),
-    Exclusion("micro_batch", _changes_network, f"{NO_SCHEME}; leave it out"),
-    Exclusion("mixed_precision", _changes_network, f"{NO_SCHEME}; leave it out"),
+    *(
+        Exclusion(flag, lambda args, flag=flag: flag in SCHEMES[args.train_type].excludes, f"{NO_SCHEME}; leave it out")
+        for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})
+    ),
 )

@@ -86,7 +86,7 @@ def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
         names |= {"num_epochs", "interval"}
     if DATASETS[args.dataset_name].count_images is not None:
         names.add("batch_size")
-    if args.recipe == "robust" and SCHEMES[args.train_type].can_split and not is_for_board:
+    if args.recipe == "robust" and SCHEMES[args.train_type].takes("micro_batch") and not is_for_board:
         names.add("micro_batch")
     if "learning_rate" in recipe_settings(args):
         names.add("learning_rate")

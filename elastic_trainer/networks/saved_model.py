@@ -83,16 +83,16 @@ def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model
     return model
 
 
-def load_best(model: keras.Model, best: Path, changes_network: bool, flag: str) -> keras.Model:
+def load_best(model: keras.Model, best: Path, is_replaced: bool, flag: str) -> keras.Model:
     """The best model of a run.
 
     Args:
-        model: the network of the run, which changes unless the scheme `changes_network`.
+        model: the network of the run, whose weights change unless it `is_replaced`.
         best: the run's best.keras.
-        changes_network: whether the best model may be another network than `model`.
+        is_replaced: whether the best model may be another network than `model`.
         flag: see `load_model`.
     """
-    if changes_network:
+    if is_replaced:
         return load_model(best, flag)
     model.load_weights(best)  # also of networks with custom layers, which Keras cannot load
     return model

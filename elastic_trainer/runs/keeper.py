@@ -48,7 +48,7 @@ class Keeper(Listener):
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """Save the model that training starts from, so that best.keras is never a worse one."""
         history, trainer = self.trainer.history, self.trainer
-        if step == 0 and trainer.settings.save_model and history.start is None and not trainer.scheme.is_closed_form:
+        if step == 0 and trainer.settings.save_model and history.start is None and trainer.schedule.total_steps > 1:
             with history.clocks.paused("selection"), history.clocks.paused("training"):
                 self._save_start()
 

@@ -54,8 +54,8 @@ class ImportanceEvaluator:
         self._task, self._batch_size, self._rows = task, batch_size, batch_size
         self._model, self._is_warm = task.model, False
 
-    def limit_rows(self, rows: int) -> None:
-        """Take the gradients of a batch in parts of so many examples, which must divide it, to save memory."""
+    def set_micro_batch(self, rows: int) -> None:
+        """Take the gradients of a batch in parts of `rows` examples, which must divide it, to save memory."""
         if rows != self._rows:
             self._rows, self._is_warm = rows, False
             self.__dict__.pop("_gradients", None)
@@ -64,7 +64,7 @@ class ImportanceEvaluator:
     def _gradients(self) -> AllGradients:
         return AllGradients(self._task, None if self._batch_size is None else self._rows)
 
-    def __call__(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
+    def importance(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
 
         Weights, optimizer slots and step count, batch-norm statistics and random state are restored.

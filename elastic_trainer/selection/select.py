@@ -17,9 +17,9 @@ from elastic_trainer.selection.two_budgets import solve_both
 from elastic_trainer.timing.problem import Problem
 from elastic_trainer.timing.table import TimingTable
 
-# Of the budget: the current upper part is kept if it takes at most SHORTER less than the best one, and at most LONGER
-# beyond the budget.
-SHORTER, LONGER = 0.05, 0.01
+# Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
+# OVERRUN beyond the budget.
+SHORTFALL, OVERRUN = 0.05, 0.01
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
@@ -159,6 +159,11 @@ def select_upper_part(
     return best
 
 
+def select_head(table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, *limits: object) -> Plan:
+    """The head alone, without features. Arguments as of `select_tensors`; most have no effect."""
+    return plan_of(table, head, None, step_budget_ms(table, rho, 1.0), 1.0)
+
+
 def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:
     """The plan of bool [N] `current` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
 
@@ -172,7 +177,7 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
         changing_ms: time of a change, a step that is left of the run.
     """
     current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.making_ms
-    is_close = plan_ms - SHORTER * plan.budget_ms <= current_ms <= (1 + LONGER) * plan.budget_ms
+    is_close = plan_ms - SHORTFALL * plan.budget_ms <= current_ms <= (1 + OVERRUN) * plan.budget_ms
     is_close |= abs(plan_ms - current_ms) <= changing_ms
     is_free = plan.importance is None and not plan.mask.all()
     if (is_free and is_close) or (plan.mask == current).all():

@@ -18,14 +18,16 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Order, ShuffledData, Structure, block_rows
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.task import ImageClassification, Task
 from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.step import StepValues
 
 SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 SCALES = np.geomspace(0.02, 2, 24)  # of logits
-HELD_BACK = 5  # one image in so many of each class
+HELD_BACK = 5  # one image in HELD_BACK of each class
 MAX_FEATURES = 4096  # their covariance is solved for in a second or two, in 64 MB
 
 
@@ -123,6 +125,35 @@ def closed_form_head(
     counts = np.bincount(labels, minlength=layer.units)
     is_scaled = (counts > 0) & (counts.max() >= HELD_BACK)
     return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before, is_scaled)
+
+
+class ClosedFormStep:
+    """A training step that gives the head its closed form, by all training examples; its batch has no effect.
+
+    Args:
+        task, data: as of `closed_form_head`.
+
+    Attributes:
+        graph: has no operations.
+    """
+
+    def __init__(self, task: Task, data: ShuffledData) -> None:
+        self._task, self._data, self.graph = task, data, tf.Graph()
+
+    def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
+        """Loss and measures of all training examples with the new head, and learning rate 0.
+
+        Raises:
+            UserError: there is no closed form of this head.
+        """
+        found = closed_form_head(self._task, self._data)
+        if found is None:
+            raise UserError(
+                "closed_form_head: the network must end in a dense layer with a bias that returns the logits, and that "
+                "reads at most 4,096 features; choose another --train_type, or give --deadline more time"
+            )
+        found.assign()
+        return found.loss, {"accuracy": found.accuracy}, 0.0
 
 
 def fitting_mb(count: int, features: int) -> float:

@@ -17,7 +17,7 @@ from elastic_trainer.machine import release_memory
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.step_memory import MemoryPeaks, training_mb, two_parts_mb
 from elastic_trainer.task import Task
-from elastic_trainer.training.closed_form_head import closed_form_head
+from elastic_trainer.training.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import current_rate, unscaled
@@ -81,9 +81,12 @@ class TrainState:
         predicted_mb: what the process is expected to take at most with the adopted step, by
             `memory.step_memory`; None if the system does not report what it takes.
         evaluation: results of `task` over test examples.
+        compiled: how many steps were compiled.
         make_step: traces the step of a batch size, a mask, and parts of the batch. Another one may keep what it made,
             where several runs take turns.
     """
+
+    compiled = 0
 
     def __init__(
         self,
@@ -115,37 +118,41 @@ class TrainState:
         self.task, self.optimizer = self.task.with_model(model), optimizer
         self.evaluation = Evaluation(self.task)
         self._mask: np.ndarray | None = None
-        self._step: TrainStep | None = None
-        self._warm_step: TrainStep | SplitStep | None = None  # the last that was called
+        self._step: TrainStep | ClosedFormStep | None = None
+        self._warm_step: TrainStep | ClosedFormStep | SplitStep | None = None  # the last that was called
 
     @property
     def model(self) -> keras.Model:
         """The network."""
         return self.task.model
 
-    def adopt(self, mask: np.ndarray, uses_features: bool) -> bool:
+    def adopt(self, mask: np.ndarray, uses_features: bool) -> None:
         """Train bool [N] `mask` over `model.trainable_variables` from now on, from cached features if that is possible.
 
-        Returns whether a new step was compiled. The same mask goes on with the features that it has.
+        It compiles the step that does so. The same mask goes on with the step and the features that it has.
         """
         has_features = self.features.split is not None
         is_same = self._mask is not None and (mask == self._mask).all()
         if is_same and (has_features or not (uses_features and self.features.are_possible)):
-            return False
+            return
         self._step = self._warm_step = None  # the old graph is released before a new one is made
         self.features.drop()  # before new ones take memory
         self.evaluation.drop_features()
         gc.collect()
-        self._step = self.make_step(self._batch_size, mask)
+        self._step = step = self.make_step(self._batch_size, mask)
         self._mask = mask
-        self._adopt_features(self._step, uses_features)
+        self.compiled += 1
+        self._adopt_features(step, uses_features)
         if self.features.split is not None:
             count, room_mb = self.features.room_for_test()
             room_mb = min(room_mb, self.memory.limit_mb - (self.predicted_mb or 0.0))
-            kept_mb = self.evaluation.keep_features(self._step.variables, count, room_mb)
+            kept_mb = self.evaluation.keep_features(step.variables, count, room_mb)
             if self.predicted_mb is not None:
                 self.predicted_mb += kept_mb
-        return True
+
+    def train_by(self, step: ClosedFormStep) -> None:
+        """Train by `step` from now on, which is no compiled one."""
+        self._step, self._mask = step, None
 
     def _adopt_features(self, step: TrainStep, uses_features: bool) -> None:
         """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
@@ -213,9 +220,9 @@ class TrainState:
         self._warm_step = step
         return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
-    def _train_in_parts(self, step: TrainStep | SplitStep, batch: Batch) -> StepValues:
+    def _train_in_parts(self, step: Callable[..., StepValues], batch: Batch) -> StepValues:
         """One step whose gradients are added up over parts of the batch; loss and measures are those of all."""
-        assert self._step is not None and self._step.update is not None and self._batch_size is not None
+        assert isinstance(self._step, TrainStep) and self._step.update is not None and self._batch_size is not None
         is_cached, results = self.features.split is not None, []
         for part in batch.parts(self._batch_size):
             values = self.features.read(part.order) if is_cached else part.inputs
@@ -226,23 +233,6 @@ class TrainState:
         if not self.task.is_running:
             measures = {name: sum(one[name] for one in measured) / len(measured) for name in measures}
         return sum(losses) / len(losses), measures, rates[-1]
-
-    def fit_head(self, data: ShuffledData) -> StepResult:
-        """Give the head its closed form, see `training.closed_form_head`. Counts as a step.
-
-        Raises:
-            UserError: as `closed_form_head` returns None.
-        """
-        start = time.perf_counter()
-        found = closed_form_head(self.task, data)
-        if found is None:
-            raise UserError(
-                "closed_form_head: the network must end in a dense layer with a bias that returns the logits, and that "
-                "reads at most 4,096 features; choose another --train_type, or give --deadline more time"
-            )
-        found.assign()
-        wall_ms = 1e3 * (time.perf_counter() - start)
-        return StepResult(found.loss, {"accuracy": found.accuracy}, 0.0, None, wall_ms)
 
     def average_head(self, data: ShuffledData, between: Callable[[], None]) -> float | None:
         """Replace the head by the mean of itself and the closed-form head of the trained network, if there is one.
@@ -263,7 +253,7 @@ class TrainState:
         found.average()
         return time.perf_counter() - start
 
-    def _current_step(self) -> TrainStep | SplitStep:
+    def _current_step(self) -> TrainStep | ClosedFormStep | SplitStep:
         """What trains the adopted selection: from its inputs, or from features if they are cached."""
         assert self._step is not None, "a scheme must select before the first step"
         return self.features.split or self._step
@@ -293,7 +283,7 @@ class TrainState:
             kind = variable.dtype.as_numpy_dtype
             is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
             variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
-        if keeps_step and self._step is not None and self.features.split is None:
+        if keeps_step and isinstance(self._step, TrainStep) and self.features.split is None:
             self._step.refresh()
             return
         self._step = self._mask = None  # a checkpoint has a selection of its own

@@ -165,7 +165,7 @@ def elastic_masks(
     optimizer.build(model.trainable_variables)
     digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
     evaluator = ImportanceEvaluator(ImageClassification(model), network.batch_size)
-    importance = evaluator(optimizer, digits.importance_batches(0))
+    importance = evaluator.importance(optimizer, digits.importance_batches(0))
     head, masks = head_mask(model), {}
     for rho in rhos:
         feasible = [misses for misses in (1.0, 0.0) if rho >= smallest_rho(table, head, misses)]

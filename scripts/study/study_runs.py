@@ -79,7 +79,7 @@ class StudyRun:
             steps_per_epoch: of the data set.
             reference_seconds: what the budget is a share of; by default full training's time at this batch size.
         """
-        if SCHEMES[self.train_type].is_closed_form:
+        if not SCHEMES[self.train_type].takes("num_epochs"):
             return {"train_type": self.train_type, "seed": self.seed}
         full = reference_seconds or full_seconds(table, steps_per_epoch)
         values = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}

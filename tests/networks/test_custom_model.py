@@ -129,7 +129,7 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     optimizer = make_optimizer("sgd", 0.1, 0.0, 10)
     optimizer.build(model.trainable_variables)
     images, labels = a_batch()
-    importance = evaluator(optimizer, [Batch(lambda: images, labels)])
+    importance = evaluator.importance(optimizer, [Batch(lambda: images, labels)])
     choice = select_tensors(table, importance, head_mask(model), rho=1.0)
     assert not choice.mask[tensor_names(model).index(name)]
 

@@ -14,10 +14,10 @@ from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.budget import DeadlineBudget
+from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.schemes import ElasticScheme
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.state import TrainState
@@ -127,7 +127,7 @@ def test_a_run_with_a_deadline_ends_in_time_with_an_averaged_head(deadline, tmp_
 
 def test_the_rate_ends_with_a_deadline_within_the_only_epoch(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
-    monkeypatch.setattr("elastic_trainer.trainer.FOLLOWED_STEPS", 2)
+    monkeypatch.setattr("elastic_trainer.trainer.DEADLINE_CHECK_STEPS", 2)
     summary = run_with_deadline(tmp_path, 5.5, epochs=1)
     assert (summary["steps"], summary["planned_steps"]) == (5, 6)
     [row] = rows_of(tmp_path / "metrics.csv")

@@ -40,7 +40,7 @@ def test_measuring_importance_restores_all_variables(batches, name, small_model,
     assert any("seed" in v.path for v in everything)
     before = values(everything)
     evaluator = ImportanceEvaluator(ImageClassification(small_model), BATCH)
-    evaluator(optimizer, small_data.importance_batches(0, batches))
+    evaluator.importance(optimizer, small_data.importance_batches(0, batches))
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     [batch] = small_data.importance_batches(1)
@@ -74,7 +74,7 @@ def test_magnitude_importances_are_normalised_sums_of_magnitudes(evaluator, of, 
     [batch] = small_data.importance_batches(0)
     everything = [*small_model.variables, *optimizer.variables]
     before = values(everything)
-    measured = evaluator(ImageClassification(small_model), BATCH)(optimizer, [batch])
+    measured = evaluator(ImageClassification(small_model), BATCH).importance(optimizer, [batch])
     for variable, old in zip(everything, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     expected = values(small_model.trainable_variables)

@@ -8,18 +8,20 @@ from small_runs import elastic_run
 import train
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection import schemes
 from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
     MAX_CARRY_OVER,
     Progress,
+    feature_misses,
     gradient_pass_steps,
+    make_budget,
 )
+from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
-from elastic_trainer.selection.schemes import ElasticScheme, feature_misses, make_budget
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.training.features import Features
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
 
@@ -72,17 +74,17 @@ def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
         np.testing.assert_array_equal(with_passes, without)
 
 
-def elastic_scheme(settings, selector=(), **times):
+def elastic_scheme(settings, selector=(), kind=ElasticScheme, caches=True, **times):
     """An elastic scheme of the small network with a table of equal times, its budget, and a state to select for."""
     model = make_small_model()
     data = make_small_data()
-    table = make_table(model, **times)
-    budget = make_budget(model, data, settings, table)
+    budget = make_budget(model, data, settings, make_table(model, **times))
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
     task = ImageClassification(model)
-    scheme = ElasticScheme(task, data, settings, budget, *selector)
-    return scheme, budget, TrainState(task, optimizer, data.batch_size)
+    features = Features(data) if caches else None
+    scheme = kind(task, data, settings, budget, *selector)
+    return scheme, budget, TrainState(task, optimizer, data.batch_size, features=features)
 
 
 def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeypatch):
@@ -94,7 +96,8 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     assert first.uses_features and budget._making_ms == pytest.approx(making_ms)
     assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, 0.0))
     assert first.predicted_step_ms + making_ms <= first.budget_step_ms + 1e-9
-    monkeypatch.setattr(scheme, "_evaluator", lambda *_: first.mask.astype(float))  # the same tensors matter again
+    again = first.mask.astype(float)  # the same tensors matter
+    monkeypatch.setattr(ImportanceEvaluator, "importance", lambda *_: again)
     cached = Progress(step=60, total_steps=240, features_possible=True, feature_steps=60)
     kept = scheme.select(cached, state)
     assert (kept.mask == first.mask).all() and kept.uses_features and budget._making_ms == 0
@@ -104,19 +107,22 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     assert not none.uses_features and budget._making_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
-def test_a_selection_that_is_repeated_without_features_has_the_same_budget():
-    """The latest steps are compared with what they trained, not with the selection that is given up."""
+def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_without(monkeypatch):
+    """The latest steps are compared once with what they trained, not with the selection that is given up."""
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
-    scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
-    scheme.select(Progress(total_steps=240), state)
-    step_ms, slowdowns = [1.1 * budget.table.predict_ms(head_mask(state.model))] * 20, [1.0] * 5
-    now = Progress(step=60, total_steps=240, features_possible=True, step_ms=step_ms, slowdowns=slowdowns)
-    given_up = scheme.select(now, state)
-    repeated = scheme.select(now._replace(features_possible=False), state)
-    assert given_up.uses_features and not repeated.uses_features
-    assert (repeated.rho, repeated.correction) == (given_up.rho, given_up.correction)
-    assert repeated.correction == budget.correction != 1.0
-    np.testing.assert_array_equal(repeated.importance, given_up.importance)
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: 1.0)
+    found = []
+    for possible in (True, False):
+        scheme, budget, state = elastic_scheme(settings, caches=False, t_fw_ms=1.0, constant_ms=1.0)
+        scheme.select(Progress(total_steps=240), state)
+        step_ms, slowdowns = [1.1 * budget.table.predict_ms(head_mask(state.model))] * 20, [1.0] * 5
+        now = Progress(step=60, total_steps=240, features_possible=possible, step_ms=step_ms, slowdowns=slowdowns)
+        found.append((scheme.select(now, state), budget.correction))
+    (repeated, correction), (without, expected) = found
+    assert not repeated.uses_features and correction == expected != 1.0
+    assert (repeated.rho, repeated.correction) == (without.rho, without.correction)
+    np.testing.assert_array_equal(repeated.importance, without.importance)
+    np.testing.assert_array_equal(repeated.mask, without.mask)
 
 
 @pytest.mark.parametrize("importance", [NoImportance, Random])
@@ -147,24 +153,22 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
 
 def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
     """Features turn out not to be possible: what was selected with them was never trained, so it is not kept."""
-    settings = Settings(num_epochs=40, interval=10, rho=0.6)
-    scheme, budget, state = elastic_scheme(
-        settings, t_fw_ms=1.0, constant_ms=1.0, selector=(NoImportance, select_upper_part)
-    )
-    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     compared = []
 
-    def keep_if_close(table, plan, present, *_):
-        compared.append(present)
-        return plan
+    class Recording(ElasticScheme):
+        def keep(self, best, current, progress, allowance):
+            compared.append((best, current))
+            return best
 
-    monkeypatch.setattr(schemes, "keep_if_close", keep_if_close)
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    selector = (NoImportance, select_upper_part)
+    scheme, budget, state = elastic_scheme(settings, selector, Recording, False, t_fw_ms=1.0, constant_ms=1.0)
+    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     first = scheme.select(Progress(total_steps=240), state)
     now = Progress(step=60, total_steps=240, features_possible=True, step_ms=[1.0] * 20, slowdowns=[1.0] * 5)
-    given_up = scheme.select(now, state)
-    scheme.select(now._replace(features_possible=False), state)
-    assert len(compared) == 2 and (given_up.mask != first.mask).any()
-    for present in compared:
+    scheme.select(now, state)
+    assert len(compared) == 2 and compared[0][0].uses_features and (compared[0][0].mask != first.mask).any()
+    for _, present in compared:
         np.testing.assert_array_equal(present, first.mask)
 
 

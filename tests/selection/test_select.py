@@ -8,7 +8,7 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.select import LONGER, SHORTER, keep_if_close, select_tensors, select_upper_part
+from elastic_trainer.selection.select import OVERRUN, SHORTFALL, keep_if_close, select_tensors, select_upper_part
 from elastic_trainer.timing.fit import Fit
 
 MISSES = [1.0, 0.0, 0.3, 2.0]
@@ -121,7 +121,7 @@ def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_m
         present[table.positions[: 1 + list(table.positions).index(position)]] = True
         less, beyond = table.predict_ms(best.mask) - table.predict_ms(present), table.predict_ms(present) - budget_ms
         found = keep_if_close(table, best, present, 1.0)
-        is_close = less <= SHORTER * budget_ms and beyond <= LONGER * budget_ms
+        is_close = less <= SHORTFALL * budget_ms and beyond <= OVERRUN * budget_ms
         np.testing.assert_array_equal(found.mask, present if is_close else best.mask)
         assert found.budget_ms == best.budget_ms
         assert found.step_ms == pytest.approx(table.predict_ms(found.mask))

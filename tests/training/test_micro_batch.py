@@ -220,7 +220,7 @@ def test_the_pass_over_a_part_counts_for_the_whole_batch(monkeypatch):
     monkeypatch.setattr("elastic_trainer.selection.importance.measure_ms", lambda runs, rounds: np.full((1, 1), 5.0))
     model, examples = small_network(), data()
     evaluator = ImportanceEvaluator(CompiledTask(model, *examples.specs), BATCH)
-    evaluator.limit_rows(4)
+    evaluator.set_micro_batch(4)
     assert evaluator.pass_ms(next(examples.train(0))) == 20.0
 
 

@@ -167,7 +167,7 @@ def first_mask(
         UserError: it trains without steps, or changes the network.
     """
     entry, task = SCHEMES[train_type], ImageClassification(model)
-    if entry.is_closed_form or entry.changes_network:
+    if not entry.takes("micro_batch"):  # as a board trains
         raise UserError(f"--export train_tflite: cannot be combined with --train_type {train_type}; give another")
     scheme = entry.make(SchemeContext(task, data, settings, budget))
     trainer = Trainer(task, data, scheme, settings)

@@ -137,8 +137,12 @@ class RoundScheme(Scheme):
         rho = 1e3 * self._clock.left / (self.setup.data.steps_per_epoch * full_ms)
         rho = min(max(rho, smallest_rho(self.table, self.head)), 1.0)
         self._limit_memory(state)
-        plan = self.choose(rho, state)
-        self._mask, self.step_ms = plan.mask, plan.step_ms
+        while True:
+            plan = self.choose(rho, state)
+            self._mask, self.step_ms = plan.mask, plan.step_ms
+            state.adopt(plan.mask, plan.uses_features)
+            if not self._shrink(state.excess_mb):
+                break
         return Selection(
             plan.mask,
             predicted_step_ms=plan.step_ms * self._clock.slower,
@@ -165,8 +169,9 @@ class RoundScheme(Scheme):
             rows = part_rows(self.setup.data.full_batch, self.setup.settings.micro_batch)
             self._room_mb = selection_room_mb(state.memory, self.table, self.head, rows, state.parts, state.can_split)
 
-    def take_less(self, excess_mb: float) -> bool:
-        if self.table.memory is None or self._mask is None or (self._mask == self.head).all():
+    def _shrink(self, excess_mb: float) -> bool:
+        """Whether another selection can take less memory than the latest, whose step exceeds it; then less is allowed."""
+        if excess_mb <= 0 or self.table.memory is None or self._mask is None or (self._mask == self.head).all():
             return False
         now_mb, head_mb = min(self._room_mb, self.table.predict_mb(self._mask)), self.table.predict_mb(self.head)
         self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off

@@ -8,6 +8,7 @@ SCHEMES.add(
         Lazy("elastic_trainer.extensions.pruning.scheme:prunetrain"),
         "PruneTrain",
         "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
-        changes_network=True,
+        ignores=("recipe",),
+        excludes=("micro_batch", "mixed_precision"),
     ),
 )

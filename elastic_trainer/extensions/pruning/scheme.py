@@ -53,10 +53,11 @@ from elastic_trainer.extensions.pruning.channel_groups import ChannelGroups
 from elastic_trainer.extensions.pruning.dead_channels import ChannelContributions, median_contribution
 from elastic_trainer.extensions.pruning.group_lasso import group_lasso
 from elastic_trainer.extensions.pruning.rebuild import check_rebuildable, rebuild_network
+from elastic_trainer.networks.saved_model import check_saving
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.task import classification_loss
+from elastic_trainer.task import CompiledTask, classification_loss
 from elastic_trainer.training.state import TrainState
 
 SPREAD_IMAGES = 64  # training images over which the standard deviation of each channel is measured
@@ -110,7 +111,6 @@ class PruneTrainScheme(Scheme):
         self._lambda = ratio / (1 - ratio) * loss / float(group_lasso(model))
 
     def is_due(self, step: int) -> bool:
-        """See `Scheme.is_due`."""
         return step % (self._interval * self._data.steps_per_epoch) == 0
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
@@ -124,7 +124,6 @@ class PruneTrainScheme(Scheme):
         return Selection(everything, epoch=epoch)
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
-        """See `Scheme.resume`."""
         state.replace(*self.restore(record, state.model, state.optimizer))
 
     def penalty(self, model: keras.Model) -> tf.Tensor:
@@ -206,5 +205,13 @@ class PruneTrainScheme(Scheme):
 
 
 def prunetrain(context: SchemeContext) -> Scheme:
-    """PruneTrain for a run."""
+    """PruneTrain for a run.
+
+    Raises:
+        UserError: its network cannot be replaced by a smaller one, or be loaded again if it is saved.
+    """
+    if isinstance(context.task, CompiledTask):
+        raise UserError("prunetrain: replaces the network while it trains, which a compiled model does not allow")
+    if context.settings.save_model:
+        check_saving(context.task.model, "--train_type prunetrain", changes_shape=True)
     return PruneTrainScheme(context.task.model, context.data)

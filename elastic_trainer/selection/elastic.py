@@ -1,0 +1,259 @@
+"""Elastic training: the paper's method. `ElasticScheme.select` is all of it on one page."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.registry import IMPORTANCES
+from elastic_trainer.selection.budget import (
+    GRADIENT_PASSES,
+    Allowance,
+    Progress,
+    TimeBudget,
+    feature_misses,
+    gradient_pass_steps,
+)
+from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
+from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import Scheme, SchemeContext
+from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_head, select_tensors
+from elastic_trainer.settings import Settings
+from elastic_trainer.task import Task
+from elastic_trainer.training.state import TrainState
+
+
+class ElasticScheme(Scheme):
+    """The most important tensors that fit into the time budget, measured again every `settings.interval` epochs.
+
+    A subclass may override `keep`, the rule by which the current selection stays, and `plan`, when selections are due.
+
+    Args:
+        task: what is trained.
+        data: gives the batches that importance is measured on.
+        settings: of the run.
+        budget: what a selection may cost, see `make_budget`.
+        importance: makes the Tensor Importance Evaluator, from the network and the batch size.
+        select: the Tensor Selector, with the arguments of `select_tensors`.
+
+    Attributes:
+        data, settings, budget: as given.
+        table: the timing table of the budget.
+        head: bool [N] over `model.trainable_variables`, what always trains.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: ShuffledData,
+        settings: Settings,
+        budget: TimeBudget,
+        importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
+        select: Callable[..., Plan] = select_tensors,
+    ) -> None:
+        self.data, self.settings, self.budget, self.table = data, settings, budget, budget.table
+        self.head, self.peaks = head_mask(task.model), budget.table.peaks
+        self._evaluator, self._select_tensors = importance(task, data.batch_size), select
+        self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
+        if self._rows < data.full_batch:
+            self._evaluator.set_micro_batch(self._rows)
+        self._room_mb, self._measuring_mb = math.inf, 0.0
+        self._is_limited, self._passes_fit = False, True
+        self.plan(Schedule.of(settings, data.steps_per_epoch))
+
+    def select(self, progress: Progress, state: TrainState) -> Selection:
+        """The paper on one page: which tensors train from this step on, and the step that trains them.
+
+        It looks for the mask M that maximises M·I subject to T_forward + M·t_dw + f(M)·t_dy <= ρ·T_full, where f(M)
+        marks all tensors from the output down to the deepest selected one. The times t are those of the timing table
+        (`timing.profiling`; paper, section 4).
+        """
+        self._limit_memory(state)
+        seconds = dict.fromkeys(("importance", "solve", "trace"), 0.0)
+        with _timed(seconds, "importance"):
+            # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
+            # optimizer would make, and the gradient g after it.
+            batches = self.data.importance_batches(self._due[progress.step], self.settings.importance_batches)
+            importance = self._evaluator.importance(state.optimizer, batches)
+            # The budget (section 5): ρ·T_full. It is corrected by how slow the device is now, and by how long the
+            # latest steps took: `RhoBudget.allow`, or `DeadlineBudget.allow`.
+            allowance = self.budget.allow(self._with_speed(progress, batches[0]))
+        while True:
+            with _timed(seconds, "solve"):
+                # The solver (section 5.2): `select_tensors` puts the problem to `selection_solver_DP.solve`.
+                limits = self._limits(progress)
+                plan = self._select_tensors(self.table, importance, self.head, allowance.table_rho, *limits)
+                plan = self._kept(plan, progress, allowance)
+            with _timed(seconds, "trace"):
+                # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
+                # that none of them needs.
+                state.adopt(plan.mask, plan.uses_features)
+            # Beyond the paper: solve again if cached features were counted on and are not possible, or memory is short.
+            if not (plan.uses_features and state.features.split is None) and not self._shrink(plan, state):
+                break
+            possible = state.features.are_possible
+            steps = progress.feature_steps if possible else 0
+            progress = progress._replace(features_possible=possible, feature_steps=steps)
+        self.budget.adopt(plan)
+        return self._selection(plan, allowance, progress, seconds, state)
+
+    def keep(self, best: Plan, current: np.ndarray, progress: Progress, allowance: Allowance) -> Plan:
+        """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.
+
+        By default it stays if it is about as good, since another one has to be compiled.
+        """
+        misses, steps = 1.0, self._steps(progress)
+        if progress.features_possible:
+            misses = feature_misses(self.data, steps, progress.feature_steps)
+        seconds = (progress.selection_seconds or 0.0) / allowance.slowdown
+        changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
+        return keep_if_close(self.table, best, current, misses, changing_ms)
+
+    def plan(self, schedule: Schedule) -> None:
+        self.select_before(schedule.selection_steps(self.settings.interval), schedule.total_steps)
+
+    def select_before(self, steps: Sequence[int], end: int) -> None:
+        """Select before these steps from now on; what is selected last trains until step `end`."""
+        self._due = {step: index for index, step in enumerate(steps)}
+        self._ends = [*steps, end]
+        # Gradient passes must be compiled. That pays where later selections use what they measure.
+        is_used = len(steps) > 1 or self._evaluator.reads_gradients
+        self._measures_speed = self._passes_fit and self.settings.correct_budget and is_used
+        self._pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
+
+    def is_due(self, step: int) -> bool:
+        return step in self._due
+
+    def slowdown(self, step: int, batch: Batch) -> float | None:
+        return self._measured_slowdown(batch) if step in self._pass_steps else None
+
+    def is_out_of_time(self, progress: Progress) -> bool:
+        return self.budget.is_out_of_time(progress, self.is_due(progress.step))
+
+    def fitting_steps(self, progress: Progress) -> int | None:
+        return self.budget.fitting_steps(progress)
+
+    def to_record(self) -> dict[str, Any]:
+        return {"table": self.table.digest(), "budget": self.budget.to_record()}
+
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
+        self._limit_memory(state)
+        if record["table"] != self.table.digest():
+            print("the timing table has changed since the checkpoint: selections from now on follow the new one")
+            self._has_new_table = True  # slowdowns until then were relative to the old one
+        if selection is not None:
+            self.budget.resume(record["budget"], selection.mask)
+
+    def _steps(self, progress: Progress) -> int:
+        """How many steps train what is selected now."""
+        return self._ends[self._due[progress.step] + 1] - progress.step
+
+    def _with_speed(self, progress: Progress, batch: Batch) -> Progress:
+        """`progress` with gradient passes on `batch` if none were measured, or without any if speed is not measured."""
+        if not self._measures_speed:
+            return progress._replace(step_ms=())
+        if progress.slowdowns and not self._has_new_table:
+            return progress
+        self._has_new_table = False
+        return progress._replace(slowdowns=[self._measured_slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
+
+    def _measured_slowdown(self, batch: Batch) -> float:
+        return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
+
+    def _limits(self, progress: Progress) -> tuple[Any, ...]:
+        """The further arguments of the Tensor Selector."""
+        misses = feature_misses(self.data, self._steps(progress)) if progress.features_possible else 1.0
+        limits = self.settings.time_resolution, misses
+        if self._room_mb == math.inf:
+            return limits
+        return *limits, self._room_mb, feature_batches(self.data, self.settings)
+
+    def _kept(self, best: Plan, progress: Progress, allowance: Allowance) -> Plan:
+        """`best`, or the current selection by `keep`, unless it takes too much memory."""
+        current = self.budget.mask
+        if current is None or (self._room_mb < math.inf and self.table.predict_mb(current) > self._room_mb):
+            return best
+        return self.keep(best, current, progress, allowance)
+
+    def _selection(
+        self, plan: Plan, allowance: Allowance, progress: Progress, seconds: dict[str, float], state: TrainState
+    ) -> Selection:
+        """`plan` in wall time."""
+        return Selection(
+            plan.mask,
+            plan.importance,
+            predicted_step_ms=plan.step_ms * allowance.slowdown * allowance.correction,
+            budget_step_ms=allowance.rho * allowance.full_step_ms,
+            uses_features=plan.uses_features,
+            epoch=progress.step / progress.steps_per_epoch,
+            rho=allowance.rho,
+            slowdown=allowance.slowdown,
+            correction=allowance.correction,
+            memory_mb=state.memory.needed_mb(self._measuring_mb) if self._measuring_mb else None,
+            seconds=seconds,
+        )
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _limit_memory(self, state: TrainState) -> None:
+        """Keep selections, and the gradients of all tensors, within the memory that the process may take; once.
+
+        Raises:
+            UserError: training the head alone takes more, or measuring importance on one example at a time.
+        """
+        table, memory, size = self.table, state.memory, self._rows * state.parts
+        if self._is_limited or memory.total_mb == math.inf or not (memory.has_limit or table.memory):
+            return
+        self._is_limited = True
+        self._room_mb = selection_room_mb(memory, table, self.head, self._rows, state.parts, state.can_split)
+        if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
+            return
+        rows, needed_mb = fitting_rows(table, self._rows, self._room_mb)
+        if rows < self._rows or needed_mb > self._room_mb:
+            self._evaluator.set_micro_batch(rows)  # a pass over all tensors that measures the speed does not fit
+            self._passes_fit = self._measures_speed = False
+            self._pass_steps = set()
+            if not self._evaluator.reads_gradients:
+                return
+            if needed_mb > self._room_mb:
+                others = ["--train_type elastic_training_upper_part, which measures none"]
+                what = "measuring importance, even with one image at a time,"
+                raise memory.refuse(what, lambda *_: needed_mb, size, others=others)
+        self._measuring_mb = needed_mb
+
+    def _shrink(self, plan: Plan, state: TrainState) -> bool:
+        """Whether another selection can take less memory than `plan`, whose step exceeds it; then less is allowed."""
+        excess_mb, table = state.excess_mb, self.table
+        if excess_mb <= 0 or table.memory is None or (plan.mask == self.head).all():
+            return False
+        now_mb, head_mb = min(self._room_mb, table.predict_mb(plan.mask)), table.predict_mb(self.head)
+        self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
+        if self._room_mb < head_mb + 1:
+            self._select_tensors = select_head
+        return True
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Add what this block takes to `seconds[part]`."""
+    start = time.perf_counter()
+    yield
+    seconds[part] += time.perf_counter() - start
+
+
+def elastic_scheme(
+    context: SchemeContext, importance: str | None = "gain", select: Callable[..., Plan] = select_tensors
+) -> Scheme:
+    """Elastic training by an importance of `registry.IMPORTANCES`, or by none, see `ElasticScheme`."""
+    task, data, settings, budget = context
+    assert budget is not None, "elastic training needs a time budget"
+    evaluator = NoImportance if importance is None else IMPORTANCES[importance].make
+    return ElasticScheme(task, data, settings, budget, evaluator, select)
