@@ -87,7 +87,7 @@ class Task:
         """What is reported besides the loss: scalars by name."""
         return {}
 
-    def why_not_in_parts(self) -> str | None:
+    def micro_batch_obstacle(self) -> str | None:
         """Why the loss of a batch is not the mean of those of equal parts, in words; None if it is."""
         return None
 
@@ -174,7 +174,7 @@ class CompiledTask(Task):
         self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
         return self.model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
 
-    def why_not_in_parts(self) -> str | None:
+    def micro_batch_obstacle(self) -> str | None:
         means = ("sum_over_batch_size", "mean", "auto")
         others = [getattr(loss, "reduction", "mean") for loss in tf.nest.flatten(self.model.loss)]
         if any(other not in means for other in others):

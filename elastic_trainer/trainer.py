@@ -26,7 +26,7 @@ from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
-from elastic_trainer.runs.listener import Listeners
+from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.budget import feature_misses, make_budget
 from elastic_trainer.selection.schedule import Schedule
@@ -37,7 +37,7 @@ from elastic_trainer.task import CompiledTask, Task, task_of
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.profiling import profile_compiled
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import end_schedule_at, optimizer_of
 from elastic_trainer.training.state import StepResult, TrainState, not_finite
 
@@ -98,7 +98,7 @@ class Trainer:
             optimizer.build(task.model.trainable_variables)
         features = None
         if settings.feature_cache != "off":
-            features = Features(data, in_float16=settings.feature_cache == "float16")
+            features = FeatureCache(data, in_float16=settings.feature_cache == "float16")
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
@@ -108,7 +108,7 @@ class Trainer:
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].takes("micro_batch")
         self.history = History()
         self.allows_infinite_loss = False
-        self._listeners, self._has_begun = Listeners(listeners), False
+        self._listeners, self._has_begun = [*listeners], False
         self._counted, self._step_flops = 0, 0.0  # of which compiled step
 
     @property
@@ -130,11 +130,10 @@ class Trainer:
         Raises:
             UserError: the loss is no longer a finite number.
         """
-        history, training = self.history, self.training
+        history = self.history
         with frozen_gc():
             if not self._has_begun:
-                self._has_begun, training.model.stop_training = True, False
-                self._listeners.begin(self)
+                self._begin()
             while not self.is_finished and (until_step is None or history.step < until_step):
                 epoch, (start, end) = len(history.epochs), self.schedule.steps_of(len(history.epochs))
                 if not history.results:
@@ -152,7 +151,7 @@ class Trainer:
                     self._end_epoch()
             if not self.is_finished:
                 return None
-            self._listeners.notify("on_train_end", self._last_results())
+            self._notify("on_train_end", self._last_results())
             return self.results()
 
     @property
@@ -174,9 +173,28 @@ class Trainer:
         }
         return {**run_results(self.history, self._planned.total_steps, self.task.score), **found}
 
+    def _begin(self) -> None:
+        """Pass the trainer and the model to the listeners."""
+        model, steps = self.training.model, self.data.steps_per_epoch
+        self._has_begun, model.stop_training = True, False
+        has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
+        if has_callbacks and getattr(model, "optimizer", None) is None:
+            model.optimizer = self.training.optimizer  # Keras callbacks use it
+        self._notify("set_params", {"epochs": self.schedule.epochs, "steps": steps, "verbose": 0})
+        self._notify("set_model", model)
+        self._notify("set_trainer", self)
+        self._notify("on_train_begin")
+
+    def _notify(self, hook: str, *values: Any) -> None:
+        """Call a hook of every listener that has it."""
+        for listener in self._listeners:
+            method = getattr(listener, hook, None)
+            if method is not None:
+                method(*values)
+
     def _begin_epoch(self, epoch: int) -> None:
         self.task.reset()
-        self._listeners.notify("on_epoch_begin", epoch)
+        self._notify("on_epoch_begin", epoch)
 
     def _is_ended(self) -> bool:
         """Whether the latest step was the last: by a listener, or by the schedule, which a deadline may shorten."""
@@ -189,7 +207,7 @@ class Trainer:
     def step(self, batch: Batch) -> StepResult:
         """Select if that is due, then train on one batch."""
         history, number = self.history, self.history.step
-        self._listeners.notify("on_train_batch_begin", number)
+        self._notify("on_train_batch_begin", number)
         if self.scheme.is_due(number):
             with history.clocks.running("selection"):
                 self._select()
@@ -207,7 +225,7 @@ class Trainer:
         if is_full:
             with history.clocks.running("selection"):
                 history.record_slowdown(self.scheme.slowdown(history.step, batch))
-        self._listeners.notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
+        self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
 
     def plan(self, steps_per_epoch: int) -> None:
@@ -227,12 +245,12 @@ class Trainer:
     def _select(self) -> None:
         """Make the selection that is due, and train it from now on."""
         history, training, model = self.history, self.training, self.training.model
-        self._listeners.notify("on_selection_begin", history.step)
+        self._notify("on_selection_begin", history.step)
         progress = history.progress(self.schedule, features_possible=training.features.are_possible)
         selection = self.scheme.select(progress, training)
         if training.model is not model:
             training.model.stop_training = False
-            self._listeners.notify("set_model", training.model)
+            self._notify("set_model", training.model)
         start = time.perf_counter()
         self._adopt(selection)
         selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
@@ -241,7 +259,7 @@ class Trainer:
         if training.predicted_mb is not None:
             selection.memory_mb = max(training.predicted_mb, selection.memory_mb or 0.0)
         history.record_selection(selection, self._step_flops)
-        self._listeners.notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
+        self._notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
 
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
@@ -269,7 +287,7 @@ class Trainer:
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         if is_due:
             history.validation_seconds.append(time.perf_counter() - start)
-        self._listeners.notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
+        self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
         if is_due:
             history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
         history.is_stopped |= bool(self.training.model.stop_training)
@@ -303,14 +321,14 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
-            self._listeners.notify("on_test_begin")
+            self._notify("on_test_begin")
             results = self.training.evaluation(self.data.test(), self._between_batches)
-            self._listeners.notify("on_test_end", results)
+            self._notify("on_test_end", results)
         return results
 
     def _between_batches(self) -> None:
         """A run can be stopped here."""
-        self._listeners.notify("on_test_batch_begin", 0)
+        self._notify("on_test_batch_begin", 0)
 
     def _last_results(self) -> dict[str, Any]:
         """Of the latest epoch, under Keras' names."""

@@ -5,7 +5,6 @@ A Keras callback is a listener, too. It lacks the hooks of selections and does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -32,28 +31,3 @@ class Listener(keras.callbacks.Callback):
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """From step `step` on, `trainer.history.selection` is trained."""
-
-
-class Listeners:
-    """All listeners of a run, in the order in which they are called."""
-
-    def __init__(self, listeners: Iterable[Any]) -> None:
-        self._listeners = [*listeners]
-
-    def begin(self, trainer: Trainer) -> None:
-        """Pass the trainer and the model to the listeners, and call `on_train_begin`."""
-        model, steps = trainer.training.model, trainer.data.steps_per_epoch
-        has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
-        if has_callbacks and getattr(model, "optimizer", None) is None:
-            model.optimizer = trainer.training.optimizer  # Keras callbacks use it
-        self.notify("set_params", {"epochs": trainer.schedule.epochs, "steps": steps, "verbose": 0})
-        self.notify("set_model", model)
-        self.notify("set_trainer", trainer)
-        self.notify("on_train_begin")
-
-    def notify(self, hook: str, *values: Any) -> None:
-        """Call a hook of every listener that has it."""
-        for listener in self._listeners:
-            method = getattr(listener, hook, None)
-            if method is not None:
-                method(*values)

@@ -24,7 +24,7 @@ from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
 from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.state import not_finite
-from elastic_trainer.training.step import AllGradients, one_replica, present
+from elastic_trainer.training.step import AllGradients, drop_missing, one_replica
 
 TRIAL_RATE = 1e-4  # the highest learning rate for which the paper measures importance
 
@@ -109,7 +109,7 @@ class ImportanceEvaluator:
             return [-current_rate(inner) * gradient for gradient in gradients]
         with restored([*variables, *optimizer.variables]) as before:
             with one_replica(optimizer):
-                inner.apply(*present(gradients, variables))
+                inner.apply(*drop_missing(gradients, variables))
             return [variable.value - before[id(variable)] for variable in variables]
 
     def _after_trial(

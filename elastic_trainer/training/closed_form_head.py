@@ -140,7 +140,7 @@ class ClosedFormStep:
     def __init__(self, task: Task, data: ShuffledData) -> None:
         self._task, self._data, self.graph = task, data, tf.Graph()
 
-    def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
+    def results(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Loss and measures of all training examples with the new head, and learning rate 0.
 
         Raises:

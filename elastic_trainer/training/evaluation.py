@@ -15,6 +15,7 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import Task
+from elastic_trainer.training.features import Features
 from elastic_trainer.training.prefix import SplitStep, find_cut
 from elastic_trainer.training.step import BatchFunction
 
@@ -29,8 +30,7 @@ class Evaluation:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._whole: BatchFunction | None = None
-        self._split: SplitStep | None = None
-        self._kept: list[list[tf.Tensor]] = []
+        self._features: Features | None = None
 
     def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> float:
         """Start from the features of the test examples from now on, if anything before `variables` is frozen.
@@ -49,15 +49,16 @@ class Evaluation:
         cut = find_cut(whole)
         if cut is None or not all(tensor.shape[1:].is_fully_defined() for tensor in cut.tensors):
             return 0.0
-        of_each = sum(tensor.dtype.size * int(np.prod(tensor.shape[1:])) for tensor in cut.tensors)
-        if count * of_each / 1e6 > room_mb:
+        kinds = [(tuple(tensor.shape[1:]), np.dtype(tensor.dtype.as_numpy_dtype)) for tensor in cut.tensors]
+        megabytes = Features.needed_mb(count, kinds)
+        if megabytes > room_mb:
             return 0.0
-        self._split = SplitStep(whole, cut)
-        return count * of_each / 1e6
+        self._features = Features(SplitStep(whole, cut), count, kinds)
+        return megabytes
 
     def drop_features(self) -> None:
         """Start from the examples themselves from now on."""
-        self._split, self._kept = None, []
+        self._features = None
 
     def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Loss and measures over all examples of `batches`, means unless the task has running results.
@@ -69,9 +70,9 @@ class Evaluation:
         self._task.reset()
         totals: dict[str, float] = {}
         count, measures = 0, dict[str, tf.Tensor]()
-        for index, batch in enumerate(batches):
+        for batch in batches:
             between()
-            loss, measures = self._results(index, batch)
+            loss, measures = self._results(count, batch)
             for name, value in {"loss": loss, **({} if self._task.is_running else measures)}.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
             count += len(batch)
@@ -81,15 +82,18 @@ class Evaluation:
         self._task.reset()
         return means
 
-    def _results(self, index: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        if self._split is None:
+    def _results(self, start: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Of a batch whose first example is the test example of number `start`."""
+        if self._features is None:
             results: tuple[tf.Tensor, dict[str, tf.Tensor]] = self._traced().results(
                 batch.inputs, batch.targets, batch.weights
             )
             return results
-        if index == len(self._kept):
-            self._kept.append(self._split.prefix(batch.inputs))
-        return self._split.results(self._kept[index], batch.targets, batch.weights)  # type: ignore[no-any-return]
+        numbers = np.arange(start, start + len(batch))
+        if self._features.missing(numbers):
+            self._features.make(numbers, batch.inputs)
+        values = self._features.read(numbers)
+        return self._features.split.results(values, batch.targets, batch.weights)  # type: ignore[no-any-return]
 
     def _traced(self) -> BatchFunction:
         task = self._task

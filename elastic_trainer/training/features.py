@@ -1,9 +1,7 @@
-"""Cached features: what the frozen prefix (`training.prefix`) returns for each training example, computed once.
+"""Cached features: what the frozen prefix (`training.prefix`) returns for each example, computed once.
 
-A step that trains the upper part of a network starts from them, and the forward pass below it costs nothing; the paper
-computes it in every step. One step has one cut, and another selection has other features. An example in one of its
-views has a key, a number. Missing features are computed for some later steps as well, since larger blocks of small
-examples take less time (docs/log/features.md).
+A step that trains the upper part of a network starts from them, and so does validation: the forward pass below costs
+nothing. The paper computes it in every step. Each step has one cut; a new selection needs new features.
 """
 
 from __future__ import annotations
@@ -20,40 +18,84 @@ from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structu
 from elastic_trainer.training.prefix import SplitStep, find_cut, random_operation
 from elastic_trainer.training.step import TrainStep
 
+Kinds = Sequence[tuple[tuple[int, ...], np.dtype]]  # shape and type of the features of one example, for each cut tensor
+
 
 class Features:
-    """The features of all training examples, in memory, for the step that trains now.
+    """The features of examples, in memory. An example, in one of its views, is a number.
+
+    Args:
+        split: returns them, and starts from them.
+        count: of numbers.
+        kinds: see `Kinds`.
+
+    Attributes:
+        split: as given.
+    """
+
+    def __init__(self, split: SplitStep, count: int, kinds: Kinds) -> None:
+        self.split = split
+        self._values = [np.empty((count, *shape), dtype) for shape, dtype in kinds]  # pages come as they are written
+        self._is_made = np.zeros(count, bool)
+
+    @staticmethod
+    def needed_mb(count: int, kinds: Kinds) -> float:
+        """MB that the features of `count` numbers take."""
+        return count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
+
+    def missing(self, numbers: np.ndarray) -> list[int]:
+        """Those of `numbers` that were not made."""
+        found: list[int] = numbers[~self._is_made[numbers]].tolist()
+        return found
+
+    def make(self, numbers: np.ndarray, inputs: Structure) -> None:
+        """Compute those of `numbers`, whose inputs are given. Raises `FloatingPointError` if one is too large."""
+        with np.errstate(over="raise"):
+            for values, made in zip(self._values, self.split.prefix(inputs), strict=True):
+                values[numbers] = made.numpy()
+        self._is_made[numbers] = True
+
+    def read(self, numbers: np.ndarray) -> list[tf.Tensor]:
+        """Those of `numbers`, which were made: [n, …] for each cut tensor."""
+        kept = zip(self._values, self.split.dtypes, strict=True)
+        return [tf.cast(tf.constant(values[numbers]), dtype) for values, dtype in kept]
+
+
+class FeatureCache:
+    """Decides whether the step that trains now starts from features of the training examples, and makes them.
+
+    Missing features are computed for some later steps as well, since larger blocks cost less per row
+    (docs/log/features.md).
 
     Args:
         data: the training examples; without them no features are ever kept.
         in_float16: round them to float16, which halves the memory.
 
     Attributes:
-        split: the step that starts from them; None while none are kept.
         megabytes: the most that they took so far.
+        kept_mb: what those kept now take, once all are made.
     """
 
     def __init__(self, data: ShuffledData | None = None, in_float16: bool = False) -> None:
         self._data, self._in_float16 = data, in_float16
         self._reported: set[str] = set()
-        self.split: SplitStep | None = None
-        self._kept: list[np.ndarray] = []
-        self.megabytes = 0.0
+        self._features: Features | None = None
+        self.megabytes = self.kept_mb = 0.0
+
+    @property
+    def split(self) -> SplitStep | None:
+        """The step that starts from the features; None while none are kept."""
+        return None if self._features is None else self._features.split
 
     @property
     def are_possible(self) -> bool:
         """Whether a step may get some: they were not found to be impossible."""
         return self._data is not None and self._data.view_count is not None and not self._reported
 
-    @property
-    def kept_mb(self) -> float:
-        """MB that those kept now take, once all are made."""
-        return sum(values.nbytes for values in self._kept) / 1e6
-
     def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
         """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
 
-        Why they are not possible is said once, also where they are not wanted.
+        The reason why they are not possible is reported once, also where they are not wanted.
         """
         self.drop()
         if self._data is None or self._reported:
@@ -77,35 +119,30 @@ class Features:
         self._views, count = data.view_count, data.train_count * data.view_count
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
-        self._pass_rows = max(data.max_rows, 1)
         kinds = _kinds(split, some, self._in_float16)
-        megabytes = count * sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in kinds) / 1e6
-        room_mb = max(min(data.room_mb, room_mb), 0.0)
+        megabytes, room_mb = Features.needed_mb(count, kinds), max(min(data.room_mb, room_mb), 0.0)
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
-        self._kept = [np.empty((count, *shape), dtype) for shape, dtype in kinds]  # pages come as they are written
-        self._is_made = np.zeros(count, bool)
-        self.split, self.megabytes = split, max(megabytes, self.megabytes)
+        self._features, self.kept_mb = Features(split, count, kinds), megabytes
+        self.megabytes = max(megabytes, self.megabytes)
 
     def prepare(self, batch: Batch) -> float:
-        """Compute the features of `batch` that are missing, and of so many upcoming examples that a block is full.
+        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block.
 
         Returns:
             Seconds that it took. If features can no longer be kept, which is reported, `split` is None afterwards.
         """
-        if self.split is None:
+        features, data = self._features, self._data
+        if features is None or data is None:
             return 0.0
         start = time.perf_counter()
-        missing = self._missing(batch.order)
+        missing = features.missing(self._numbers(batch.order))
         if missing:
-            wanted = [*dict.fromkeys([*missing, *self._missing(batch.upcoming)])]
-            keys = np.array(wanted[: max(self._block, len(missing))])
+            wanted = [*dict.fromkeys([*missing, *features.missing(self._numbers(batch.upcoming))])]
+            numbers, rows = np.array(wanted[: max(self._block, len(missing))]), max(data.max_rows, 1)
             try:
-                with np.errstate(over="raise"):
-                    for some in np.split(keys, range(self._pass_rows, len(keys), self._pass_rows)):
-                        for kept, value in zip(self._kept, self.split.prefix(self._inputs(some)), strict=True):
-                            kept[some] = value.numpy()
-                self._is_made[keys] = True
+                for some in np.split(numbers, range(rows, len(numbers), rows)):
+                    features.make(some, self._inputs(some))
             except FloatingPointError as error:
                 self._report(f"{error} in float16")
                 self.drop()
@@ -113,41 +150,34 @@ class Features:
 
     def read(self, order: Order) -> list[tf.Tensor]:
         """The features of examples that are prepared: [n, …] for each cut tensor."""
-        assert self.split is not None, "no features are kept"
-        keys = self._keys(order)
-        kept = zip(self._kept, self.split.dtypes, strict=True)
-        return [tf.cast(tf.constant(values[keys]), dtype) for values, dtype in kept]
+        assert self._features is not None, "no features are kept"
+        return self._features.read(self._numbers(order))
 
     def drop(self) -> None:
         """Keep none from now on."""
-        self.split, self._kept = None, []
+        self._features, self.kept_mb = None, 0.0
 
     def room_for_test(self) -> tuple[int, float]:
         """The number of test examples, and MB of memory that are left for their features."""
         assert self._data is not None, "no features are kept"
         return self._data.test_count, self._data.room_mb - self.megabytes
 
-    def _keys(self, order: Order) -> np.ndarray:
+    def _numbers(self, order: Order) -> np.ndarray:
         return order.rows * self._views + order.views
 
-    def _missing(self, order: Order) -> list[int]:
-        keys = self._keys(order)
-        missing: list[int] = keys[~self._is_made[keys]].tolist()
-        return missing
-
-    def _inputs(self, keys: np.ndarray) -> Structure:
+    def _inputs(self, numbers: np.ndarray) -> Structure:
         assert self._data is not None
-        return self._data.training_inputs(Order(keys // self._views, keys % self._views))
+        return self._data.training_inputs(Order(numbers // self._views, numbers % self._views))
 
     def _report(self, why: str) -> None:
-        """Say once why no features are kept."""
+        """Report once why no features are kept."""
         if why not in self._reported:
             self._reported.add(why)
             tqdm.write(f"feature cache disabled: {why}")
 
 
-def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Sequence[tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of the features of one example. Raises `ValueError` if they depend on others of its batch."""
+def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Kinds:
+    """The kinds of features of `inputs`. Raises `ValueError` if they depend on others of its batch."""
     others = tf.nest.map_structure(_with_others, inputs)
     count = len(tf.nest.flatten(inputs)[0])
     try:

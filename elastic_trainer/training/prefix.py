@@ -76,7 +76,7 @@ class SplitStep:
         return [tf.concat(values, axis=0)[:count] for values in zip(*parts, strict=True)]
 
     def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
-        """Train on one batch; returns loss, measures and learning rate once the device is done."""
+        """Train on one batch; loss, measures and learning rate once the device is done."""
         return as_floats(*self.results(features, targets, weights))
 
     def results(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> Any:

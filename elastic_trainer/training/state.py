@@ -19,10 +19,10 @@ from elastic_trainer.memory.step_memory import MemoryPeaks, training_mb, two_par
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.prefix import SplitStep
-from elastic_trainer.training.step import StepValues, TrainStep
+from elastic_trainer.training.step import StepValues, TrainStep, as_floats
 
 
 class StepResult(NamedTuple):
@@ -94,18 +94,18 @@ class TrainState:
         optimizer: keras.optimizers.Optimizer,
         batch_size: int | None,
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
-        features: Features | None = None,
+        features: FeatureCache | None = None,
         memory: MemoryBudget | None = None,
         rows: int | None = None,
         peaks: MemoryPeaks | None = None,
     ) -> None:
         self._batch_size, self._penalty, self._rows, self._peaks = batch_size, penalty, rows, peaks
         self.parts = (rows or 1) // batch_size if batch_size and rows else 1
-        why_not = task.why_not_in_parts()
+        why_not = task.micro_batch_obstacle()
         if self.parts > 1 and why_not is not None:
             raise UserError(f"--micro_batch: {why_not}; leave it out")
         self.can_split = batch_size is not None and why_not is None
-        self.features, self.memory = features or Features(), (memory or MemoryBudget()).started()
+        self.features, self.memory = features or FeatureCache(), (memory or MemoryBudget()).started()
         self.predicted_mb: float | None = None
         self._forward_mb = 0.0  # of the adopted step
         self.make_step: Callable[..., TrainStep] = self._make_step
@@ -213,20 +213,22 @@ class TrainState:
         start = time.perf_counter()
         if self.parts == 1:
             values = self.features.read(batch.order) if is_cached else inputs
-            loss, measures, rate = step(values, batch.targets, batch.weights)
+            loss, measures, rate = step.results(values, batch.targets, batch.weights)
         else:
             loss, measures, rate = self._train_in_parts(step, batch)
+        # These wait until the device finishes.
+        numbers = float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
-        return StepResult(loss, measures, rate, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
+        return StepResult(*numbers, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
 
-    def _train_in_parts(self, step: Callable[..., StepValues], batch: Batch) -> StepValues:
+    def _train_in_parts(self, step: TrainStep | ClosedFormStep | SplitStep, batch: Batch) -> StepValues:
         """One step whose gradients are added up over parts of the batch; loss and measures are those of all."""
         assert isinstance(self._step, TrainStep) and self._step.update is not None and self._batch_size is not None
         is_cached, results = self.features.split is not None, []
         for part in batch.parts(self._batch_size):
             values = self.features.read(part.order) if is_cached else part.inputs
-            results.append(step(values, part.targets, part.weights))
+            results.append(as_floats(*step.results(values, part.targets, part.weights)))
         self._step.update()
         losses, measured, rates = zip(*results, strict=True)
         measures = measured[-1]

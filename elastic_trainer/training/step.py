@@ -116,7 +116,7 @@ class TrainStep(BatchFunction):
                         sums.assign_add(tf.convert_to_tensor(gradient) / parts)
             else:
                 with one_replica(optimizer):
-                    optimizer.apply(*present(gradients, variables))
+                    optimizer.apply(*drop_missing(gradients, variables))
             return loss, task.measures(loss, inputs, targets, weights, outputs), rate
 
         super().__init__(step, task.signature(batch_size), variables)
@@ -146,7 +146,7 @@ def as_floats(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) 
     return float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
 
 
-def present(
+def drop_missing(
     gradients: Iterable[tf.Tensor | None], variables: Iterable[keras.Variable]
 ) -> tuple[list[tf.Tensor], list[keras.Variable]]:
     """The gradients that exist, and their variables: Keras' optimizers warn of others, or refuse them."""

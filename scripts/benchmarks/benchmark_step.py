@@ -93,7 +93,7 @@ def variants_of(
         wanted: of `VARIANTS`.
     """
     from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.features import Features
+    from elastic_trainer.training.features import FeatureCache
     from elastic_trainer.training.prefix import split_step
     from elastic_trainer.training.step import TrainStep
 
@@ -111,7 +111,7 @@ def variants_of(
     split = split_step(step) if {"prefix", "cached"} & {*wanted} else None
     if split is not None:
         runs["prefix"] = lambda: split(split.prefix(images), labels)
-        features = Features(data)
+        features = FeatureCache(data)
         features.adopt(step)
         if "cached" in wanted and features.split is not None:  # else an image's features depend on its batch
             features.prepare(batch)

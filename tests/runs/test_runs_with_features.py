@@ -12,7 +12,7 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 
 
 class Mirrored(InterruptingData):
@@ -28,13 +28,13 @@ class Mirrored(InterruptingData):
 def reads(monkeypatch):
     """How many images' features were read by each step."""
     steps: list[int] = []
-    read = Features.read
+    read = FeatureCache.read
 
     def counting(self, order):
         steps.append(len(order.rows))
         return read(self, order)
 
-    monkeypatch.setattr(Features, "read", counting)
+    monkeypatch.setattr(FeatureCache, "read", counting)
     return steps
 
 

@@ -51,7 +51,7 @@ class FakeTime:
             "elastic_trainer.runs.keeper",
         ):
             monkeypatch.setattr(f"{module}.time", self)
-        self.let_pass(monkeypatch, TrainStep, "__call__", [1.0])
+        self.let_pass(monkeypatch, TrainStep, "results", [1.0])
 
     def perf_counter(self):
         return self.now
@@ -156,7 +156,7 @@ def test_first_validation_is_planned_with_the_measured_slowdown(tmp_path, monkey
 
 
 def test_run_stopped_at_its_deadline_resumes_with_the_validation(tmp_path, monkeypatch):
-    FakeTime(monkeypatch).let_pass(monkeypatch, TrainStep, "__call__", [0.0] * 6 + [1.0])  # and 1 s as always
+    FakeTime(monkeypatch).let_pass(monkeypatch, TrainStep, "results", [0.0] * 6 + [1.0])  # and 1 s as always
     stop, is_out_of_time = StopSignals(), ElasticScheme.is_out_of_time
 
     def stop_if_out_of_time(scheme, progress):  # the signal comes when the time is over

@@ -21,7 +21,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportan
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
 
@@ -82,7 +82,7 @@ def elastic_scheme(settings, selector=(), kind=ElasticScheme, caches=True, **tim
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
     task = ImageClassification(model)
-    features = Features(data) if caches else None
+    features = FeatureCache(data) if caches else None
     scheme = kind(task, data, settings, budget, *selector)
     return scheme, budget, TrainState(task, optimizer, data.batch_size, features=features)
 
@@ -152,7 +152,7 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
 
 
 def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
-    """Features turn out not to be possible: what was selected with them was never trained, so it is not kept."""
+    """FeatureCache turn out not to be possible: what was selected with them was never trained, so it is not kept."""
     compared = []
 
     class Recording(ElasticScheme):

@@ -7,7 +7,7 @@ from small_networks import built_optimizer
 
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.state import TrainState
 
@@ -35,7 +35,7 @@ def upper_part(model, count):
 def test_validation_from_features_is_validation_from_examples_and_computes_them_once_a_selection(passes):
     model, data = make_small_model(), make_small_data()
     task = ImageClassification(model)
-    state = TrainState(task, built_optimizer("sgd", model), BATCH, features=Features(data))
+    state = TrainState(task, built_optimizer("sgd", model), BATCH, features=FeatureCache(data))
     for count in (2, 4, 4):
         state.adopt(upper_part(model, count), True)
         for batch in data.train(count):

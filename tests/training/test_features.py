@@ -8,7 +8,7 @@ from small_networks import built_optimizer, values
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.features import Features
+from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.state import TrainState
 
 layers = keras.layers
@@ -29,13 +29,13 @@ def head(model):
 def computed(monkeypatch):
     """Keys whose features were computed, in their order."""
     keys: list[int] = []
-    original = Features._inputs
+    original = FeatureCache._inputs
 
     def counting(self, wanted):
         keys.extend(wanted.tolist())
         return original(self, wanted)
 
-    monkeypatch.setattr(Features, "_inputs", counting)
+    monkeypatch.setattr(FeatureCache, "_inputs", counting)
     return keys
 
 
@@ -46,7 +46,9 @@ def train(state, data, epochs, mask, uses_features=True):
 
 
 def state_of(model, data, **more):
-    return TrainState(ImageClassification(model), built_optimizer("sgd", model), BATCH, features=Features(data, **more))
+    return TrainState(
+        ImageClassification(model), built_optimizer("sgd", model), BATCH, features=FeatureCache(data, **more)
+    )
 
 
 def test_training_from_features_is_training_from_images_and_computes_each_once(computed):
@@ -92,10 +94,9 @@ def test_features_are_made_for_the_same_tensors_once_they_are_asked_for():
     """A budget may find them worth it only later."""
     model, data = make_small_model(), images("none")
     state = state_of(model, data)
-    assert state.adopt(head(model), uses_features=False) and state.features.split is None
-    assert not state.adopt(head(model), uses_features=False)
-    assert state.adopt(head(model), uses_features=True) and state.features.split is not None
-    assert not state.adopt(head(model), uses_features=True)
+    for uses_features, compiled in ((False, 1), (False, 1), (True, 2), (True, 2)):
+        state.adopt(head(model), uses_features)
+        assert state.compiled == compiled and (state.features.split is not None) == uses_features
 
 
 def test_features_of_weights_that_were_restored_are_not_used():

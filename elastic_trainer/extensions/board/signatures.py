@@ -36,7 +36,7 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.optimizers import SGDW
 from elastic_trainer.training.prefix import find_cut
-from elastic_trainer.training.step import BatchFunction, TrainStep, present
+from elastic_trainer.training.step import BatchFunction, TrainStep, drop_missing
 
 
 class WeightedImages(ImageClassification):
@@ -106,7 +106,7 @@ class StepFunctions:
         batch = {name: self.features[name] for name in names[: len(self._cut)]}
         batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
         given = [*self._cut, *step.targets]
-        gradients, self._trained = present(step.gradients, step.variables)  # others stay as they are, as in `TrainStep`
+        gradients, self._trained = drop_missing(step.gradients, step.variables)
         with step.graph.as_default():
             self._results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, gradients)]
         self.random_tensors = random_tensors(step.graph, self._results, [tensor.name for tensor in given])
