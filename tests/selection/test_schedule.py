@@ -15,3 +15,8 @@ def test_interval_shorter_than_a_step_is_refused_and_the_shortest_named():
     smallest = float(str(caught.value).rsplit(" ", 1)[1])
     schedule = Schedule.of(Settings(num_epochs=2), data.steps_per_epoch)
     assert schedule.selection_steps(smallest)[:3] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, [*range(12)]), (0.4, [0, 3, 5, 8, 10])])
+def test_fractional_intervals_have_several_selections_an_epoch(interval, steps):
+    assert Schedule.of(Settings(num_epochs=2), 6).selection_steps(interval) == steps

@@ -47,9 +47,29 @@ def weights(trained):
     return [variable.numpy() for variable in trained.training.model.variables]
 
 
-def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head():
-    plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
-    results, plain_results = averaged.run(), plain.run()
+@pytest.fixture(scope="module")
+def plain():
+    """A run that keeps its trained head."""
+    found = trainer(replace(SETTINGS, average_head=False))
+    found.run()
+    return found
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    """The same run with the mean of both heads."""
+    found = trainer()
+    found.run()
+    return found
+
+
+def assert_same(one, other):
+    for first, second in zip(weights(one), weights(other), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head(plain, averaged):
+    results, plain_results = averaged.results(), plain.results()
     *below, kernel, bias = weights(averaged)
     *expected, trained_kernel, trained_bias = weights(plain)
     for one, other in zip(below, expected, strict=True):
@@ -67,31 +87,24 @@ def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head():
     assert plain_results["average_head_seconds"] is None
 
 
-def test_a_run_interrupted_in_its_last_validation_averages_once():
-    whole, first, second = trainer(), trainer(SETTINGS, StopsInTheLastValidation()), trainer()
-    whole.run()
+def test_a_run_interrupted_in_its_last_validation_averages_once(averaged):
+    first, second = trainer(SETTINGS, StopsInTheLastValidation()), trainer()
     with pytest.raises(Stopped):
         first.run()
     second.load(first.state())
     second.run()
-    for one, other in zip(weights(whole), weights(second), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(averaged, second)
 
 
-def test_a_run_stopped_while_it_averages_has_changed_nothing_and_averages_later():
-    whole, plain = trainer(), trainer(replace(SETTINGS, average_head=False))
-    whole.run()
-    plain.run()
+def test_a_run_stopped_while_it_averages_has_changed_nothing_and_averages_later(plain, averaged):
     first, second = trainer(SETTINGS, StopsInItsFirstPass()), trainer()
     with pytest.raises(Stopped):
         first.run()
     assert first.history.step == first.schedule.total_steps and first.history.average_head_seconds is None
-    for one, other in zip(weights(plain), weights(first), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(plain, first)
     second.load(first.state())
     second.run()
-    for one, other in zip(weights(whole), weights(second), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(averaged, second)
 
 
 def test_outputs_without_images_stay_as_trained():
@@ -117,16 +130,13 @@ def test_a_head_whose_scale_nothing_tells_is_not_averaged():
     plain.run()
     averaged.run()
     assert averaged.history.average_head_seconds is None
-    for one, other in zip(weights(plain), weights(averaged), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(plain, averaged)
 
 
-def test_without_the_memory_for_it_the_head_stays_as_it_is(capsys):
-    plain, averaged = trainer(replace(SETTINGS, average_head=False)), trainer()
-    plain.run()
-    averaged.run(until_step=1)
-    averaged.training.memory.limit_mb = 1.0
-    averaged.run()
+def test_without_the_memory_for_it_the_head_stays_as_it_is(plain, capsys):
+    short = trainer()
+    short.run(until_step=1)
+    short.training.memory.limit_mb = 1.0
+    short.run()
     assert re.search(r"no closed-form head: it takes \d+ MB, and 0 MB are left", capsys.readouterr().out)
-    for one, other in zip(weights(plain), weights(averaged), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(plain, short)
