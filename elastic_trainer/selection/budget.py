@@ -103,16 +103,17 @@ class Allowance(NamedTuple):
 
     Attributes:
         rho: step time over that of full training as it would run now; see `RhoBudget` for what is carried over.
-        table_rho: the same in table time, over the table's full step: rho / correction.
-        full_step_ms: full training's step as it would run now.
         slowdown, correction: see the module's header.
     """
 
     rho: float
-    table_rho: float
-    full_step_ms: float
     slowdown: float
-    correction: float
+    correction: float = 1.0
+
+    @property
+    def table_rho(self) -> float:
+        """`rho` in table time, over the table's full step."""
+        return self.rho / self.correction if self.rho < 1 else 1.0
 
 
 def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> float:
@@ -206,9 +207,7 @@ class RhoBudget(TimeBudget):
             took = min((self._step_ms + self._making_ms) * self.correction / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -MAX_CARRY_OVER), MAX_CARRY_OVER)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
-        table_rho = self._allowed / self.correction if self._allowed < 1 else 1.0
-        slowdown = latest_slowdown(progress)
-        return Allowance(self._allowed, table_rho, self.table.full_step_ms * slowdown, slowdown, self.correction)
+        return Allowance(self._allowed, latest_slowdown(progress), self.correction)
 
     def to_record(self) -> dict[str, float]:
         return {**super().to_record(), "allowed": self._allowed}
@@ -271,9 +270,8 @@ class DeadlineBudget(TimeBudget):
         if self._most_steps is not None:  # the largest rho that leaves time for an epoch; the length follows from it
             steps = min(steps, progress.steps_per_epoch)
         step_ms = 1e3 * left / max(steps, 1) - progress.overhead_ms
-        full_step_ms = self.table.full_step_ms * ratio
-        rho = min(max(step_ms / full_step_ms, self.smallest_rho), self._max_rho)
-        return Allowance(rho, rho, full_step_ms, ratio, correction=1.0)
+        rho = step_ms / (self.table.full_step_ms * ratio)
+        return Allowance(min(max(rho, self.smallest_rho), self._max_rho), ratio)
 
     def limit_rho(self, rho: float) -> None:
         """Use no more time than steps of `rho` take, unless the head alone takes more."""

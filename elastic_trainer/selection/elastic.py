@@ -191,7 +191,7 @@ class ElasticScheme(Scheme):
             plan.mask,
             plan.importance,
             predicted_step_ms=plan.step_ms * allowance.slowdown * allowance.correction,
-            budget_step_ms=allowance.rho * allowance.full_step_ms,
+            budget_step_ms=allowance.rho * self.table.full_step_ms * allowance.slowdown,
             uses_features=plan.uses_features,
             epoch=progress.step / progress.steps_per_epoch,
             rho=allowance.rho,

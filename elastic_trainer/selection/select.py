@@ -113,7 +113,7 @@ def select_tensors(
         time_resolution: T_q, see `selection_solver_DP.solve`.
         misses: of cached features, see `timing.forward_costs`; making them is part of the step time.
         room_mb: memory that training may take; the head is selected even if it takes more.
-        kept_batches: of so many batches features are kept, see `TimingTable.predict_mb`.
+        kept_batches: number of batches whose features are kept, see `TimingTable.predict_mb`.
 
     Raises:
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.

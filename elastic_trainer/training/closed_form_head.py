@@ -157,7 +157,7 @@ class ClosedFormStep:
 
 
 def fitting_mb(count: int, features: int) -> float:
-    """MB that fitting a head to so many images and features takes, beside the forward pass."""
+    """MB that fitting a head to `count` images of `features` takes, beside the forward pass."""
     return 4 * (3.5 * count * features + 8 * features**2) / 1e6  # float32: features and copies; covariance and copies
 
 

@@ -59,7 +59,8 @@ class SplitStep:
 
         self._rows = None
         self._prefix = _traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
-        if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):  # the number is part of a shape
+        # The batch size may be baked into a shape.
+        if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):
             self._rows = step.inputs[0].shape[0]
             self._prefix = _traced(prefix, _specs(step.inputs))
         self._rest = _traced(rest, _specs(tensors), _specs(step.targets))
@@ -76,7 +77,7 @@ class SplitStep:
         return [tf.concat(values, axis=0)[:count] for values in zip(*parts, strict=True)]
 
     def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
-        """Train on one batch; loss, measures and learning rate once the device is done."""
+        """Train on one batch; blocks until the device finishes."""
         return as_floats(*self.results(features, targets, weights))
 
     def results(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> Any:

@@ -132,7 +132,7 @@ class TrainStep(BatchFunction):
         self.update = tf.function(update, autograph=False).get_concrete_function() if parts > 1 else None
 
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
-        """Train on one batch; returns loss, measures and learning rate once the device is done."""
+        """Train on one batch: loss, measures and learning rate. Blocks until the device finishes."""
         return as_floats(*self.results(inputs, targets, weights))
 
     def refresh(self) -> None:
@@ -219,5 +219,5 @@ class AllGradients:
         return self._function(batch.inputs, batch.targets, batch.weights)
 
     def run(self, batch: Batch) -> float:
-        """Compute them all; returns some number once the device is done."""
+        """Compute them all; blocks until the device finishes."""
         return float(tf.reduce_sum(self(batch)[-1]))

@@ -36,7 +36,6 @@ def test_uniform_slowdown_changes_the_allowance_but_not_the_selection(case):
     allowances, masks, _ = simulate(RhoBudget(table, head, 0.6), head, lambda epoch, ms: ms * (1 + (epoch >= 6)))
     assert [a.slowdown for a in allowances] == [1.0] * 7 + [2.0] * 5
     for a in allowances:
-        assert a.full_step_ms == pytest.approx(table.full_step_ms * a.slowdown)
         assert a.correction == pytest.approx(1)
     for mask, a in zip(masks, allowances, strict=True):
         assert table.predict_ms(mask) <= a.table_rho * table.full_step_ms + 1e-9

@@ -186,7 +186,7 @@ def test_deadline_slowdown_comes_from_gradient_passes_then_from_the_latest_steps
     table, head = case
     budget = deadline_budget(case, 60.0, EACH_EPOCH)
     first = budget.allow(Progress(0, 12, 0, 1200, slowdowns=[1.5] * 5))
-    assert first.slowdown == 1.5 and first.full_step_ms == pytest.approx(1.5 * table.full_step_ms)
+    assert first.slowdown == 1.5
     budget.adopt(plan_of(table, head, None, 0.0, 1.0))
     step_ms = [1.2 * table.predict_ms(head)] * 100
     later = budget.allow(Progress(1, 12, 100, 1200, 1.0, step_ms, slowdowns=[1.5] * 5))
