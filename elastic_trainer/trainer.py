@@ -256,8 +256,8 @@ class Trainer:
         selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
         if training.excess_mb > 0:
             raise training.too_little_memory()
-        if training.predicted_mb is not None:
-            selection.memory_mb = max(training.predicted_mb, selection.memory_mb or 0.0)
+        predicted_mb = training.predicted_mb
+        selection.memory_mb = None if predicted_mb is None else max(predicted_mb, selection.memory_mb or 0.0)
         history.record_selection(selection, self._step_flops)
         self._notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
 
