@@ -177,7 +177,7 @@ class ShuffledData:
         rows = rows[skip * self.batch_size : end * self.batch_size]
         order = Order(rows, self.views(epoch)[rows])
         starts = range(0, len(rows), self.batch_size)
-        return _made_ahead(self._training_batch(order.part(start), self.batch_size) for start in starts)
+        return _made_ahead(self._training_batch(order, start) for start in starts)
 
     def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
         """Training batches for the `index`-th evaluation of importance; their order is independent of the epochs'.
@@ -218,11 +218,11 @@ class ShuffledData:
             return steps * self.batch_size
         return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
 
-    def _training_batch(self, order: Order, count: int) -> Batch:
-        """The first `count` examples of `order`; the others are upcoming."""
-        chosen = order.part(0, count)
+    def _training_batch(self, order: Order, start: int) -> Batch:
+        """A batch of the examples of `order` from `start` on; those behind are upcoming."""
+        chosen, upcoming = order.part(start, start + self.batch_size), order.part(start + self.batch_size)
         targets = self.training_targets(chosen.rows)
-        return Batch(lambda: self.training_inputs(chosen), *targets, chosen, order.part(count))
+        return Batch(lambda: self.training_inputs(chosen), *targets, chosen, upcoming)
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
