@@ -200,8 +200,8 @@ def add_importance(name: str, entry: ImportanceEntry, label: str, trains: str) -
 # --- schemes and importances ------------------------------------------------------------------------------------------
 
 
-def _add_fixed(name: str, mask: str, label: str, trains: str, make: str = "fixed_scheme", **more: Any) -> None:
-    make = Lazy(f"elastic_trainer.selection.schemes:{make}", train_type=name)
+def _add_fixed(name: str, mask: str, label: str, trains: str, maker: str = "fixed_scheme", **more: Any) -> None:
+    make = Lazy(f"elastic_trainer.selection.schemes:{maker}", train_type=name)
     SCHEMES.add(name, SchemeEntry(make, label, trains, Lazy(f"elastic_trainer.networks.tensors:{mask}"), **more))
 
 

@@ -105,13 +105,15 @@ TRAINED, BUDGET = "What is trained", "Time budget and selection"
 DATA, RESUMING, OUTPUT = "Data", "Resuming", "Output"
 
 ELASTIC = Use("elastic schemes", lambda run: SCHEMES[run["train_type"]].is_elastic)
-BY_STEPS, WITH_RECIPE = (
-    Use(
-        f"schemes other than {', '.join(name for name in SCHEMES if flag in SCHEMES[name].ignores)}",
-        lambda run, flag=flag: flag not in SCHEMES[run["train_type"]].ignores,
-    )
-    for flag in ("num_epochs", "recipe")
-)
+
+
+def _of_most_schemes(flag: str) -> Use:
+    """Of the schemes that do not ignore a flag."""
+    others = ", ".join(name for name in SCHEMES if flag in SCHEMES[name].ignores)
+    return Use(f"schemes other than {others}", lambda run: flag not in SCHEMES[run["train_type"]].ignores)
+
+
+BY_STEPS, WITH_RECIPE = _of_most_schemes("num_epochs"), _of_most_schemes("recipe")
 BY_IMPORTANCE = Use("schemes that select by importance", lambda run: SCHEMES[run["train_type"]].importance is not None)
 ON_IMAGES = Use(
     "schemes that measure importance on images",

@@ -42,7 +42,6 @@ from elastic_trainer.registry import (
     add_importance,
     elastic,
 )
-from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.budget import make_budget
@@ -59,6 +58,7 @@ from elastic_trainer.settings import (
     check_names,
     defaults_of,
 )
+from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import SGDW, make_optimizer
 
 SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
@@ -220,7 +220,8 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
     assert command.training.save_model and command.run.export == "text"
     model = make_small_model()
     model.save(tmp_path / "best.keras")
-    main._export_best(command, model, make_small_data(), tmp_path, Clocks())
+    trainer = Trainer(model, make_small_data(), "full_training")
+    main._export_best(command, model, make_small_data(), tmp_path, trainer)
     assert (tmp_path / "weights.txt").read_text() == str(model.count_params())
     assert f"wrote weights.txt of {tmp_path}" in capsys.readouterr().out
     assert not (tmp_path / "model.tflite").exists()

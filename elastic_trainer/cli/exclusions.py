@@ -44,6 +44,12 @@ def _has_own_weights(args: argparse.Namespace) -> bool:
 
 NO_SCHEME = "cannot be combined with --train_type {train_type}"
 
+
+def _of_a_scheme(flag: str) -> Exclusion:
+    """A flag that schemes exclude."""
+    return Exclusion(flag, lambda args: flag in SCHEMES[args.train_type].excludes, f"{NO_SCHEME}; leave it out")
+
+
 NETWORK = (
     Exclusion("weights", _has_own_weights, "{weights} is not for {model_name}, which has its own; leave it out"),
     Exclusion(
@@ -78,8 +84,5 @@ TRAINING = (
         lambda args: args.correct_budget,
         "cannot be combined with --correct_budget True, which depends on the clock; leave one out",
     ),
-    *(
-        Exclusion(flag, lambda args, flag=flag: flag in SCHEMES[args.train_type].excludes, f"{NO_SCHEME}; leave it out")
-        for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})
-    ),
+    *(_of_a_scheme(flag) for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})),
 )

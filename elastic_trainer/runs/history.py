@@ -5,6 +5,7 @@ A checkpoint keeps all of it (`History.to_record`), so a resumed run continues a
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -226,6 +227,7 @@ class History:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
+        record = deepcopy(record)  # the history that was handed over goes on, too
         rest = {**record}
         selections = [_selection(one) for one in rest.pop("intervals")]
         return cls(

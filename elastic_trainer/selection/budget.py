@@ -351,13 +351,13 @@ class DeadlineBudget(TimeBudget):
     def _beside_steps(self, progress: Progress, slowdown: float, left: float) -> float:
         """What all but the steps takes of the seconds `left`: as measured, else by the table at this slowdown."""
         table, has_started = self._run_time, progress.step > 0
-        is_measured = progress.selection_seconds is not None
+        selecting = progress.selection_seconds
         validations = progress.validation_seconds or [table.validation * slowdown]
         now = replace(
             table,
             validation=statistics.median(validations),
-            selection=progress.selection_seconds if is_measured else table.selection * slowdown,
-            compiling=0.0 if is_measured else table.compiling * slowdown,
+            selection=table.selection * slowdown if selecting is None else selecting,
+            compiling=table.compiling * slowdown if selecting is None else 0.0,
             first_model=0.0 if has_started else table.first_model * slowdown,
             averaging=self._averaging(progress) if has_started else table.averaging * slowdown,
         )

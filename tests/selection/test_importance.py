@@ -55,7 +55,7 @@ def test_importance_is_the_first_order_loss_reduction_of_the_update(rate, share,
     optimizer = built_optimizer("sgd", model, rate, decay)
     [batch] = small_data.importance_batches(0)
 
-    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, [batch])
+    measured = ImportanceEvaluator(ImageClassification(model), BATCH).importance(optimizer, [batch])
     loss_before, first = gradients_on(model, batch)
     start = values(model.trainable_variables)
     updates = [-rate * (decay * weights + gradient.numpy()) for weights, gradient in zip(start, first, strict=True)]
@@ -91,7 +91,7 @@ def test_importance_over_several_batches_judges_an_update_on_other_batches(small
     batches = small_data.importance_batches(0, 5)
     assert (batches[0].inputs.numpy() != batches[1].inputs.numpy()).any()
     np.testing.assert_array_equal(batches[0].inputs, small_data.importance_batches(0)[0].inputs)
-    measured = ImportanceEvaluator(ImageClassification(model), BATCH)(optimizer, batches)
+    measured = ImportanceEvaluator(ImageClassification(model), BATCH).importance(optimizer, batches)
     gradients = [gradients_on(model, batch)[1] for batch in batches]
     expected = []
     for index, weights in enumerate(values(model.trainable_variables)):
@@ -125,4 +125,6 @@ def test_importance_that_is_not_finite_raises_an_error_that_fits_its_cause(
     optimizer.iterations.assign(steps)
     small_model.get_layer("head").bias.assign([weight, 0, 0])
     with pytest.raises(UserError, match=f"importance is not finite at step {steps}.*{cause}"):
-        ImportanceEvaluator(ImageClassification(small_model), BATCH)(optimizer, small_data.importance_batches(0))
+        ImportanceEvaluator(ImageClassification(small_model), BATCH).importance(
+            optimizer, small_data.importance_batches(0)
+        )

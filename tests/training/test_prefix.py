@@ -130,7 +130,7 @@ def naive_prefix(step):
 
 
 def test_the_prefix_of_a_deep_network_is_all_that_depends_on_images_and_on_no_trained_variable():
-    model = models.build_model("resnet50", 32, CLASSES)
+    model = models.build_model("mobilenetv2", 32, CLASSES)
     model.layers[-2].rate = 0
     optimizer = built_optimizer("sgd", model)
     for mask in masks(model, 2):

@@ -10,6 +10,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.state import TrainState
+from elastic_trainer.training.step import TrainStep
 
 
 def test_bfloat16_weights_are_restored_as_bfloat16(tmp_path):
@@ -42,7 +43,9 @@ def test_assigned_frozen_weights_count_in_the_same_compiled_step():
         state = TrainState(ImageClassification(model), optimizer, 4)
         state.adopt(head_mask(model), uses_features=False)
         step = state._step
-        assert step is not None and step.folded_pairs and step._frozen  # else nothing is made from frozen weights
+        assert (
+            isinstance(step, TrainStep) and step.folded_pairs and step._frozen
+        )  # else nothing is made from frozen weights
         sent = {f"model/{k}": v.numpy() for k, v in enumerate(server.variables) if v.trainable}
         sent |= {f"model/{k}": v.numpy() for k, v in enumerate(model.variables) if not v.trainable}
         state.assign({**state.values(), **sent}, keeps_step=True)
