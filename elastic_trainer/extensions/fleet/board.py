@@ -171,11 +171,11 @@ class Board:
         results = self._tested(before) if values["tests"] else {}
         self._load(before)
         steps = self.train_steps(values["rate"])
-        after, interval = trainer.state().arrays, trainer.history.selection
+        after, selection = trainer.state().arrays, trainer.history.selection
         tensors = trained_names(trainer.task.model)
         changes = {
             name: (after[name].astype(np.float32) - before[name]).astype(values["changes"])
-            for name, trains in zip(tensors, interval.selection.mask, strict=True)
+            for name, trains in zip(tensors, selection.mask, strict=True)
             if trains
         }
         self._say(
@@ -186,8 +186,8 @@ class Board:
         results |= {
             "steps": steps,
             "seconds": clock.spent,
-            "predicted_step_ms": interval.selection.predicted_step_ms,
-            "step_ms": clock.slowdown * statistics.median(interval.step_ms) if interval.step_ms else None,
+            "predicted_step_ms": selection.predicted_step_ms,
+            "step_ms": clock.slowdown * statistics.median(selection.step_ms) if selection.step_ms else None,
             "loss": float(np.mean(losses)) if losses else None,
         }
         return Parcel("trained", results, changes)

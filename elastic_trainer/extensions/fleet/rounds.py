@@ -170,7 +170,7 @@ class RoundScheme(Scheme):
             self._room_mb = selection_room_mb(state.memory, self.table, self.head, rows, state.parts, state.can_split)
 
     def _shrink(self, excess_mb: float) -> bool:
-        """Whether another selection can take less memory than the latest, whose step exceeds it; then less is allowed."""
+        """Whether another selection can take less memory than the latest, which takes too much; then it must."""
         if excess_mb <= 0 or self.table.memory is None or self._mask is None or (self._mask == self.head).all():
             return False
         now_mb, head_mb = min(self._room_mb, self.table.predict_mb(self._mask)), self.table.predict_mb(self.head)
