@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 import utils
+from elastic_trainer.cli.commands import TrainCommand
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.extensions.fleet.command_line import (
     JoinCommand,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+    from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.extensions.fleet.link import Link
     from elastic_trainer.extensions.fleet.roster import Clock
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
@@ -143,19 +145,16 @@ def _simulated(
 ) -> Iterator[tuple[Link, Clock]]:
     """The link to simulated boards, and the clock of their time."""
     import models
-    from elastic_trainer.cli.choices import with_table
+    from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
     from elastic_trainer.extensions.fleet.simulated import simulation, slowdowns
-    from elastic_trainer.memory.budget import MemoryBudget
-    from elastic_trainer.timing.memory_check import TracedSteps
 
     settings = command.simulation
-    training = command.training.with_classes(dataset.num_classes)
+    training = command.training.with_classes(dataset.num_classes).choose(batch_size=dataset.batch_size)
     model = models.build(training.network)
-    steps = TracedSteps(model, training.network, MemoryBudget(training.training.memory))
-    training, table = with_table(training, steps)
-    assert table is not None and settings is not None, "the scheme is elastic"
-    setup = BoardSetup(model, dataset, table, training.training, steps.memory)
+    prepared = resolve(training, model, lambda *_: dataset)
+    assert prepared.table is not None and settings is not None, "the scheme is elastic"
+    setup = BoardSetup(model, dataset, prepared.table, prepared.command.training, prepared.memory)
     slower = slowdowns(settings.clients, settings.slowest)
     say(f"simulating {settings.clients} boards; run folder {folder}")
     with tqdm(total=settings.clients * command.fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
@@ -196,26 +195,25 @@ def _setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str
     """The network of the server, the photos of this board, and its timing table."""
     import data
     import models
-    from elastic_trainer.cli.choices import with_memory, with_table
+    from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
-    from elastic_trainer.memory.budget import MemoryBudget
-    from elastic_trainer.timing.memory_check import TracedSteps
+
+    def load(training: TrainCommand, images_mb: float | None) -> ImageData:
+        network = training.network
+        sizes = network.input_size, network.batch_size, network.seed
+        dataset = data.load(training.data, *sizes, kept_mb=images_mb)
+        _leave_out_test_folder(dataset)
+        dataset.follow_classes(class_names)
+        return dataset
 
     training = board_command(command, words)
     model: keras.Model = models.build(training.network)
-    steps = TracedSteps(model, training.network, MemoryBudget(training.training.memory))
     try:
-        training = with_memory(training, steps)
+        prepared = resolve(training, model, load)
     except UserError as error:
         raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
-    training, table = with_table(training, steps)
-    assert table is not None, "the scheme is elastic"
-    network = training.network
-    sizes = network.input_size, network.batch_size, network.seed
-    dataset = data.load(training.data, *sizes, kept_mb=training.images_mb)
-    _leave_out_test_folder(dataset)
-    dataset.follow_classes(class_names)
-    return BoardSetup(model, dataset, table, training.training, steps.memory)
+    assert prepared.table is not None, "the scheme is elastic"
+    return BoardSetup(model, prepared.data, prepared.table, prepared.command.training, prepared.memory)
 
 
 def _leave_out_test_folder(dataset: Any) -> None:

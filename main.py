@@ -11,40 +11,30 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import utils
-from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
+from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand, continued
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.registry import EXPORTERS
+from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.config import (
-    FREE_ON_RESUME,
-    changed_class,
-    changed_images,
-    compare_networks,
-    first_change,
-    network_record,
-)
+from elastic_trainer.runs.config import compare_networks, network_record
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, is_run, read_config, read_summary
+from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
-
-# Of a deadline, kept for the export, in times of converting the model once: two files, and checking them.
-EXPORT_CONVERSIONS = 3
 
 if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.timing.table import TimingTable
     from elastic_trainer.trainer import Trainer
 
 
@@ -64,14 +54,12 @@ def main() -> None:
         return
     for text in command.warnings:
         utils.warn(text)
+    command = continued(command)
     run = command.run
-    if run.resume and is_run(run.folder):
-        command = command.with_choices_of(read_config(run.folder))
-        _check_unchanged(command)
-        if is_finished(run.folder):
-            with run_folder(run.logdir, run.run_name, resume=True) as folder:
-                _finish_again(command, folder)
-            return
+    if run.resume and is_finished(run.folder):
+        with run_folder(run.logdir, run.run_name, resume=True) as folder:
+            _finish_again(command, folder)
+        return
     load_tensorflow()
     train_run(command, start)
 
@@ -86,27 +74,23 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import data
     import models
     import train
-    from elastic_trainer.cli.choices import with_budget, with_memory, with_table
-    from elastic_trainer.datasets.image_data import leave_out_trained, write_trained_images
+    from elastic_trainer.cli.resolve import resolve
+    from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
     from elastic_trainer.datasets.sources import class_names
-    from elastic_trainer.memory.budget import MemoryBudget
-    from elastic_trainer.networks.tensors import head_mask, tensor_names
+    from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
-    from elastic_trainer.selection.budget import DEADLINE_RHO
-    from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
-    from elastic_trainer.timing.memory_check import TracedSteps
 
     start = time.perf_counter() if start is None else start
-    run, images = command.run, command.data
-    reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start}
+    run, weights = command.run, Path(command.network.weights)
+    reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start, "table": None}
     if run.deterministic:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
-    names = class_names(images)
+    names = class_names(command.data)
     command = command.with_classes(len(names))
     is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
     if is_untrained and not run.plan:
@@ -116,76 +100,60 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     model = models.build(command.network, names)
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
     if network_of_user is not None:
-        compare_networks(network_of_user, command.run, command.network)
+        compare_networks(network_of_user, run, command.network)
     _check_saving(model, command)
-    steps = TracedSteps(model, command.network, MemoryBudget(command.training.memory))
-    command = with_memory(command, steps)
-    _check_unchanged(command)
-    network = command.network
-    need = disk_need(model, network, command.training.save_model, bool(run.export))
+    need = disk_need(model, command.network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
-    left = (command.training.deadline or math.inf) - (time.perf_counter() - start)
-    command, table = with_table(command, steps, left=left)
-    end_seconds = 0.0 if table is None else _export_seconds(command, model)
-    if command.extra.get("board_times") and table is not None:
-        from elastic_trainer.extensions.board.times import board_table
 
-        table = board_table(table, command.extra["board_times"], network.batch_size)
-    reached["table"] = time.perf_counter() - start if table is not None else None
-    sizes = network.input_size, network.batch_size, network.seed, network.num_classes
-    dataset = data.load(command.data, *sizes, command.images_mb)
-    earlier_images = leave_out_trained(dataset, Path(network.weights), "--weights")
-    _check_unchanged(command, dataset)
-    reached["images"] = time.perf_counter() - start
-    chooses_epochs = "num_epochs" in command.open
-    command, budget = with_budget(command, model, dataset, table, time.perf_counter() - start, end_seconds)
-    settings = command.training
-    if budget is not None and (settings.deadline is None or chooses_epochs):
-        rho, others = (settings.rho if settings.deadline is None else DEADLINE_RHO), COMPARED_RHOS if run.plan else ()
-        plan = run_plan_lines(budget.table, head_mask(model), dataset, settings, rho, others, steps.memory)
-        print("\n".join(plan if is_untrained and not run.plan else [*plan, disk]))
+    def load(command: TrainCommand, images_mb: float | None) -> ImageData:
+        network, is_elastic = command.network, SCHEMES[command.train_type].is_elastic
+        reached["table"] = time.perf_counter() - start if is_elastic else None
+        sizes = network.input_size, network.batch_size, network.seed, network.num_classes
+        images = data.load(command.data, *sizes, images_mb)
+        leave_out_trained(images, weights, "--weights")
+        reached["images"] = time.perf_counter() - start
+        return images
+
+    prepared = resolve(command, model, load, start, _board_table if command.run.is_for_board else None)
+    command, dataset = prepared.command, prepared.data
+    if prepared.plan:
+        print("\n".join(prepared.plan if is_untrained and not run.plan else [*prepared.plan, disk]))
     if run.plan:
-        if budget is None or (settings.deadline is not None and not chooses_epochs):
+        if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
     if is_untrained:
         from elastic_trainer.extensions.board.command import export_untrained
 
-        print(export_untrained(command, model, dataset, table))
+        print(export_untrained(command, model, dataset, prepared.table))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
             return
         print(
-            f"{command.train_type} of {network.model_name} on {images.dataset_name}: {dataset.counts}, "
-            f"{network.num_classes} classes; run folder {folder}"
+            f"{command.train_type} of {command.network.model_name} on {dataset.name}: {dataset.counts}, "
+            f"{command.network.num_classes} classes; run folder {folder}"
         )
         config = {**command.config, "images": dataset.record(), "network": network_of_user}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
-            write_trained_images(folder, dataset.training_digests, earlier_images)
-            more = budget, stop, time.perf_counter() - start, steps.memory
-            results = train.train(command.train_type, model, dataset, settings, log, *more)
-            log.finish(results)
+            write_trained_images(folder, dataset.training_digests, trained_images(weights))
+            more = prepared.budget, stop, time.perf_counter() - start, prepared.memory
+            log.finish(train.train(command.train_type, model, dataset, command.training, log, *more))
             clocks = log.trainer.history.clocks
         utils.run_each(
             lambda: _add_power(command, folder),
             lambda: _export_best(command, model, dataset.held_out or dataset, folder, log.trainer),
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
-            lambda: _report(folder, settings.deadline),
+            lambda: _report(folder, command.training.deadline),
         )
 
 
-def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
-    """Seconds of a deadline to keep for the export, by a first conversion; 0 without a deadline.
+def _board_table(command: TrainCommand, table: TimingTable) -> TimingTable:
+    """The timing table in times of the board that measured `--board_times`."""
+    from elastic_trainer.extensions.board.times import board_table
 
-    Raises:
-        UserError: the model cannot be converted, which is better said before training.
-    """
-    entry = EXPORTERS[command.run.export] if command.run.export else None
-    if command.training.deadline is None or entry is None or entry.conversion_seconds is None:
-        return 0.0
-    return EXPORT_CONVERSIONS * entry.conversion_seconds(model)
+    return board_table(table, command.extra["board_times"], command.network.batch_size)
 
 
 def _check_saving(model: keras.Model, command: TrainCommand) -> None:
@@ -267,67 +235,15 @@ def evaluate(command: EvaluateCommand) -> None:
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
-    """The model to evaluate, from images [batch, size, size, 3] in 0…255 to logits, and the data set at that size.
-
-    Raises:
-        UserError: the file contains no model, or the model does not suit the data set or the options.
-    """
+    """The model to evaluate and its data set, see `evaluation.loading.load_to_evaluate`."""
     import data
     import models
-    from elastic_trainer.datasets.image_data import leave_out_trained, trained_images
-    from elastic_trainer.datasets.sources import find_to_test
-    from elastic_trainer.evaluation.loading import (
-        fixed_input_size,
-        network_of_source,
-        saved_network,
-        with_checked_outputs,
-    )
-    from elastic_trainer.settings import defaults_of
+    from elastic_trainer.evaluation.loading import load_to_evaluate as load
 
-    images = command.data
-    source = find_to_test(images, command.class_names, trained_images(command.model))
-    _check_class_names(command, source.class_names)
-    classes = len(source.class_names)
-    default_size = defaults_of(images.dataset_name)["input_size"]
-    model = saved_network(command.model, command.model_name)
-    if model is not None:
-        size = fixed_input_size(model, command.input_size, command.model) or default_size
-    else:
-        name, size = str(command.model_name), command.input_size or default_size
-        build = partial(models.build_model, name, size, command.num_classes or classes)
-        model = network_of_source(command.model, name, build, command.seed, command.trained_network)
-    model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
-    dataset = data.load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
-    leave_out_trained(dataset, command.model, "--evaluate")
-    return model, dataset
-
-
-def _check_class_names(command: EvaluateCommand, names: Sequence[str]) -> None:
-    """Raise `UserError` if the model to evaluate was trained on classes with other names."""
-    change = changed_class(names, command.class_names or names)
-    if change is not None:
-        raise UserError(
-            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
-            "the same names"
-        )
+    return load(command, models.build_model, data.load)
 
 
 # --- finished runs, and results after training ------------------------------------------------------------------------
-
-
-def _check_unchanged(command: TrainCommand, dataset: ImageData | None = None) -> None:
-    """Raise `UserError` if a run to continue was started with other options, or with other images than `dataset`."""
-    folder = command.run.folder
-    if not command.run.resume or not is_run(folder):
-        return
-    before = read_config(folder)
-    change = first_change(command.config, before, FREE_ON_RESUME)
-    if change is None and dataset is not None:
-        change = changed_images(dataset.record(), before.get("images"))
-    if change is not None:
-        raise UserError(
-            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
-        )
 
 
 def _finish_again(command: TrainCommand, folder: Path) -> None:

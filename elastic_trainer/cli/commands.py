@@ -17,6 +17,8 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.options import from_options
 from elastic_trainer.registry import DATASETS, SCHEMES, users
+from elastic_trainer.runs.config import FREE_ON_RESUME, changed_images, first_change
+from elastic_trainer.runs.reader import is_run, read_config
 from elastic_trainer.settings import (
     CLIPPING,
     RECIPES,
@@ -50,9 +52,8 @@ class TrainCommand:
     Attributes:
         options: every option by name, as in config.json.
         warnings: lines about flags that have no effect.
-        open: names of the options that the run chooses for itself, as `cli.choices` does.
+        open: names of the options that the run chooses for itself, as `cli.resolve` does.
         extra: values of the flags of extensions, by name.
-        images_mb: MB of images that may stay in memory, where --image_memory does not say; None: see `images.read`.
     """
 
     network: NetworkSettings
@@ -63,7 +64,6 @@ class TrainCommand:
     warnings: tuple[str, ...] = ()
     open: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    images_mb: float | None = None
 
     @property
     def train_type(self) -> str:
@@ -102,6 +102,39 @@ class TrainCommand:
         if "num_epochs" in values and config["train_type"] == HEAD_ALONE["train_type"]:
             values |= HEAD_ALONE
         return self.choose(**values)
+
+
+def continued(command: TrainCommand) -> TrainCommand:
+    """The command, or a copy with the recorded choices of the run that it continues.
+
+    Raises:
+        UserError: that run was started with other options.
+    """
+    if not command.run.resume or not is_run(command.run.folder):
+        return command
+    command = command.with_choices_of(read_config(command.run.folder))
+    check_unchanged(command)
+    return command
+
+
+def check_unchanged(command: TrainCommand, images: dict[str, Any] | None = None) -> None:
+    """Raise `UserError` if a run to continue was started with other options, or with other images.
+
+    Args:
+        command: the run.
+        images: `ImageData.record` of those it has now; None: they are not known yet.
+    """
+    folder = command.run.folder
+    if not command.run.resume or not is_run(folder):
+        return
+    before = read_config(folder)
+    change = first_change(command.config, before, FREE_ON_RESUME)
+    if change is None and images is not None:
+        change = changed_images(images, before.get("images"))
+    if change is not None:
+        raise UserError(
+            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
+        )
 
 
 @dataclass(frozen=True)

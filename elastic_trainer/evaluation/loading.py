@@ -1,17 +1,66 @@
-"""Checks that the input size and the outputs of a model suit the data set (see `main.load_to_evaluate`)."""
+"""Loads the model and the data set of `main.py --evaluate`, and checks that they suit each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 
+from elastic_trainer.datasets.image_data import ImageData, leave_out_trained, trained_images
+from elastic_trainer.datasets.sources import find_to_test
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
-from elastic_trainer.runs.config import check_network, network_record
+from elastic_trainer.runs.config import changed_class, check_network, network_record
+from elastic_trainer.settings import defaults_of
+
+if TYPE_CHECKING:
+    from elastic_trainer.cli.commands import EvaluateCommand
+
+
+def load_to_evaluate(
+    command: EvaluateCommand, build: Callable[[str, int, int], keras.Model], load: Callable[..., ImageData]
+) -> tuple[keras.Model, ImageData]:
+    """The model to evaluate, from images [batch, size, size, 3] in 0…255 to logits, and the data set at that size.
+
+    Args:
+        command: the evaluation.
+        build: makes a network of the user by its name, input size and number of classes, see `models.build_model`.
+        load: reads images, see `data.load`.
+
+    Raises:
+        UserError: the file contains no model, or the model does not suit the data set or the options.
+    """
+    images = command.data
+    source = find_to_test(images, command.class_names, trained_images(command.model))
+    _check_class_names(command, source.class_names)
+    classes = len(source.class_names)
+    default_size = defaults_of(images.dataset_name)["input_size"]
+    model = saved_network(command.model, command.model_name)
+    if model is not None:
+        size = fixed_input_size(model, command.input_size, command.model) or default_size
+    else:
+        name, size = str(command.model_name), command.input_size or default_size
+        build_it = partial(build, name, size, command.num_classes or classes)
+        model = network_of_source(command.model, name, build_it, command.seed, command.trained_network)
+    model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
+    dataset = load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
+    leave_out_trained(dataset, command.model, "--evaluate")
+    return model, dataset
+
+
+def _check_class_names(command: EvaluateCommand, names: Sequence[str]) -> None:
+    """Raise `UserError` if the model to evaluate was trained on classes with other names."""
+    change = changed_class(names, command.class_names or names)
+    if change is not None:
+        raise UserError(
+            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
+            "the same names"
+        )
 
 
 def saved_network(path: Path, name: str | None) -> keras.Model | None:

@@ -215,16 +215,15 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     load_tensorflow()
     import data
     import models
-    from elastic_trainer.cli.choices import with_table
+    from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.networks.tensors import head_mask, tensor_names
-    from elastic_trainer.timing.memory_check import TracedSteps
 
     name, seed = run
     rule, command = RULES[name], command_of(args, seed)
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
     training, network = command.training.training, command.training.network.with_classes(photos.num_classes)
     model = models.build(network)
-    _, table = with_table(command.training.with_classes(photos.num_classes), TracedSteps(model, network))
+    table = resolve(command.training.with_classes(photos.num_classes), model, lambda *_: photos).table
     assert table is not None, "the scheme is elastic"
     parts, own, slower = _parts(args, photos, rule, name, seed)
     passes = [len(rows) // args.batch_size * table.full_step_ms / 1e3 for rows in parts]
@@ -336,16 +335,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record: each run, and what all say of each rule."""
     import data
     import models
-    from elastic_trainer.cli.choices import with_table
+    from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.memory_check import TracedSteps
 
     args.logdir = args.logdir.absolute()
     command, kept = command_of(args, 0), args.logdir / f"benchmark_fleet_{args.data_set}.json"
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
     training = command.training.with_classes(photos.num_classes)
     model = models.build(training.network)
-    _, table = with_table(training, TracedSteps(model, training.network))  # a short one, if there is none
+    table = resolve(training, model, lambda *_: photos).table  # a short one, if there is none
     assert table is not None, "the scheme is elastic"
     settings = {name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "weights")}
     settings["weights"] = settings["weights"].name
