@@ -14,7 +14,7 @@ import argparse
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.options import memory_size
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.task import CompiledTask, build
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
@@ -122,8 +122,6 @@ class ElasticTraining(keras.callbacks.Callback):
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if keras.backend.backend() != "tensorflow":
-            raise UserError(f"ElasticTraining needs Keras' TensorFlow backend, not {keras.backend.backend()}")
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
         self._trainer, self._is_called = None, False
@@ -211,54 +209,58 @@ class ElasticTraining(keras.callbacks.Callback):
         task.reset()
         self._recent: deque[Batch] = deque(maxlen=self._settings.importance_batches)
         data = _FitData(self.params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
+        epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
         with _names_without_dashes():
-            memory = MemoryBudget(self._settings.memory)
-            table = self._timing_table(task, batch, memory)
-            epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
-            settings = replace(self._settings, num_epochs=epochs)
+            memory, settings = MemoryBudget(self._settings.memory), replace(self._settings, num_epochs=epochs)
+            table = _find_table(task, batch, self._table, memory, self._say)
             table = replace(table, full_step_ms=table.plain_over_full * table.full_step_ms)  # rho is over plain fit
             more: dict[str, Any] = {"optimizer": model.optimizer, "memory": memory}
             self._trainer = Trainer(task, data, self._scheme, settings, table=table, **more)
         self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return self._trainer
 
-    def _timing_table(self, task: CompiledTask, batch: Batch, memory: MemoryBudget) -> TimingTable:
-        """The table that was given, or is kept, or is measured now."""
-        shapes = [tuple(variable.shape) for variable in task.model.trainable_variables]
-        if isinstance(self._table, TimingTable):
-            self._table.check_shapes(shapes)
-            return self._table
-        settings, graph = compiled_settings(task, len(batch)), graph_digest(task, len(batch))
-        names = numbered_names(task.model)
-        key = hashlib.sha256(f"{graph} {settings} {names} {shapes}".encode()).hexdigest()[:16]
-        folder = Path(self._table) if self._table is not None else _cache_folder() / key
-        if (folder / "profile.json").exists():
-            try:
-                table = load_table(folder, settings, names, shapes, graph, "it is measured again")
-            except UserError as error:
-                self._say(str(error))
-            else:
-                if table.doubt is None:
-                    return table
-                self._say(f"the timing table in {folder} is unreliable: {table.doubt}; it is measured again")
-        self._say("measuring what each tensor costs to train")
-        with memory.reusing(MEASURED_SHARE):
-            table = profile_compiled(task, batch)
-        if table.doubt is not None:
-            self._say(
-                f"the timing table is unreliable: {table.doubt}; was the device busy? It is used now; the next fit "
-                "measures again"
-            )
-        try:
-            save_table(table, folder)
-            self._say(f"timing table kept in {folder}")
-        except UserError as error:
-            self._say(f"the timing table is not kept: {error}")
-        return table
-
     def _say(self, text: str) -> None:
         if self._verbose:
             print(f"\nElasticTraining: {text}")
+
+
+def _find_table(
+    task: CompiledTask,
+    batch: Batch,
+    given: TimingTable | str | os.PathLike[str] | None,
+    memory: MemoryBudget,
+    say: Callable[[str], None],
+) -> TimingTable:
+    """The timing table `given`, or kept in a folder (None: the default one), or measured now and kept there."""
+    model, shapes = task.model, [tuple(variable.shape) for variable in task.model.trainable_variables]
+    if isinstance(given, TimingTable):
+        given.check_shapes(shapes)
+        return given
+    settings, graph, names = compiled_settings(task, len(batch)), graph_digest(task, len(batch)), numbered_names(model)
+    key = hashlib.sha256(f"{graph} {settings} {names} {shapes}".encode()).hexdigest()[:16]
+    folder = _cache_folder() / key if given is None else Path(given)
+    if (folder / TABLE_RECORD).exists():
+        try:
+            table = load_table(folder, settings, names, shapes, graph, "it is measured again")
+            if table.doubt is None:
+                return table
+            say(f"the timing table in {folder} is unreliable: {table.doubt}; it is measured again")
+        except UserError as error:
+            say(str(error))
+    say("measuring what each tensor costs to train")
+    with memory.reusing(MEASURED_SHARE):
+        table = profile_compiled(task, batch)
+    if table.doubt is not None:
+        say(
+            f"the timing table is unreliable: {table.doubt}; was the device busy? It is used now; the next fit "
+            "measures again"
+        )
+    try:
+        save_table(table, folder)
+        say(f"timing table kept in {folder}")
+    except UserError as error:
+        say(f"the timing table is not kept: {error}")
+    return table
 
 
 class _FitData(ShuffledData):

@@ -1,4 +1,4 @@
-"""Registries of schemes, importances, optimizers, data sets and exporters by name (no TensorFlow here).
+"""Registries of schemes, importances, data sets and exporters by name (no TensorFlow here).
 
 Each has one entry here. Extensions and other programs add entries with `Registry.add` and `add_importance`; parsers,
 records, figures and docs/flags.md read them. An entry refers to its code by module and name, which is imported at the
@@ -109,21 +109,6 @@ class ImportanceEntry:
 
 
 @dataclass(frozen=True)
-class OptimizerEntry:
-    """An optimizer.
-
-    Attributes:
-        make: the arguments of `training.optimizers.make_optimizer` by name, without the first -> Keras optimizer.
-        slots: number of variables that it keeps for every trained one, of the same size.
-        uses: flags used only by the optimizers that list them.
-    """
-
-    make: Callable[..., Any]
-    slots: int
-    uses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class DatasetEntry:
     """A data set of images.
 
@@ -170,7 +155,6 @@ class ExporterEntry:
 
 SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
 IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
-OPTIMIZERS: Registry[OptimizerEntry] = Registry("--optimizer")
 DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
 EXPORTERS: Registry[ExporterEntry] = Registry("--export")
 # What else extensions add to main.py:
@@ -260,12 +244,7 @@ SCHEMES.add(
     ),
 )
 
-# --- optimizers, data sets, exporters ---------------------------------------------------------------------------------
-
-_SGD_FLAGS = ("weight_decay", "warmup", "gradient_clipping")
-
-OPTIMIZERS.add("sgd", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:make_sgd"), 1, _SGD_FLAGS))
-OPTIMIZERS.add("adam", OptimizerEntry(Lazy("elastic_trainer.training.optimizers:make_adam"), 2))
+# --- data sets and exporters ------------------------------------------------------------------------------------------
 
 
 def _add_tfds(name: str) -> None:

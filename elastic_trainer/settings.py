@@ -31,10 +31,11 @@ from elastic_trainer.options import (
     share,
     whole_number,
 )
-from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, OPTIMIZERS, SCHEMES, Lazy, users
+from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, SCHEMES, Lazy, users
 from elastic_trainer.registry import FLAGS as EXTENSION_FLAGS
 
 TIMINGS = ("trace", "flops")
+OPTIMIZERS = {"sgd": 1, "adam": 2}  # how many variables each keeps for every trained one, of the same size
 FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # the robust recipe's bound of gradients

@@ -31,13 +31,11 @@ from elastic_trainer.registry import (
     EXPORTERS,
     FLAGS,
     IMPORTANCES,
-    OPTIMIZERS,
     SCHEMES,
     DatasetEntry,
     ExporterEntry,
     ImportanceEntry,
     Lazy,
-    OptimizerEntry,
     SchemeEntry,
     add_importance,
     elastic,
@@ -59,10 +57,10 @@ from elastic_trainer.settings import (
     defaults_of,
 )
 from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.optimizers import SGDW, make_optimizer
+from elastic_trainer.training.optimizers import make_optimizer
 
 SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
-REGISTRIES = (SCHEMES, IMPORTANCES, OPTIMIZERS, DATASETS, EXPORTERS)
+REGISTRIES = (SCHEMES, IMPORTANCES, DATASETS, EXPORTERS)
 TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, correct_budget=False)
 
 
@@ -103,22 +101,6 @@ def test_a_scheme_from_outside_is_parsed_trained_recorded_and_drawn(tmp_path):
     assert moved(model, before) == {"stem/kernel", "head/kernel", "head/bias"}
     assert plotting.look_of("stem_training").label == "Stem"
     assert plotting.look_of("never_heard_of").label == "never_heard_of"
-
-
-def test_an_optimizer_from_outside_is_parsed_and_trains(tmp_path):
-    def make(learning_rate, **unused):
-        return SGDW(10 * learning_rate)
-
-    OPTIMIZERS.add("tenfold", OptimizerEntry(make, slots=1))
-    command = parse_training(["--optimizer", "tenfold", "--weight_decay", "0.1"])
-    assert command.network.optimizer == command.training.optimizer == "tenfold"
-    [warning] = command.warnings
-    assert "--weight_decay: " in warning and "--optimizer sgd" in warning
-    assert float(make_optimizer("tenfold", 0.01, 0.0, 1).learning_rate) == pytest.approx(0.1)
-    model = make_small_model()
-    before = values(model.trainable_variables)
-    run(tmp_path, train.full_training, Settings(optimizer="tenfold", learning_rate=0.01, max_steps=2), model)
-    assert len(moved(model, before)) == len(before)
 
 
 def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
@@ -238,7 +220,6 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
             "elastic",
             "--train_type: 'elastic' is not one of full_.*; did you mean 'elastic_training'",
         ),
-        (OPTIMIZERS, "lion", "--optimizer: 'lion' is not one of sgd, adam$"),
         (IMPORTANCES, "gains", "importance: 'gains' is not one of gain, .*; did you mean 'gain'"),
         (DATASETS, "digit", "--dataset_name: 'digit' is not one of .*; did you mean 'digits'"),
         (EXPORTERS, "onnx", "--export: 'onnx' is not one of tflite, train_tflite$"),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import existing_parent
 from elastic_trainer.memory.step_memory import variables_mb
-from elastic_trainer.registry import OPTIMIZERS
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +45,7 @@ def disk_need(model: keras.Model, network: NetworkSettings, saves_model: bool, e
     """
     model_mb, trained_mb = variables_mb(model.variables), variables_mb(model.trainable_variables)
     models_mb = model_mb * (MODELS * saves_model + EXPORTED * exports)
-    return DiskNeed(model_mb + OPTIMIZERS[network.optimizer].slots * trained_mb, models_mb)
+    return DiskNeed(model_mb + OPTIMIZERS[network.optimizer] * trained_mb, models_mb)
 
 
 def disk_line(need: DiskNeed, logdir: Path, earlier: Path | None = None) -> str:

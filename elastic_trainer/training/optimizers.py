@@ -22,9 +22,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from elastic_trainer.errors import UserError, not_one_of
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.registry import OPTIMIZERS
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import OPTIMIZERS, Settings
 
 MIN_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
 
@@ -179,12 +179,12 @@ def make_optimizer(
     unclipped: Sequence[int] = (),
     warmup: float = 0.0,
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of that name in `registry.OPTIMIZERS`; the paper's are sgd, and adam for ViT (section 6).
+    """The optimizer of that name; the paper's are sgd, and adam for ViT (section 6).
 
     Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
 
     Args:
-        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0), "adam" (constant learning rate, no weight decay), …
+        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0), or "adam" (constant learning rate, no weight decay).
         learning_rate: the highest.
         weight_decay: of SGDW, per unit of learning rate.
         total_steps: after which cosine decay reaches 0.
@@ -194,14 +194,12 @@ def make_optimizer(
     Raises:
         UserError: there is none of that name.
     """
-    optimizer = OPTIMIZERS[name].make(
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        total_steps=total_steps,
-        clipping=clipping,
-        unclipped=unclipped,
-        warmup=warmup,
-    )
+    if name not in OPTIMIZERS:
+        raise UserError(f"--optimizer: {not_one_of(name, [*OPTIMIZERS])}")
+    if name == "adam":
+        optimizer: keras.optimizers.Optimizer = FusedAdam(learning_rate)
+    else:
+        optimizer = SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
     return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
 
 
@@ -218,18 +216,6 @@ def optimizer_of(settings: Settings, total_steps: int, model: keras.Model) -> ke
     )
 
 
-def make_sgd(
-    learning_rate: float,
-    weight_decay: float,
-    total_steps: int,
-    clipping: float | None,
-    unclipped: Sequence[int],
-    warmup: float,
-) -> SGDW:
-    """SGDW with the paper's momentum. Arguments as for `make_optimizer`."""
-    return SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
-
-
 def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer itself, without the scaling of the loss that float16 needs."""
     return getattr(optimizer, "inner_optimizer", optimizer)
@@ -240,11 +226,6 @@ def end_schedule_at(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
     rate = unscaled(optimizer)._learning_rate
     if isinstance(rate, WarmupCosine):
         rate.end_at(steps)
-
-
-def make_adam(learning_rate: float, **unused: Any) -> FusedAdam:
-    """Adam at a constant rate. Arguments as for `make_optimizer`."""
-    return FusedAdam(learning_rate)
 
 
 def current_rate(optimizer: keras.optimizers.Optimizer) -> float:

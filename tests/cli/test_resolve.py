@@ -171,7 +171,7 @@ def test_the_closed_form_head_is_the_first_best_model(words):
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """The images would be read now."""
 
 
@@ -179,9 +179,9 @@ def chosen_before_images(words):
     """The command, and the MB of images that may stay in memory, when a run of the small network reads its images."""
 
     def load(*chosen):
-        raise Reached(*chosen)
+        raise ReachedError(*chosen)
 
-    with pytest.raises(Reached) as reached:
+    with pytest.raises(ReachedError) as reached:
         resolve(parse_training(words).with_classes(3), make_small_model(), load)
     return reached.value.args
 

@@ -7,11 +7,10 @@ import pytest
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
-from elastic_trainer.registry import OPTIMIZERS
 from elastic_trainer.runs import disk
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.disk import DiskNeed, disk_line, disk_need
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
 
 
