@@ -1,4 +1,4 @@
-"""Imports go downwards only: between rooms (import-linter), at the top level (ruff), and no TensorFlow for a mistake."""
+"""Imports go downwards only: between rooms, and without TensorFlow for a mistake; ruff holds the top level."""
 
 import subprocess
 import sys

