@@ -30,6 +30,27 @@ def photos(tmp_path):
     return write_noise(tmp_path / "photos")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Photos, and beside them the run `mine` that was trained on them."""
+    folder = tmp_path_factory.mktemp("place")
+    train(write_noise(folder / "photos"), "--save_model")
+    return folder
+
+
+@pytest.fixture
+def trained(place, photos):
+    """The folder of the run that was trained on `photos`."""
+    return Path(shutil.copytree(place / "mine", photos.parent / "mine"))
+
+
+@pytest.fixture
+def interrupted(trained):
+    """As `trained`, but the run looks as if it had been interrupted."""
+    (trained / "summary.json").unlink()
+    return trained
+
+
 def train(photos, *more):
     """Two steps of a small network on an image folder; the run's folder is `mine` beside it."""
     words = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", f"{Path(zoo.__file__)}:branches"]
@@ -58,13 +79,6 @@ def test_a_folder_for_a_board_that_cannot_be_written_is_refused_first(tmp_path, 
         check_folder(tmp_path / "board")
 
 
-def train_without_end(photos):
-    """As `train`, but the run looks as if it had been interrupted."""
-    run = train(photos)
-    (run / "summary.json").unlink()
-    return run
-
-
 def swap_two_classes(photos):
     train = photos / "train"
     for old, new in (("ant", "old"), ("bee", "ant"), ("old", "bee")):
@@ -90,25 +104,23 @@ def replace_the_test_photos(photos):
         (replace_the_test_photos, r"started with other test images \(9, digest \w+; now 9, digest \w+\)"),
     ],
 )
-def test_resuming_with_other_images_is_refused(photos, change, message):
-    run = train_without_end(photos)
+def test_resuming_with_other_images_is_refused(photos, interrupted, change, message):
     change(photos)
-    with pytest.raises(UserError, match=f"--resume: the run in {run} was {message}"):
+    with pytest.raises(UserError, match=f"--resume: the run in {interrupted} was {message}"):
         train(photos, "--resume")
-    assert not (run / "summary.json").exists()
+    assert not (interrupted / "summary.json").exists()
 
 
-def test_run_continues_with_a_copy_of_its_images_and_without_a_record_of_them(photos):
-    run = train_without_end(photos)
-    copy = Path(shutil.copytree(photos, photos.with_name("copy")))
-    train(copy, "--resume")
-    (run / "summary.json").unlink()
-    config = json.loads((run / "config.json").read_text())
+def test_run_continues_with_a_copy_of_its_images_and_without_a_record_of_them(photos, interrupted):
+    photos = photos.rename(photos.with_name("copy"))
+    train(photos, "--resume")
+    (interrupted / "summary.json").unlink()
+    config = json.loads((interrupted / "config.json").read_text())
     assert config.pop("images")["class_names"] == ["ant", "bee", "cat"]
-    (run / "config.json").write_text(json.dumps(config))  # as runs were kept before
+    (interrupted / "config.json").write_text(json.dumps(config))  # as runs were kept before
     rename_a_class(photos)
     train(photos, "--resume")
-    assert read_run(run).summary["steps"] == 2
+    assert read_run(interrupted).summary["steps"] == 2
 
 
 def edit(network, old, new):
@@ -195,32 +207,28 @@ def test_a_run_is_not_continued_with_another_network(photos, own_networks):
     assert not (run / "summary.json").exists()
 
 
-def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos):
-    run = train(photos, "--save_model")
+def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos, trained):
     replace_the_test_photos(photos)
-    words = ["--evaluate", str(run)]
+    words = ["--evaluate", str(trained), "--data_dir", str(photos)]
     assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
+
+    def check_refused(name):
+        message = rf"--data_dir .*/test: class '{name}' is not among those of the model \(ant, bee, cat"
+        with pytest.raises(UserError, match=message):
+            load_to_evaluate(parse_evaluation(words))
+
+    more = shutil.copytree(photos / "test" / "ant", photos / "test" / "wasp")
+    check_refused("wasp")
+    shutil.rmtree(more)
     rename_a_class(photos)
-    with pytest.raises(
-        UserError, match=r"--data_dir .*/test: class 'dog' is not among those of the model \(ant, bee, cat"
-    ):
-        load_to_evaluate(parse_evaluation(words))
+    check_refused("dog")
 
 
-def test_evaluating_with_one_more_class_names_it(photos):
-    run = train(photos, "--save_model")
-    for split in ("train", "test"):
-        shutil.copytree(photos / split / "ant", photos / split / "wasp")
-    with pytest.raises(
-        UserError, match=r"--data_dir .*/test: class 'wasp' is not among those of the model \(ant, bee, cat"
-    ):
-        load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
-
-
-def test_images_that_a_model_was_trained_on_do_not_test_it(photos, capsys):
-    first = train(photos, "--save_model")
+def test_images_that_a_model_was_trained_on_do_not_test_it(photos, trained, capsys):
+    first = trained
     shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")
-    assert load_to_evaluate(parse_evaluation(["--evaluate", str(first)]))[1].test_count == 9
+    words = ["--evaluate", str(first), "--data_dir", str(photos)]
+    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
     assert "--evaluate" in (line := capsys.readouterr().out) and "trained on 1 of 10 test images" in line
 
     others = Path(shutil.copytree(photos, photos.with_name("others")))
@@ -285,13 +293,12 @@ def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos,
     assert "TensorFlow Lite" not in capsys.readouterr().out
 
 
-def test_a_run_continues_with_the_flags_that_messages_name(photos, capsys):
-    run = train_without_end(photos)
+def test_a_run_continues_with_the_flags_that_messages_name(photos, interrupted):
     (photos / "train" / "ant" / "new.png").write_bytes(b"broken")
     with pytest.raises(UserError, match="leave out broken images with --skip_broken"):
         train(photos, "--resume")
     train(photos, "--resume", "--skip_broken", "--allow_stale_profile", "--micro_batch", 2)
-    assert read_run(run).summary["steps"] == 2
+    assert read_run(interrupted).summary["steps"] == 2
 
 
 def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
@@ -343,8 +350,8 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
     assert predictions.losses.mean() == pytest.approx(summary["test_loss"], rel=1e-3)
 
 
-def test_a_run_of_an_earlier_version_is_not_continued_with_another_split(photos):
-    run = train_without_end(photos)
+def test_a_run_of_an_earlier_version_is_not_continued_with_another_split(photos, interrupted):
+    run = interrupted
     config = json.loads((run / "config.json").read_text())
     assert config["images"].pop("digests")
     (run / "config.json").write_text(json.dumps(config))
