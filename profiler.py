@@ -109,7 +109,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
             f"{details['measurement_spread_percent']:.1f} %)"
         )
     if table.doubt is not None:
-        yield f"warning: this table is unreliable: {table.doubt}; was the device busy? Profile again"
+        yield f"warning: {table.warning('was the device busy? Profile again')}"
     if table.peaks is not None:
         pairs = zip(*table.peaks, strict=True)
         errors = ", ".join(f"{mine:,.0f} ({100 * (mine / real - 1):+.0f} %)" for mine, real in pairs)

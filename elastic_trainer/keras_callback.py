@@ -244,17 +244,14 @@ def _find_table(
             table = load_table(folder, settings, names, shapes, graph, "it is measured again")
             if table.doubt is None:
                 return table
-            say(f"the timing table in {folder} is unreliable: {table.doubt}; it is measured again")
+            say(table.warning("it is measured again"))
         except UserError as error:
             say(str(error))
     say("measuring what each tensor costs to train")
     with memory.reusing(MEASURED_SHARE):
         table = profile_compiled(task, batch)
     if table.doubt is not None:
-        say(
-            f"the timing table is unreliable: {table.doubt}; was the device busy? It is used now; the next fit "
-            "measures again"
-        )
+        say(table.warning("was the device busy? It is used now; the next fit measures again"))
     try:
         save_table(table, folder)
         say(f"timing table kept in {folder}")

@@ -261,7 +261,7 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
         # The new one is loaded: its file rounds times, and a resumed run compares its table with the checkpoint's.
         table = load()
     if table.doubt is not None:
-        print(f"the timing table is unreliable: {table.doubt}; {used}")
+        print(table.warning(used))
     table = table.in_parts(command.network.batch_size // network.batch_size)
     if settings.deadline is None:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)

@@ -96,6 +96,10 @@ class TimingTable:
         ignored = [name for name, factor, times_ms in parts if not factor and times_ms.sum() > free]
         return f"{ignored[0]} takes no time by it" if ignored else None
 
+    def warning(self, then: str) -> str:
+        """A line on its doubt; `then` is what follows from it, in words."""
+        return f"the timing table is unreliable: {self.doubt}; {then}"
+
     @property
     def compiling_ms(self) -> float | None:
         """Mean wall time of compiling a step, and that from features, first calls included; None: not measured."""
