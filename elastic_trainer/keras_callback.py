@@ -108,14 +108,14 @@ class ElasticTraining(keras.callbacks.Callback):
 
     @property
     def history(self) -> History:
-        """See the class."""
+        """Of the latest `fit`. Raises `UserError` before its first step."""
         if self._trainer is None:
             raise UserError("ElasticTraining has no history before model.fit has trained a step")
         return self._trainer.history
 
     @property
     def rho_measured(self) -> float | None:
-        """See the class."""
+        """Step time over that of plain `fit`; None before it is known."""
         full_ms = self._trainer.history.full_training_ms() if self._trainer else None
         return sum(self.history.step_ms) / full_ms if full_ms else None
 
