@@ -6,12 +6,10 @@ elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shlex
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,10 +120,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
-    if is_untrained:
-        from elastic_trainer.extensions.board.command import export_untrained
-
-        print(export_untrained(command, model, dataset, prepared.table))
+    if run.export and is_untrained:
+        print(EXPORTERS[run.export].export(command, model, dataset, prepared.table))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
@@ -183,29 +179,22 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
             f"--export {command.run.export}: {folder} contains no best.keras; no epoch ended after --export or "
             "--save_model was given"
         )
-    with _stoppable_export(best):
-        model = load_best(model, best, trainer.training.model is not model, "--export")
-        seconds = (command.training.deadline or math.inf) - trainer.history.clocks.elapsed()
-        print(_exported(command.run.export, model, dataset, folder, str(best), seconds))
+    model = load_best(model, best, trainer.training.model is not model, "--export")
+    seconds = (command.training.deadline or math.inf) - trainer.history.clocks.elapsed()
+    print(_exported(command.run.export, model, dataset, best, seconds))
 
 
-@contextlib.contextmanager
-def _stoppable_export(best: Path) -> Iterator[None]:
-    """In this block Ctrl-C raises `Stopped`: the run is finished, and its best model is not exported yet."""
+def _exported(name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> str:
+    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
+
+    Raises:
+        Stopped: by Ctrl-C.
+    """
     try:
-        yield
+        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds)
     except KeyboardInterrupt:
         again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
-
-
-def _exported(
-    name: str, model: keras.Model, dataset: ImageData, folder: Path, source: str, seconds: float = math.inf
-) -> str:
-    """Write a trained model in the format `name`, `seconds` before a deadline. Returns the text to print."""
-    entry = EXPORTERS[name]
-    more = {} if entry.conversion_seconds is None else {"seconds": seconds}
-    return entry.export(model, dataset, folder, source, **more)
 
 
 def evaluate(command: EvaluateCommand) -> None:
@@ -227,11 +216,9 @@ def evaluate(command: EvaluateCommand) -> None:
     }
     print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
     if command.export and EXPORTERS[command.export].is_untrained:
-        from elastic_trainer.extensions.board.command import export_last_selection
-
-        print(export_last_selection(command, model, dataset))
+        print(EXPORTERS[command.export].export(command, model, dataset))
     elif command.export:
-        print(_exported(command.export, model, dataset, command.folder, str(command.model)))
+        print(EXPORTERS[command.export].export(model, dataset, command.folder, str(command.model)))
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
@@ -263,11 +250,10 @@ def _export_again(command: TrainCommand, folder: Path, seconds: float | None) ->
     best, export = folder / BEST_MODEL, command.run.export
     if export is None or not best.is_file() or (folder / EXPORTERS[export].files[-1]).exists():
         return
-    with _stoppable_export(best):
-        load_tensorflow()
-        images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
-        model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
-        print(_exported(export, model, dataset, folder, str(best)))
+    load_tensorflow()
+    images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]
+    model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
+    print(_exported(export, model, dataset, best))
     if seconds is not None:
         update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
 

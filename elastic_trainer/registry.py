@@ -134,29 +134,29 @@ class DatasetEntry:
 
 
 @dataclass(frozen=True)
-class ExporterEntry:
-    """A format for trained models.
+class Exporter:
+    """A format of `--export`.
 
     Attributes:
-        export: model, `ImageData`, the run's folder, and the origin of the model -> a report for the user.
+        export: writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left
+            before a deadline -> a report for the user.
         files: names of the files that it writes, the model first; a new run of the same name deletes them.
-        uses: flags used only by the exporters that list them; `export` takes them by name.
-        is_untrained: it exports what a run would train, before it trains: it is called with other arguments.
         conversion_seconds: model -> what converting it once takes on this device now, so that a deadline leaves time
-            for it; `export` then takes `seconds`, those left before the deadline. None: no time is kept.
+            for it.
+        is_untrained: it is written instead of training. `export` then takes the command, the model, `ImageData`, and
+            the timing table of a `TrainCommand` if its scheme has one.
     """
 
     export: Callable[..., str]
     files: tuple[str, ...]
-    uses: tuple[str, ...] = ()
-    is_untrained: bool = False
     conversion_seconds: Callable[..., float] | None = None
+    is_untrained: bool = False
 
 
 SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
 IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
 DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
-EXPORTERS: Registry[ExporterEntry] = Registry("--export")
+EXPORTERS: dict[str, Exporter] = {}
 # What else extensions add to main.py:
 FLAGS: dict[str, Flag] = {}  # flags; `TrainCommand.extra` has their values
 CHECKS: list[Callable[[argparse.Namespace, Collection[str]], None]] = []  # of all options, and the names of those given
@@ -296,13 +296,10 @@ DATASETS.add(
         read_to_test=Lazy("elastic_trainer.datasets.image_folder:read_to_test"),
     ),
 )
-EXPORTERS.add(
-    "tflite",
-    ExporterEntry(
-        Lazy("elastic_trainer.evaluation.export:export_tflite"),
-        ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
-        conversion_seconds=Lazy("elastic_trainer.evaluation.export:conversion_seconds"),
-    ),
+EXPORTERS["tflite"] = Exporter(
+    Lazy("elastic_trainer.evaluation.export:export_tflite"),
+    ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
+    Lazy("elastic_trainer.evaluation.export:conversion_seconds"),
 )
 
 # --- extensions -------------------------------------------------------------------------------------------------------

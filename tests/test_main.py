@@ -278,7 +278,7 @@ def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos,
         monkeypatch.context() as patched,
         pytest.raises(Stopped, match=r"stopped in the export; .*best\.keras") as stop,
     ):
-        patched.setattr("main._exported", stopped)
+        patched.setattr("elastic_trainer.evaluation.export.export_tflite", stopped)
         train(photos, "--export", "tflite")
     run = photos.parent / "mine"
     assert stop.value.number == 2 and str(stop.value).endswith(f"to export it: python main.py --resume {run}")

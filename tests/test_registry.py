@@ -14,7 +14,6 @@ from small_networks import values
 from small_runs import rows_of, run
 
 import data
-import main
 import train
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.cli.flags import add_flags
@@ -23,17 +22,15 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.datasets.sources import DataSource, class_names
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json, write_text
+from elastic_trainer.files import write_json
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import flag, flags_of, from_options, names_of, share
 from elastic_trainer.registry import (
     DATASETS,
-    EXPORTERS,
     FLAGS,
     IMPORTANCES,
     SCHEMES,
     DatasetEntry,
-    ExporterEntry,
     ImportanceEntry,
     Lazy,
     SchemeEntry,
@@ -60,7 +57,7 @@ from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import make_optimizer
 
 SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
-REGISTRIES = (SCHEMES, IMPORTANCES, DATASETS, EXPORTERS)
+REGISTRIES = (SCHEMES, IMPORTANCES, DATASETS)
 TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, correct_budget=False)
 
 
@@ -192,23 +189,6 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     assert summary["steps"] == 2 and moved(model, before)
 
 
-def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
-    def export(model, dataset, folder, source):
-        write_text(folder / "weights.txt", str(model.count_params()))
-        return f"wrote weights.txt of {source}"
-
-    EXPORTERS.add("text", ExporterEntry(export, ("weights.txt",)))
-    command = parse_training(["--export", "text"])
-    assert command.training.save_model and command.run.export == "text"
-    model = make_small_model()
-    model.save(tmp_path / "best.keras")
-    trainer = Trainer(model, make_small_data(), "full_training")
-    main._export_best(command, model, make_small_data(), tmp_path, trainer)
-    assert (tmp_path / "weights.txt").read_text() == str(model.count_params())
-    assert f"wrote weights.txt of {tmp_path}" in capsys.readouterr().out
-    assert not (tmp_path / "model.tflite").exists()
-
-
 # --- strict look-up ---------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +202,6 @@ def test_an_exporter_from_outside_writes_the_best_model(tmp_path, capsys):
         ),
         (IMPORTANCES, "gains", "importance: 'gains' is not one of gain, .*; did you mean 'gain'"),
         (DATASETS, "digit", "--dataset_name: 'digit' is not one of .*; did you mean 'digits'"),
-        (EXPORTERS, "onnx", "--export: 'onnx' is not one of tflite, train_tflite$"),
     ],
 )
 def test_a_name_that_is_not_known_is_one_line_that_names_the_flag_and_the_known_names(registry, word, line):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import flag, flags_of, shares
-from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, SCHEMES, ExporterEntry, Lazy
+from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, SCHEMES, Exporter, Lazy
 
 EXPORT = "train_tflite"
 EXCLUDED = (  # flags that the export excludes, and why
@@ -66,9 +66,6 @@ def check(args: argparse.Namespace, given: Collection[str]) -> None:
 
 FLAGS.update(flags_of(BoardFlags))
 CHECKS.append(check)
-EXPORTERS.add(
-    EXPORT,
-    ExporterEntry(
-        Lazy("elastic_trainer.extensions.board.export:export_training"), ("train.tflite",), is_untrained=True
-    ),
+EXPORTERS[EXPORT] = Exporter(
+    Lazy("elastic_trainer.extensions.board.command:export_for_board"), ("train.tflite",), is_untrained=True
 )

@@ -23,7 +23,27 @@ from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.timing.table import TimingTable
 
 
-def export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None) -> str:
+def export_for_board(
+    command: TrainCommand | EvaluateCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None = None
+) -> str:
+    """Export what a run would train first, or what a finished one trained last. Returns the text to print.
+
+    Args:
+        command: the run, or the evaluation of a finished one.
+        model, dataset: of it.
+        table: timing table of the run, if its scheme is elastic.
+
+    Raises:
+        UserError: the run to evaluate is not finished, or does what a board cannot do.
+    """
+    if isinstance(command, EvaluateCommand):
+        return _export_last_selection(command, model, dataset)
+    return _export_first_selections(command, model, dataset, table)
+
+
+def _export_first_selections(
+    command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None
+) -> str:
     """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
     settings = command.training
     masks = {}
@@ -37,7 +57,7 @@ def export_untrained(command: TrainCommand, model: keras.Model, dataset: ImageDa
     return _written(command, masks, model, dataset, board_folder(command.run), count)
 
 
-def export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
+def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
     """Export what a finished run trained last, with its best weights. Returns the text to print.
 
     Raises:
