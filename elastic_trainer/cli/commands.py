@@ -104,30 +104,21 @@ class TrainCommand:
         return self.choose(**values)
 
 
-def continued(command: TrainCommand) -> TrainCommand:
+def continued(command: TrainCommand, images: dict[str, Any] | None = None) -> TrainCommand:
     """The command, or a copy with the recorded choices of the run that it continues.
 
-    Raises:
-        UserError: that run was started with other options.
-    """
-    if not command.run.resume or not is_run(command.run.folder):
-        return command
-    command = command.with_choices_of(read_config(command.run.folder))
-    check_unchanged(command)
-    return command
-
-
-def check_unchanged(command: TrainCommand, images: dict[str, Any] | None = None) -> None:
-    """Raise `UserError` if a run to continue was started with other options, or with other images.
-
     Args:
-        command: the run.
+        command: a run, new or to continue.
         images: `ImageData.record` of those it has now; None: they are not known yet.
+
+    Raises:
+        UserError: the run to continue was started with other options, or with other images.
     """
     folder = command.run.folder
     if not command.run.resume or not is_run(folder):
-        return
+        return command
     before = read_config(folder)
+    command = command.with_choices_of(before)
     change = first_change(command.config, before, FREE_ON_RESUME)
     if change is None and images is not None:
         change = changed_images(images, before.get("images"))
@@ -135,6 +126,7 @@ def check_unchanged(command: TrainCommand, images: dict[str, Any] | None = None)
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
         )
+    return command
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from elastic_trainer.cli.commands import HEAD_ALONE, TrainCommand, check_unchanged, continued, profiler_command
+from elastic_trainer.cli.commands import HEAD_ALONE, TrainCommand, continued, profiler_command
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
@@ -113,7 +113,7 @@ def resolve(
         export_seconds = _export_seconds(command, model)
         table = table if retimed is None else retimed(command, table)
     data = load(command, images_mb)
-    check_unchanged(command, data.record())
+    continued(command, data.record())
     if table is None:
         return Prepared(command, data, steps.memory)
     elapsed, is_open = time.perf_counter() - start, "num_epochs" in command.open
