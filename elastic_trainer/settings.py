@@ -41,7 +41,7 @@ AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate:
 CLIPPING = 0.02  # the robust recipe's bound of gradients
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
 TABLE_RECORD = "profile.json"  # in the folder of a timing table
-TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see datasets/trained_images.py
+TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see `datasets.image_data`
 
 PAPER: dict[str, Any] = {
     "model_name": "resnet50",
