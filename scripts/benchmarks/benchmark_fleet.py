@@ -94,7 +94,7 @@ class WindowScheme(RoundScheme):
     def choose(self, rho: float, state: TrainState) -> Plan:
         table, data = self.table, self.setup.data
         batches = data.importance_batches(0, self.setup.settings.importance_batches)
-        own = self.of_boards[self._key] = self._evaluator(state.optimizer, batches)
+        own = self.of_boards[self._key] = self._evaluator.importance(state.optimizer, batches)
         if rho >= 1:
             return plan_of(table, np.ones(len(self.head), bool), None, table.full_step_ms, 1.0)
         importance = LOCAL * own + (1 - LOCAL) * np.mean([*self.of_boards.values()], axis=0)
