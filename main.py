@@ -75,6 +75,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
     from elastic_trainer.datasets.sources import class_names
+    from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
@@ -99,7 +100,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
     if network_of_user is not None:
         compare_networks(network_of_user, run, command.network)
-    _check_saving(model, command)
+    if command.training.save_model and network_of_user is not None:
+        check_saving(model, f"--export {run.export}" if run.export else "--save_model", changes_shape=False)
     need = disk_need(model, command.network, command.training.save_model, bool(run.export))
     disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
 
@@ -150,15 +152,6 @@ def _board_table(command: TrainCommand, table: TimingTable) -> TimingTable:
     from elastic_trainer.extensions.board.times import board_table
 
     return board_table(table, command.extra["board_times"], command.network.batch_size)
-
-
-def _check_saving(model: keras.Model, command: TrainCommand) -> None:
-    """Raise `UserError` for a custom model that `--save_model` or `--export` cannot save."""
-    from elastic_trainer.networks.saved_model import check_saving
-
-    if command.training.save_model and is_custom_model(command.network.model_name):
-        export = command.run.export
-        check_saving(model, f"--export {export}" if export else "--save_model", changes_shape=False)
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:
