@@ -171,10 +171,9 @@ def test_a_saved_model_supplies_its_head_only_for_the_same_number_of_classes(nam
     run = tmp_path / "run"
     run.mkdir()
     save_model(saved, run / "best.keras")
-    for path in (run, run / "best.keras"):
-        assert not differ(models.build_model(name, 32, 5, str(path), alpha=0.35), saved)
-        assert not capsys.readouterr().out
-    other = models.build_model(name, 32, 7, str(run), alpha=0.35)
+    assert not differ(models.build_model(name, 32, 5, str(run), alpha=0.35), saved)
+    assert not capsys.readouterr().out
+    other = models.build_model(name, 32, 7, str(run / "best.keras"), alpha=0.35)
     assert "replacing its 5-class head with a new 7-class one" in capsys.readouterr().out
     backbones = [next(one for one in model.layers if isinstance(one, keras.Model)) for model in (other, saved)]
     assert not differ(*backbones)
