@@ -23,7 +23,7 @@ from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import compare_networks, network_record
-from elastic_trainer.runs.folder import check_run_folder, run_folder
+from elastic_trainer.runs.folder import check_run_folder, disk_line, disk_need, run_folder
 from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
@@ -77,7 +77,6 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.runs.disk import disk_line, disk_need
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
 
@@ -137,7 +136,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             more = prepared.budget, stop, time.perf_counter() - start, prepared.memory
-            log.finish(train.train(command.train_type, model, dataset, command.training, log, *more))
+            train.train(command.train_type, model, dataset, command.training, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(
             lambda: _add_power(command, folder),

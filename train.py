@@ -32,7 +32,7 @@ from elastic_trainer.errors import Stopped
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.registry import METERS, SCHEMES
-from elastic_trainer.runs.keeper import Keeper
+from elastic_trainer.runs.checkpointer import Checkpointer
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
@@ -55,7 +55,7 @@ def train(
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
 ) -> dict[str, Any]:
-    """Train `model` under a scheme. Continues from `run`'s last checkpoint.
+    """Train `model` under a scheme, and write its summary.json. Continues from `run`'s last checkpoint.
 
     Args:
         train_type: a key of `SCHEMES`, or a scheme.
@@ -68,7 +68,7 @@ def train(
         memory: see `Trainer`.
 
     Returns:
-        See `runs.summary.run_results`.
+        What summary.json contains, see `RunLog.finish`.
 
     Raises:
         UserError: the loss is no longer a finite number, or a file cannot be written.
@@ -81,17 +81,17 @@ def train(
         scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
     with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
         meters = [stack.enter_context(make()) for make in METERS[:1]]
-        keeper, bar = Keeper(run), ProgressBar()
-        listeners = [run.events, run, bar, signals, keeper]
+        checkpointer, bar = Checkpointer(run), ProgressBar()
+        listeners = [run.events, run, bar, signals, checkpointer]
         trainer = Trainer(task, data, scheme, settings, listeners, memory=memory)
-        keeper.restore(trainer)
+        checkpointer.restore(trainer)
         trainer.history.clocks.add(elapsed)
         for meter in meters:
             trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
-            keeper.save()
+            checkpointer.save()
             raise Stopped(
                 stopped.number,
                 f"stopped after step {trainer.history.step} of {trainer.schedule.total_steps}; "
@@ -103,7 +103,7 @@ def train(
     for meter in meters:
         results |= meter.report(results["energy_joules"])
     doubt = None if budget is None else budget.table.doubt
-    return {**results, **_held_out_results(trainer, model, run), "table_doubt": doubt}
+    return run.finish({**results, **_held_out_results(trainer, model, run), "table_doubt": doubt})
 
 
 def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict[str, Any]:

@@ -62,10 +62,9 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
         log.checkpoints.save = lambda step, state: step % every or save(step, state)  # type: ignore[method-assign]
         if elastic:
             budget = make_budget(model, data, settings, make_table(model, t_dy_ms))
-            results = train.elastic_training(model, data, settings, log, budget)
+            summary = train.elastic_training(model, data, settings, log, budget)
         else:
-            results = train.full_training(model, data, settings, log)
-        summary = log.finish(results)
+            summary = train.full_training(model, data, settings, log)
     return [variable.numpy() for variable in model.variables], summary
 
 

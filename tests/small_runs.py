@@ -27,7 +27,7 @@ def run(folder, scheme, settings, model=None, table=None):
     more = {"budget": make_budget(model, make_small_data(), settings, table)} if table else {}
     log = RunLog(folder, {"model_name": "small", "rho": settings.rho, "seed": 0}, tensor_names(model))
     with log:
-        return model, log.finish(scheme(model, make_small_data(), settings, log, **more))
+        return model, scheme(model, make_small_data(), settings, log, **more)
 
 
 def rows_of(path):
@@ -43,7 +43,7 @@ def train_and_read(folder, *, name="elastic_training"):
     budget = make_budget(model, data, settings, make_table(model)) if name == "elastic_training" else None
     names = [str(k) for k in range(len(model.trainable_variables))]
     with RunLog(folder, {"train_type": name}, names) as run:
-        summary = run.finish(train.train(name, model, data, settings, run, budget))
+        summary = train.train(name, model, data, settings, run, budget)
     return summary, rows_of(folder / "metrics.csv")
 
 
@@ -64,5 +64,5 @@ def elastic_run(folder, settings, table):
     model = make_small_model()
     budget = make_budget(model, make_small_data(), settings, table)
     with RunLog(folder, {}, tensor_names(model)) as log:
-        summary = log.finish(train.elastic_training(model, make_small_data(), settings, log, budget))
+        summary = train.elastic_training(model, make_small_data(), settings, log, budget)
     return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.trainer.history.selections

@@ -178,7 +178,7 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     before = values(model.trainable_variables)
     log = RunLog(tmp_path / "run", {}, tensor_names(model))
     with log:
-        summary = log.finish(train.full_training(model, images, Settings(learning_rate=0.05, num_epochs=2), log))
+        summary = train.full_training(model, images, Settings(learning_rate=0.05, num_epochs=2), log)
     assert summary["steps"] == 2 and moved(model, before)
 
 

@@ -107,14 +107,13 @@ def check_network(now: dict[str, str], before: dict[str, str] | None, what: str,
     Raises:
         UserError: it computes something else.
     """
+    is_same = None if before is None else is_same_network(now, before, digests)
+    if is_same is False:
+        raise UserError(f"{what} computes something else than the network that was trained; give the file as it was")
     if before is None:
         print(f"{what} is built as it is now; the run does not record what it was")
-        return
-    is_same = is_same_network(now, before, digests)
-    if is_same is None:
+    elif is_same is None:
         print(f"{what} is built as it is now; that it is the same as with {before['made_with']} cannot be checked")
-    elif not is_same:
-        raise UserError(f"{what} computes something else than the network that was trained; give the file as it was")
 
 
 def compare_networks(made: dict[str, str], run: RunSettings, network: NetworkSettings) -> None:

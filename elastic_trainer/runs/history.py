@@ -5,6 +5,9 @@ A checkpoint keeps all of it (`History.to_record`), so a resumed run continues a
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
-from elastic_trainer.runs.clocks import Clocks
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
@@ -21,6 +23,83 @@ from elastic_trainer.training.state import StepResult
 
 MEASURED = ("step", "step_flops", "step_ms", "slowdowns", "making_ms")  # of a selection, beside it in a checkpoint
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
+
+
+class Clocks:
+    """Seconds spent on training (which includes selection), on selection, on validation, and since the start.
+
+    Attributes:
+        spans: start and end of each period of training, in seconds since 1970.
+        meter: returns joules since a fixed moment, or None if unknown; read when training starts and stops.
+        joules: energy of training before the current period; None once a part of it is unknown.
+    """
+
+    def __init__(
+        self,
+        training: float = 0.0,
+        selection: float = 0.0,
+        validation: float = 0.0,
+        elapsed: float = 0.0,
+        joules: float | None = 0.0,
+        spans: Sequence[Sequence[float]] = (),
+    ) -> None:
+        self._seconds = {"training": training, "selection": selection, "validation": validation}
+        self._started: dict[str, float] = {}
+        self._start_time = time.perf_counter() - elapsed
+        self.joules, self.spans = joules, [*spans]
+        self.meter: Callable[[], float | None] = lambda: None
+        self._training_started: tuple[float, float | None] = (0.0, None)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Count the time of this block as `name`."""
+        self._start(name)
+        try:
+            yield
+        finally:
+            self._stop(name)
+
+    @contextmanager
+    def paused(self, *names: str) -> Iterator[None]:
+        """Do not count the time of this block as any of `names`."""
+        running = [name for name in names if name in self._started]
+        for name in running:
+            self._stop(name)
+        try:
+            yield
+        finally:
+            for name in running:
+                self._start(name)
+
+    def _start(self, name: str) -> None:
+        if name == "training":
+            self._training_started = time.time(), self.meter()
+        self._started[name] = time.perf_counter()
+
+    def _stop(self, name: str) -> None:
+        self._seconds[name] += time.perf_counter() - self._started.pop(name)
+        if name == "training":
+            (start, before), after = self._training_started, self.meter()
+            self.spans.append([start, time.time()])
+            if self.joules is not None:
+                self.joules = None if before is None or after is None else self.joules + after - before
+
+    def seconds(self, name: str) -> float:
+        """Seconds counted as `name` so far."""
+        return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
+
+    def add(self, seconds: float) -> None:
+        """Count what the program took before as wall time of the run."""
+        self._start_time -= seconds
+
+    def elapsed(self) -> float:
+        """Wall seconds since the run started, without the time between an interruption and the continuation."""
+        return time.perf_counter() - self._start_time
+
+    def to_record(self) -> dict[str, Any]:
+        """The arguments of `Clocks` that continue from here, as JSON types."""
+        seconds = {name: self.seconds(name) for name in self._seconds}
+        return {**seconds, "elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
 
 
 @dataclass
@@ -217,7 +296,7 @@ class History:
         return self.step - start
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types, which keep floats to the last bit."""
+        """All of it in JSON's types, which keep floats to the last bit, and arrays."""
         return {
             **{one.name: getattr(self, one.name) for one in fields(self) if one.name != "selections"},
             "intervals": [_selection_record(selection) for selection in self.selections],

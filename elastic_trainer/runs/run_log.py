@@ -1,21 +1,31 @@
-"""The files that a run writes into its folder while it trains, and its summary."""
+"""The files that a run writes into its folder: config.json, its tables while it trains, and summary.json.
+
+metrics.csv has a row per epoch, selections.csv a row per tensor of each selection. The row of epoch 0 is the model that
+training started from, if it was tested.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
+from elastic_trainer.files import write_csv, write_json
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.reader import CONFIG, SUMMARY, is_run, read_config
-from elastic_trainer.runs.tables import write_tables
+from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run, read_config
 from elastic_trainer.runs.tensorboard import EventsWriter
+from elastic_trainer.selection.select import Selection
+
+SELECTION_COLUMNS = (
+    *("epoch", "step", "name", "importance", "chosen"),
+    *("predicted_step_ms", "budget_step_ms", "measured_step_ms", "rho", "slowdown", "correction"),
+)
 
 
 class RunLog(Listener):
@@ -61,7 +71,7 @@ class RunLog(Listener):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Drop what an interrupted run wrote after its checkpoint."""
-        write_tables(self.folder, self.trainer.history, self._names)
+        self._write_tables()
         if self.trainer.history.selections:  # an earlier process did parts of what the clocks have counted
             self._reached["first_step"] = None
 
@@ -70,13 +80,29 @@ class RunLog(Listener):
             self._reached["first_step"] = self.trainer.history.clocks.elapsed()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        write_tables(self.folder, self.trainer.history, self._names)
+        self._write_tables()
+
+    def _write_tables(self) -> None:
+        """Write both tables completely; metrics.csv only once an epoch is complete."""
+        history = self.trainer.history
+        if history.epochs:
+            rows = [*history.epochs]
+            if history.start is not None:
+                tested = {f"test_{name}": value for name, value in history.start.items()}
+                rows.insert(0, {**dict.fromkeys(rows[0]), "epoch": 0, "step": 0, "train_seconds": 0.0, **tested})
+            write_csv(self.folder / METRICS, [*rows[0]], ([*row.values()] for row in rows))
+        rows_of_tensors = (row for selection in history.selections for row in _tensor_rows(selection, self._names))
+        write_csv(self.folder / SELECTIONS, SELECTION_COLUMNS, rows_of_tensors)
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Write summary.json, from the run's options and its `results`, and delete the checkpoints.
+        """Write summary.json, the one place where it is put together, and delete the checkpoints.
+
+        Args:
+            results: `run_results`, and what is known besides once training has ended.
 
         Returns:
-            What summary.json contains.
+            What summary.json contains: options of the run, `results`, and when which part of the program was reached.
+            What comes after training is added by `summary.update_summary`.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         reached = {**self._reached, "end": self.trainer.history.clocks.elapsed()}
@@ -85,3 +111,14 @@ class RunLog(Listener):
         write_json(self.folder / SUMMARY, summary)
         self.checkpoints.clear()
         return summary
+
+
+def _tensor_rows(selection: Selection, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """The rows of selections.csv for one selection."""
+    measured = statistics.median(selection.step_ms) if selection.step_ms else None
+    budget = (selection.predicted_step_ms, selection.budget_step_ms, measured)
+    correction = (selection.rho, selection.slowdown, selection.correction)
+    for index, name in enumerate(names):
+        importance = None if selection.importance is None else float(selection.importance[index])
+        chosen = (name, importance, int(selection.mask[index]))
+        yield (f"{selection.epoch:.6g}", selection.step, *chosen, *budget, *correction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,11 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     best_epoch, best = _best(history, score)
-    predicted_mb = [selection.memory_mb for selection in history.selections]
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
+
+    def largest(values: Iterable[float | None]) -> float | None:
+        return max((value for value in values if value is not None), default=None)
+
     return {
         "epochs": len(history.epochs),
         "steps": history.step,
@@ -53,7 +57,9 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
         "selection_percent": 100 * selection / training,
-        "selection_part_seconds": _selection_part_seconds(history),
+        "selection_part_seconds": {
+            part: sum(one.seconds.get(part, 0.0) for one in history.selections) for part in SELECTION_PARTS
+        },
         "feature_seconds": history.making_ms / 1e3,
         "first_model_seconds": history.first_model_seconds,
         "average_head_seconds": history.average_head_seconds,
@@ -62,9 +68,9 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
-        "predicted_memory_mb": max((one for one in predicted_mb if one is not None), default=None),
-        "peak_memory_mb": _peak(history, "peak_memory_mb"),
-        "gpu_peak_memory_mb": _peak(history, "gpu_peak_memory_mb"),
+        "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
+        # A resumed run is another process with a peak of its own.
+        **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
     }
@@ -86,11 +92,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     """All of training time, selecting included, over that of full training as it would have run; or why there is none.
 
     Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
-
-    Args:
-        history: of the run.
-        training_ms: of all steps.
-        full_ms: of full training, for the measured steps; None without a budget.
+    `full_ms`: of full training, for the measured steps; None without a budget.
     """
     step_ms, ratio = history.step_ms, None
     measured_share = (sum(step_ms) + history.making_ms) / training_ms
@@ -106,19 +108,8 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     return {"time_over_full": ratio, "time_over_full_missing": missing}
 
 
-def _selection_part_seconds(history: History) -> dict[str, float]:
-    """Seconds of all selections by part, see `Selection.seconds`."""
-    each = [selection.seconds for selection in history.selections]
-    return {part: sum(seconds.get(part, 0.0) for seconds in each) for part in SELECTION_PARTS}
-
-
-def _peak(history: History, column: str) -> float | None:
-    """The largest value of a column of metrics.csv (a resumed run is another process with a separate peak)."""
-    return max((row[column] for row in history.epochs if row[column] is not None), default=None)
-
-
 def update_summary(folder: Path, **values: Any) -> None:
-    """Add `values` to summary.json of the finished run in `folder`. Raises `UserError` if it cannot be written."""
+    """Add what is known only after training to summary.json of a finished run. Raises `UserError` if that fails."""
     write_json(folder / SUMMARY, {**read_summary(folder), **values})
 
 
@@ -130,8 +121,13 @@ def result_lines(summary: dict[str, Any], folder: Path, deadline: float | None =
         folder: of the run.
         deadline: in seconds, if the run had one.
     """
-    accuracy = [_accuracy_line(summary, folder), *_test_lines(summary)]
-    return [*accuracy, _time_line(summary, deadline), _next_line(summary, folder, deadline)]
+    lines = [_accuracy_line(summary, folder)]
+    if summary.get("test_accuracy") is not None:
+        tested, images = summary["tested"], summary["test_images"]
+        lines.append(
+            f"test accuracy of {tested}: {summary['test_accuracy']:.1%} on {images} images not used to choose it"
+        )
+    return [*lines, _time_line(summary, deadline), _next_line(summary, folder, deadline)]
 
 
 def _accuracy_line(summary: dict[str, Any], folder: Path) -> str:
@@ -177,18 +173,8 @@ def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) ->
     return text
 
 
-def _test_lines(summary: dict[str, Any]) -> list[str]:
-    """The line on the test after training, of a run whose images have a part for it; else none."""
-    accuracy = summary.get("test_accuracy")
-    if accuracy is None:
-        return []
-    return [
-        f"test accuracy of {summary['tested']}: {accuracy:.1%} on {summary['test_images']} images not used to choose it"
-    ]
-
-
 def _long_parts(summary: dict[str, Any], seconds: float) -> list[tuple[str, float]]:
-    """What took at least `MIN_PART` of the wall time `seconds`, and the rest; empty if unknown, as of a resumed run."""
+    """What took at least `MIN_PART` of the wall time, and the rest; empty if unknown, as it is of a resumed run."""
     reached = summary.get("seconds_after_start") or {}
     if not reached.get("first_step") or not reached.get("end"):
         return []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,10 @@ class EventsWriter(Listener):
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         names, selection = ("rho", "slowdown", "correction", "predicted_step_ms"), self.trainer.history.selection
-        memory = self.trainer.training.memory
-        limit_mb = memory.limit_mb if memory.has_limit else None
-        both = {"budget/predicted_memory_mb": selection.memory_mb, "budget/memory_mb": limit_mb}
-        self._write(step, {**{f"budget/{name}": getattr(selection, name) for name in names}, **both})
+        memory, values = self.trainer.training.memory, {name: getattr(selection, name) for name in names}
+        values |= {"predicted_memory_mb": selection.memory_mb}
+        values |= {"memory_mb": memory.limit_mb if memory.has_limit else None}
+        self._write(step, {f"budget/{name}": value for name, value in values.items()})
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Means of the steps since the last point are written about twice a second."""
@@ -89,37 +88,30 @@ class EventsWriter(Listener):
         if self.trainer.history.is_validated:
             results = {name.removeprefix("test_"): row[name] for name in row if name.startswith("test_")}
             self._write_curves("test", row["step"], row["train_seconds"], results)
-        values = {"selection/seconds_so_far": row["selection_seconds"]}
-        values |= {"selection/trained_tensors": row["trained_tensors"]}
-        self._write(row["step"], values | {f"meters/{name}": row[name] for name in METERS})
+        chosen = {"seconds_so_far": row["selection_seconds"], "trained_tensors": row["trained_tensors"]}
+        self._write(row["step"], {f"selection/{name}": value for name, value in chosen.items()})
+        self._write(row["step"], {f"meters/{name}": row[name] for name in METERS})
         if self._has_new_selection():
             self._draw_selections()
-        self._flush()
 
     def flushed(self) -> dict[str, int]:
-        """Wait until all events up to now are on the disk; returns the size in bytes of each events file."""
+        """Wait until all events so far are on the disk; returns the size in bytes of each events file."""
         self._end_point()
-        self._flush()
         files = self._files()
         for path in files:
             sync(path)
         return {path.name: path.stat().st_size for path in files}
 
     def finish(self) -> None:
-        """Draw the map of all epochs, if the last epoch did not, and write everything."""
+        """Draw the map of all epochs, if the last epoch did not."""
         if not self._has_new_selection():
             self._draw_selections()
-        self._flush()
 
     def close(self) -> None:
         """Write the rest. Raises `UserError` if that fails."""
         if self._writer is not None:
             with self._reporting():
                 self._writer.close()
-
-    def _flush(self) -> None:
-        with self._reporting():
-            self._writer.flush()
 
     def _end_point(self) -> None:
         """Write the means of the steps since the last point, if there were any."""
@@ -154,7 +146,7 @@ class EventsWriter(Listener):
 
     @contextlib.contextmanager
     def _at(self, step: int) -> Iterator[None]:
-        """Events in this block belong to `step`."""
+        """Events in this block belong to `step`; they are in the file at its end."""
         with self._reporting(), self._writer.as_default(step=step):
             yield
 
@@ -194,30 +186,22 @@ class EventsWriter(Listener):
         return history.selection.step >= start
 
     def _draw_selections(self) -> None:
-        """Add the map of the paper's Fig. 21 to TensorBoard's images."""
+        """Add the map of the paper's Fig. 21 to TensorBoard's images: tensors (input at the bottom) by epochs."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+
         history = self.trainer.history
-        masks = [selection.mask for selection in history.selections]
+        masks = np.array([selection.mask for selection in history.selections])
         edges = [*(selection.epoch for selection in history.selections), len(history.epochs)]
-        image = tf.io.decode_png(draw_map(masks, edges), channels=3)
+        figure = Figure(figsize=(6, 6), dpi=100, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.add_subplot(
+            xlabel="epoch", ylabel="tensor (0 is next to the input)", title="trained tensors (blue)"
+        )
+        axes.pcolormesh(edges, np.arange(masks.shape[1] + 1) - 0.5, masks.T, cmap="Blues", vmin=0, vmax=1.3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        canvas.draw()
+        image = np.asarray(canvas.buffer_rgba())[None, ..., :3]
         with self._at(history.step):
-            tf.summary.image("selection/tensors_by_epoch", image[None], description="blue: trained in that epoch")
-
-
-def draw_map(masks: Sequence[np.ndarray], edges: Sequence[float]) -> bytes:
-    """The map of the paper's Fig. 21, tensors (input at the bottom) by epochs, as PNG.
-
-    Args:
-        masks: for each selection, bool [N].
-        edges: the epoch at which each selection starts, and the epoch at which the last one ends.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    axes = figure.add_subplot(xlabel="epoch", ylabel="tensor (0 is next to the input)", title="trained tensors (blue)")
-    tensors = np.arange(len(masks[0]) + 1) - 0.5
-    axes.pcolormesh(edges, tensors, np.array(masks).T, cmap="Blues", vmin=0, vmax=1.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    with io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=100)
-        return file.getvalue()
+            tf.summary.image("selection/tensors_by_epoch", image, description="blue: trained in that epoch")

@@ -11,7 +11,6 @@ from matplotlib import cbook
 
 from elastic_trainer.evaluation.class_report import (
     SHOWN_CLASSES,
-    _class_table,
     class_results,
     confusion,
     write_report,
@@ -119,12 +118,11 @@ def test_dollars_in_class_names_are_drawn_as_they_are(classes, tmp_path):
         assert [label.replace("\\$", "$") for label in labels] == names
 
 
-def test_a_table_of_40_classes_shows_20_and_mentions_the_rest():
+def test_a_table_of_40_classes_shows_20_and_mentions_the_rest(tmp_path):
     predictions = made_up_predictions(classes=40, count=400)
-    results = class_results(confusion(predictions, 40), [f"kind {k}" for k in range(40)], 40)
-    lines = _class_table(results)
-    assert len(lines) == 2 + SHOWN_CLASSES + 1
-    assert lines[-1] == "… and 20 better classes in classes.csv"
+    lines = write_report(predictions, [f"kind {k}" for k in range(40)], tmp_path, {}).splitlines()
+    assert len(lines) == 1 + 2 + SHOWN_CLASSES + 1 + 1
+    assert lines[-2] == "… and 20 better classes in classes.csv"
 
 
 @pytest.mark.parametrize(("classes", "named", "counted"), [(2, True, True), (37, True, False), (200, False, False)])

@@ -2,7 +2,7 @@
 
 import json
 
-from elastic_trainer.runs.clocks import Clocks
+from elastic_trainer.runs.history import Clocks
 
 
 def test_energy_is_counted_only_during_training():

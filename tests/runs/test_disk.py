@@ -7,9 +7,9 @@ import pytest
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.saved_model import save_model
-from elastic_trainer.runs import disk
+from elastic_trainer.runs import folder
 from elastic_trainer.runs.checkpoint import Checkpoints, State
-from elastic_trainer.runs.disk import DiskNeed, disk_line, disk_need
+from elastic_trainer.runs.folder import DiskNeed, disk_line, disk_need
 from elastic_trainer.settings import OPTIMIZERS, NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
 
@@ -29,11 +29,11 @@ def test_a_checkpoint_has_the_variables_of_the_network_and_the_optimizer(name, t
     assert need.checkpoint_mb == pytest.approx(path.stat().st_size / 1e6, rel=0.1)
     save_model(model, tmp_path / "last.keras")
     saved = disk_need(model, NetworkSettings(optimizer=name), saves_model=True, exports=False).models_mb
-    assert saved == pytest.approx(disk.MODELS * (tmp_path / "last.keras").stat().st_size / 1e6, rel=0.4)
+    assert saved == pytest.approx(folder.MODELS * (tmp_path / "last.keras").stat().st_size / 1e6, rel=0.4)
 
 
 def test_what_cannot_fit_is_refused_in_one_line_and_what_is_replaced_counts_as_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: SimpleNamespace(free=100e6))
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda path: SimpleNamespace(free=100e6))
     logdir = tmp_path / "not" / "yet"
     assert disk_line(DiskNeed(20.0, 30.0), logdir).startswith("disk: the run folder takes at most about 90 MB (3 check")
     assert "100 MB are free" in disk_line(DiskNeed(60.0, 39.0), logdir), "one checkpoint fits"

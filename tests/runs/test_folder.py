@@ -56,16 +56,6 @@ def test_partial_files_of_a_killed_run_are_deleted(tmp_path):
         assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
 
 
-def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").touch()
-    with (
-        pytest.raises(UserError, match=r"--resume: .* contains no run"),
-        run_folder(tmp_path, "mine", resume=True),
-    ):
-        pass
-
-
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write to every folder")
 def test_read_only_logdir_is_named(tmp_path):
     (tmp_path / "logs").mkdir(mode=0o555)
@@ -76,33 +66,25 @@ def test_read_only_logdir_is_named(tmp_path):
         pass
 
 
-def test_overwriting_a_folder_without_a_run_is_refused(tmp_path):
+def test_a_folder_that_is_no_run_is_refused_also_before_images_are_read_and_nothing_is_changed(tmp_path):
+    (tmp_path / "file").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("text")
-    with (
-        pytest.raises(UserError, match=r"--overwrite: .* contains no run"),
-        run_folder(tmp_path, "mine", overwrite=True),
-    ):
-        pass
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
-    with run_folder(tmp_path, "mine") as folder:
-        assert folder.name == "mine-2"
-
-
-def test_what_would_be_refused_later_is_refused_before_images_are_read_and_nothing_is_made(tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
     for arguments, message in (
         ((tmp_path / "file" / "logs", "mine"), "Not a directory"),
         ((tmp_path, "file", True), "--run_name file: .* is a file"),
-        ((tmp_path, "photos", True), "--overwrite: .* contains no run"),
-        ((tmp_path, "photos", False, True), "--resume: .* contains no run"),
+        ((tmp_path, "mine", True), "--overwrite: .* contains no run"),
+        ((tmp_path, "mine", False, True), "--resume: .* contains no run"),
     ):
         with pytest.raises(UserError, match=message):
             check_run_folder(*arguments)
+        with pytest.raises(UserError, match=message), run_folder(*arguments):
+            pass
     check_run_folder(tmp_path / "new" / "logs", "mine")
-    assert {path.name for path in tmp_path.rglob("*")} == {"file", "photos", "cat.jpg"}
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "mine", "thesis.tex"}
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
+    with run_folder(tmp_path, "mine") as folder:
+        assert folder.name == "mine-2"
 
 
 def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):

@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs.clocks import CLOCKS
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.budget import GRADIENT_PASSES, RhoBudget
@@ -48,14 +47,13 @@ def uninterrupted_weights(tmp_path_factory):
 @pytest.mark.parametrize(
     ("optimizer", "cuts", "every"),
     [
-        ("sgd", [(1, False), (STEPS, False)], 1),  # after the first step; between two epochs
-        ("sgd", [(9, False), (2 * STEPS, True)], 1),  # before a selection within an epoch; in a validation
-        ("sgd", [(10, False), (10, False), (17, False)], 4),  # between two checkpoints, twice; later again
-        ("sgd", [(2, False)], 100),  # before the first checkpoint
-        ("adam", [(10, False), (14, False)], 4),
+        # After the first step; between two epochs; before a selection within an epoch; in a validation.
+        ("sgd", [(1, False), (STEPS, False), (9, False), (2 * STEPS, True)], 1),
+        # Before the first checkpoint; between two checkpoints, twice; later again.
+        ("adam", [(2, False), (10, False), (10, False), (17, False)], 4),
     ],
 )
-def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
+def test_resumed_run_ends_with_the_weights_tables_and_events_of_an_uninterrupted_run(
     optimizer, cuts, every, tmp_path, uninterrupted
 ):
     folder, weights, summary = uninterrupted
@@ -80,14 +78,11 @@ def test_resumed_run_ends_with_the_weights_and_tables_of_an_uninterrupted_run(
             assert [expected[column] for column in columns] == [found[column] for column in columns]
     seconds = [float(row["train_seconds"]) for row in rows_of(tmp_path / "resumed" / "metrics.csv")]
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
+    check_events(events_of(folder), events_of(tmp_path / "resumed"))
 
 
-def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupted):
-    for at, in_validation in [(2, False), (10, False), (2 * STEPS, True)]:
-        with pytest.raises(PowerCut):
-            run(tmp_path / "resumed", InterruptingData(at, in_validation), every=4, elastic=True)
-    run(tmp_path / "resumed", make_small_data(), every=4, elastic=True)
-    expected, found = events_of(uninterrupted[0]), events_of(tmp_path / "resumed")
+def check_events(expected, found):
+    """Curves have no gap and nothing twice."""
     assert set(expected) <= set(found)
     for tag in expected:
         if tag.startswith(("test/", "selection/", "budget/")):
@@ -99,23 +94,38 @@ def test_resumed_run_writes_events_without_gap_or_overlap(tmp_path, uninterrupte
         assert {*range(3, EPOCHS * STEPS + 1, 3), *range(4, EPOCHS * STEPS, 4)} <= set(found[tag])
 
 
-def test_resumed_run_continues_its_clocks_without_the_time_in_between(tmp_path):
-    with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(14))
-    before = latest(tmp_path / "resumed" / "checkpoints").record["history"]["clocks"]
+def test_what_does_not_fit_a_run_is_refused_and_it_then_continues_its_clocks(tmp_path):
+    folder, other = tmp_path / "resumed", tmp_path / "other"
+    for each, at in ((folder, 14), (other, 15)):
+        with pytest.raises(PowerCut):
+            run(each, InterruptingData(at))
+    before = latest(folder / "checkpoints").record["history"]["clocks"]
+    with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
+        run(folder, make_small_data(), optimizer="adam")
+    with pytest.raises(UserError, match=r"started with \[24, 24\] training and test examples, now they are \[28, 28\]"):
+        run(folder, make_small_data(count=28))
+    [*_, newest] = sorted((other / "checkpoints").iterdir())
+    copy = Path(shutil.copy(newest, folder / "checkpoints"))
+    with pytest.raises(UserError, match=f"--resume: {copy} is a checkpoint of another run; remove it"):
+        run(folder, make_small_data())
+    copy.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "run_id": None}))  # as runs were kept before
     time.sleep(0.5)  # the time without power must not be counted
     start = time.perf_counter()
-    _, summary = run(tmp_path / "resumed", make_small_data())
-    took = time.perf_counter() - start
-    spans = summary["training_spans"]
+    _, summary = run(folder, make_small_data())
+    took, spans = time.perf_counter() - start, summary["training_spans"]
     assert spans[: len(before["spans"])] == before["spans"] and len(spans) > len(before["spans"])
-    for name in (*CLOCKS, "elapsed"):
+    for name in ("training", "selection", "validation", "elapsed"):
         seconds, after = before[name], summary[f"{'train' if name == 'training' else name}_seconds"]
         assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
-    assert not (tmp_path / "resumed" / "checkpoints").exists()  # a finished run does not need them
+    assert summary["epochs"] == EPOCHS and not (folder / "checkpoints").exists()
 
 
-def test_resumed_run_continues_the_correction_of_the_budget(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_same_table", [True, False])
+def test_resumed_run_continues_the_correction_of_the_budget_if_the_table_is_the_same(
+    is_same_table, corrected, tmp_path, monkeypatch, capsys
+):
     allowed = []
     original = RhoBudget.allow
 
@@ -123,58 +133,32 @@ def test_resumed_run_continues_the_correction_of_the_budget(tmp_path, monkeypatc
         allowed.append((progress.step, self.correction, self._allowed, len(progress.step_ms), [*progress.slowdowns]))
         return original(self, progress)
 
-    monkeypatch.setattr(RhoBudget, "allow", recording)
-    with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
-    interval = latest(tmp_path / "resumed" / "checkpoints").record["history"]["intervals"][-1]
+    shutil.copytree(corrected, tmp_path / "resumed")
+    interval = latest(corrected / "checkpoints").record["history"]["intervals"][-1]
     saved = interval["selection"]
     assert saved["correction"] != 1 and interval["slowdowns"]
-    allowed.clear()
-    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True)
-    step, correction, rho, steps, slowdowns = allowed[0]
-    assert (step, correction, rho) == (12, saved["correction"], saved["rho"]) and rho != 0.6
-    # Steps and gradient passes before the power cut count (the first step after it is not timed).
-    assert steps == len(interval["step_ms"]) > 0
-    assert slowdowns == interval["slowdowns"] and len(slowdowns) == 1
-
-
-def test_resuming_with_another_timing_table_measures_the_slowdowns_again(tmp_path, monkeypatch, capsys):
-    allowed = []
-    original = RhoBudget.allow
-
-    def recording(self, progress):
-        allowed.append(progress.slowdowns)
-        return original(self, progress)
-
-    with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(11), correct_budget=True, elastic=True)
-    old = latest(tmp_path / "resumed" / "checkpoints").record["history"]["intervals"][-1]["slowdowns"]
     monkeypatch.setattr(RhoBudget, "allow", recording)
-    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=1.5)
-    assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
-    assert len(allowed[0]) == GRADIENT_PASSES[0] and not {*allowed[0]} & {*old}
-    assert len(allowed[1]) == 1  # after that, only the pass during the interval's three steps
+    t_dy_ms = 1.0 if is_same_table else 1.5
+    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=t_dy_ms)
+    step, correction, rho, steps, slowdowns = allowed[0]
+    if is_same_table:
+        assert (step, correction, rho) == (12, saved["correction"], saved["rho"]) and rho != 0.6
+        # Steps and gradient passes before the power cut count (the first step after it is not timed).
+        assert steps == len(interval["step_ms"]) > 0
+        assert slowdowns == interval["slowdowns"] and len(slowdowns) == 1
+    else:
+        assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
+        assert len(slowdowns) == GRADIENT_PASSES[0] and not {*slowdowns} & {*interval["slowdowns"]}
+        assert len(allowed[1][4]) == 1  # after that, only the pass during the interval's three steps
 
 
-def test_resuming_with_another_optimizer_is_refused(tmp_path):
+@pytest.fixture(scope="module")
+def corrected(tmp_path_factory):
+    """The folder of a run that corrects its budget, interrupted before its last selections."""
+    folder = tmp_path_factory.mktemp("corrected") / "run"
     with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(9))
-    with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
-        run(tmp_path / "resumed", make_small_data(), optimizer="adam")
-
-
-def test_resuming_with_a_checkpoint_of_another_run_is_refused(tmp_path):
-    for name in ("mine", "other"):
-        with pytest.raises(PowerCut):
-            run(tmp_path / name, InterruptingData(9 if name == "mine" else 10))
-    [*_, newest] = sorted((tmp_path / "other" / "checkpoints").iterdir())
-    copy = Path(shutil.copy(newest, tmp_path / "mine" / "checkpoints"))
-    with pytest.raises(UserError, match=f"--resume: {copy} is a checkpoint of another run; remove it"):
-        run(tmp_path / "mine", make_small_data())
-    copy.unlink()
-    config = json.loads((tmp_path / "mine" / "config.json").read_text())
-    (tmp_path / "mine" / "config.json").write_text(json.dumps({**config, "run_id": None}))  # as runs were kept before
-    assert run(tmp_path / "mine", make_small_data())[1]["epochs"] == EPOCHS
+        run(folder, InterruptingData(11), correct_budget=True, elastic=True)
+    return folder
 
 
 def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_path, capsys):
@@ -188,13 +172,6 @@ def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_
         assert capsys.readouterr().out.splitlines()[0] == line + (
             "" if deadline is None else ", and its --deadline counts from now"
         )
-
-
-def test_resuming_with_another_number_of_images_is_refused(tmp_path):
-    with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(9))
-    with pytest.raises(UserError, match=r"started with \[24, 24\] training and test examples, now they are \[28, 28\]"):
-        run(tmp_path / "resumed", make_small_data(count=28))
 
 
 def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, uninterrupted_weights):
@@ -225,14 +202,11 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("third", "is_better"), [(0.7, True), (0.4, False)])
-def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(
-    third, is_better, tmp_path, monkeypatch, capsys
-):
-    accuracies = iter([0.9, 0.5, third])
+def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(tmp_path, monkeypatch, capsys):
+    accuracies = [0.9, 0.5]
     monkeypatch.setattr(
         "elastic_trainer.training.evaluation.Evaluation.__call__",
-        lambda *_: {"loss": 1.0, "accuracy": next(accuracies)},
+        lambda *_: {"loss": 1.0, "accuracy": accuracies.pop(0)},
     )
     best = tmp_path / "run" / "best.keras"
     with pytest.raises(PowerCut):
@@ -242,5 +216,8 @@ def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_sinc
         run(tmp_path / "run", InterruptingData(2 * STEPS + 1), save_model=True)
     assert "--save_model: the best epoch so far was not saved" in capsys.readouterr().out
     second = best.read_bytes()
-    run(tmp_path / "run", make_small_data(), save_model=True)
-    assert (best.read_bytes() != second) == is_better
+    for third, is_better in ((0.7, True), (0.4, False)):
+        folder = Path(shutil.copytree(tmp_path / "run", tmp_path / f"{third}"))
+        accuracies.append(third)
+        run(folder, make_small_data(), save_model=True)
+        assert ((folder / "best.keras").read_bytes() != second) == is_better

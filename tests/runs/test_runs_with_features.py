@@ -57,7 +57,7 @@ def run(folder, data, name="elastic_training", **changes):
     table = make_table(model, t_fw_ms=2.0, constant_ms=1.0)
     budget = make_budget(model, data, settings, table) if name == "elastic_training" else None
     with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
-        summary = log.finish(train.train(name, model, data, settings, log, budget))
+        summary = train.train(name, model, data, settings, log, budget)
     return [variable.numpy() for variable in model.variables], summary
 
 
@@ -87,7 +87,7 @@ def test_an_elastic_run_with_features_selects_more_and_is_resumed_as_if_unbroken
     chosen, without = selections(tmp_path / "unbroken"), selections(tmp_path / "off")
     assert len({*map(tuple, chosen)}) > 1 and len(chosen) == 4
     assert len(chosen[0]) > len(without[0])
-    for at in (5, 12, 13, 30, 36):  # also at a selection, and between one and the next step
+    for at in (12, 13, 30):  # at a selection, between one and the next step, and later
         with pytest.raises(PowerCut):
             run(tmp_path / "resumed", Mirrored(at))
     resumed, _ = run(tmp_path / "resumed", Mirrored())

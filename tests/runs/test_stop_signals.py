@@ -5,45 +5,48 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import keras
-import pytest
-from command_line import ROOT, start_training, wait_for_file
+from command_line import ROOT, start_training
 
 from elastic_trainer.runs.stop_signals import StopSignals
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_stops_the_run_with_a_checkpoint_and_prints_the_resume_command(number, status, tmp_path):
-    flags = ["--logdir", tmp_path, "--run_name", "mine", "--deterministic", "--num_epochs", "3", "--save_model"]
-    process = start_training(*flags, "--checkpoint_minutes", "0.02")
-    wait_for_file("mine/checkpoints/step-*", tmp_path, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
-    command = last.split("python main.py ")[1].split()
-    assert not list((tmp_path / "mine").rglob(".*"))
-    if number == signal.SIGINT:  # the rest is the same for both signals
-        return
-
-    other = start_training(*flags, "--resume", "--learning_rate", "0.5")
-    _, errors = other.communicate(timeout=120)
-    assert (
-        other.returncode == 2 and "was started with --learning_rate 0.002, not 0.5" in errors.strip().splitlines()[-1]
-    )
-
-    resumed = subprocess.run(
-        [sys.executable, ROOT / "main.py", *command], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads((tmp_path / "mine" / "summary.json").read_text())["steps"] == 3 * 224
-    uninterrupted = start_training(*flags[:2], "--run_name", "uninterrupted", *flags[4:])
+def test_signals_stop_a_run_with_a_checkpoint_and_print_the_command_that_continues_it(tmp_path):
+    flags = ["--logdir", tmp_path, "--deterministic", "--num_epochs", "2", "--save_model"]
+    mine = tmp_path / "mine"
+    seen: set[Path] = set()
+    process = start_training(*flags, "--run_name", "mine", "--checkpoint_minutes", "0.005")
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        while not {*mine.glob("checkpoints/step-*")} - seen:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == status, errors
+        last = errors.strip().splitlines()[-1]
+        assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
+        assert not list(mine.rglob(".*"))
+        seen = {*mine.glob("checkpoints/step-*")}
+        words = [sys.executable, ROOT / "main.py", *last.split("python main.py ")[1].split()]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert json.loads((mine / "summary.json").read_text())["steps"] == 2 * 224
+    uninterrupted = start_training(*flags, "--run_name", "uninterrupted")
     uninterrupted.communicate(timeout=300)
     assert uninterrupted.returncode == 0
-    assert weights_of(tmp_path / "mine") == weights_of(tmp_path / "uninterrupted")
+    assert weights_of(mine) == weights_of(tmp_path / "uninterrupted")
 
+
+def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that_it_is(tmp_path):
+    flags = ["--logdir", tmp_path, "--run_name", "mine", "--max_steps", "2"]
+    assert start_training(*flags).wait(120) == 0
+    other = start_training(*flags, "--resume", "--learning_rate", "0.5")
+    _, errors = other.communicate(timeout=120)
+    line = errors.strip().splitlines()[-1]
+    assert other.returncode == 2 and "was started with --learning_rate 0.002, not 0.5" in line
     again = start_training(*flags, "--resume")
     output, errors = again.communicate(timeout=60)
     assert again.returncode == 0 and "is finished: accuracy" in output, errors

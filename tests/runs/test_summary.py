@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic_trainer.runs.clocks import Clocks
-from elastic_trainer.runs.history import History
+from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.task import ImageClassification

@@ -47,8 +47,8 @@ class FakeTime:
         for module in (
             "elastic_trainer.trainer",
             "elastic_trainer.training.state",
-            "elastic_trainer.runs.clocks",
-            "elastic_trainer.runs.keeper",
+            "elastic_trainer.runs.history",
+            "elastic_trainer.runs.checkpointer",
         ):
             monkeypatch.setattr(f"{module}.time", self)
         self.let_pass(monkeypatch, TrainStep, "results", [1.0])

@@ -1,8 +1,8 @@
 """Energy of training, from the machine's sensors (the paper's Fig 23).
 
 Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor and the NVML counters of
-NVIDIA GPUs, added up. Only training time counts: `runs.clocks.Clocks` reads the meter when training starts and stops. A
-machine without a sensor needs the record of an external power meter (`power_record`).
+NVIDIA GPUs, added up. Only training time counts: `runs.history.Clocks` reads the meter when training starts and stops.
+A machine without a sensor needs the record of an external power meter (`power_record`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """

@@ -108,7 +108,7 @@ def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, caps
         folder.mkdir(exist_ok=True)
         with RunLog(folder, {}, tensor_names(model)) as log:
             scheme = PruneTrainScheme(model, data, interval=1, threshold=1.0)
-            log.finish(train.train(scheme, model, data, settings, log))
+            train.train(scheme, model, data, settings, log)
         return [variable.numpy() for variable in keras.models.load_model(folder / "last.keras").variables]
 
     expected = prunetrain(tmp_path / "uninterrupted", make_small_data())

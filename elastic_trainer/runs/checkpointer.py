@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elastic_trainer.trainer import Trainer
 
 
-class Keeper(Listener):
+class Checkpointer(Listener):
     """Saves a checkpoint when one is due, and with `Settings.save_model` the models.
 
     One is due every `Settings.checkpoint_minutes`.
@@ -49,7 +49,7 @@ class Keeper(Listener):
         """Save the model that training starts from, so that best.keras is never a worse one."""
         history, trainer = self.trainer.history, self.trainer
         if step == 0 and trainer.settings.save_model and history.start is None and trainer.schedule.total_steps > 1:
-            with history.clocks.paused("selection"), history.clocks.paused("training"):
+            with history.clocks.paused("selection", "training"):
                 self._save_start()
 
     def _save_start(self) -> None:
