@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import shlex
@@ -351,7 +352,17 @@ def test_the_readme_names_every_top_level_module_and_every_room() -> None:
 
 def test_the_first_screen_of_the_readme_names_the_method() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:25])
-    assert all(name in first_screen for name in ("profiler.py", "selection_solver_DP.py", "train.py"))
+    names = ("profiler.py", "selection_solver_DP.py", "train.py", "ElasticScheme.select", "selection/elastic.py")
+    assert all(name in first_screen for name in names)
+
+
+def test_the_method_is_on_one_page() -> None:
+    from elastic_trainer.selection.elastic import ElasticScheme
+
+    page = inspect.getsource(ElasticScheme.select)
+    assert len(page.splitlines()) <= 50
+    at = [page.index(f"{step} (section {n})") for step, n in (("Importance", "4"), ("budget", "5"), ("solver", "5.2"))]
+    assert sorted(at) == at
 
 
 def test_contributing_says_what_each_room_holds() -> None:
