@@ -46,7 +46,7 @@ def main() -> None:
         return
     if command.extra.get("load_board"):
         load_tensorflow()
-        from elastic_trainer.extensions.board.export import load_board
+        from elastic_trainer.extensions.board.results import load_board
 
         print(load_board(command.extra["load_board"]))
         return
@@ -148,7 +148,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
 def _board_table(command: TrainCommand, table: TimingTable) -> TimingTable:
     """The timing table in times of the board that measured `--board_times`."""
-    from elastic_trainer.extensions.board.times import board_table
+    from elastic_trainer.extensions.board.results import board_table
 
     return board_table(table, command.extra["board_times"], command.network.batch_size)
 

@@ -101,7 +101,11 @@ def trained(three_wheels, exported, photos, tmp_path_factory):
 def changed_copy(exported, folder, script, old, new):
     """A copy of the folder for a board, in which a script has `new` in the place of `old`."""
     shutil.copytree(exported, folder)
-    text = (folder / script).read_text()
-    assert old in text
-    (folder / script).write_text(text.replace(old, new))
+    replace_in(folder / script, old, new)
     return folder
+
+
+def replace_in(script, old, new):
+    text = script.read_text()
+    assert old in text
+    script.write_text(text.replace(old, new))

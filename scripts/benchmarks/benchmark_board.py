@@ -62,11 +62,11 @@ def litert_calls(
     """A step and the features of one part, in LiteRT; and what the file took to convert, and its size."""
     from ai_edge_litert.interpreter import Interpreter
 
-    from elastic_trainer.extensions.board.signatures import TrainingFunctions, converted_file
+    from elastic_trainer.extensions.board.signatures import TrainingFile
 
     start = time.perf_counter()
-    functions = TrainingFunctions(model, optimizer, [mask], part, batch > part, None)
-    content = converted_file(functions)
+    functions = TrainingFile(model, optimizer, [mask], part)
+    content = functions.content
     about = {"convert_seconds": time.perf_counter() - start, "megabytes": len(content) / 1e6}
     interpreter = Interpreter(model_content=content, num_threads=threads)
     runners = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
@@ -82,9 +82,6 @@ def litert_calls(
     rate = np.zeros(1, np.float32)
 
     def step() -> None:
-        if batch <= part:
-            runners["train"](**inputs, rate=rate)
-            return
         for _ in range(batch // part):
             runners["gradients"](**inputs)
         runners["update"](rate=rate)

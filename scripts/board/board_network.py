@@ -2,8 +2,6 @@
 
 import os
 import time
-from functools import partial
-from typing import Dict, List, Tuple  # Python 3.9
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
@@ -23,13 +21,8 @@ class Network:
     """The signatures of one selection; the variables start with the weights of the export."""
 
     def __init__(self, record, selection, threads):
-        self.part, self.selection, self.interpreter, self.runners = (
-            record["part"],
-            selection,
-            make_interpreter(threads),
-            {},
-        )
-        self.step_names = ("gradients", "update") if record["recipe"]["batch_size"] > self.part else ("train",)
+        self.part, self.selection = record["part"], selection
+        self.interpreter, self.runners = make_interpreter(threads), {}
         self.call("start")
 
     def call(self, name, **values):
@@ -40,7 +33,7 @@ class Network:
 
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
-        total, rng, rate = np.zeros(2), np.random.default_rng(seed), {"rate": np.array([rate], np.float32)}
+        total, rng = np.zeros(2), np.random.default_rng(seed)
         for features, labels, weight in parts:
             missing = (0, self.part - len(labels))
             values = {
@@ -50,10 +43,9 @@ class Network:
             for name, shape in self.selection["inputs"].items():
                 draw = rng.standard_normal if name.startswith("normal") else rng.random  # of noise, of dropout
                 values[name] = features[name] if name in features else draw(shape, np.float32)
-            found = self.call(self.step_names[0], **values, **(rate if len(self.step_names) == 1 else {}))
+            found = self.call("gradients", **values)
             total += found["loss"], found["accuracy"]
-        if len(self.step_names) == 2:
-            self.call("update", **rate)
+        self.call("update", rate=np.array([rate], np.float32))
         return total
 
     def infer(self, features):
@@ -80,41 +72,24 @@ def profile(record, threads):
     rng, part, batch = np.random.default_rng(0), record["part"], record["recipe"]["batch_size"]
     images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
     networks = [Network(record, selection, threads) for selection in record["selections"]]
-    labels = np.zeros(part, np.int32)
-    kinds = ("features", "infer", "step")
-    times: Dict[Tuple[str, str], List[float]] = {
-        (one.selection["name"], kind): [] for one in networks for kind in kinds
-    }
-    for number in range(PROFILE_ROUNDS + 1):
-        for network in networks:
+    times = np.zeros((PROFILE_ROUNDS + 1, len(networks), 3))  # the first round is not counted
+    for number in range(len(times)):
+        for index, network in enumerate(networks):
+            moments = [time.perf_counter()]
             features = network.call("features", images=images)
-            parts = [(features, labels, 1 / batch)] * -(-batch // part)
-            calls = {
-                "features": partial(network.call, "features", images=images),
-                "infer": partial(network.infer, features),
-                "step": partial(network.step, parts, 0.0, 0),
-            }
-            for what, call in calls.items():
-                start = time.perf_counter()
-                call()
-                times[network.selection["name"], what].append(1e3 * (time.perf_counter() - start))
+            moments.append(time.perf_counter())
+            network.infer(features)
+            moments.append(time.perf_counter())
+            network.step([(features, np.zeros(part, np.int32), 1 / batch)] * -(-batch // part), 0.0, 0)
+            times[number, index] = 1e3 * np.diff([*moments, time.perf_counter()])
         show(f"measuring: round {number} of {PROFILE_ROUNDS}")
     rows = []
-    for one in record["selections"]:
-        step, features, infer = (
-            float(np.median(times[one["name"], what][1:])) for what in ("step", "features", "infer")
-        )
+    show("")
+    for one, (features, infer, step) in zip(record["selections"], np.median(times[1:], axis=0).tolist()):
         row = {"name": one["name"], "tensors": one["tensors"], "step_ms": step}
         rows.append({**row, "features_ms": features / part, "infer_ms": infer / part})
-        show("")
         print(f"{one['name']}: {step:.2f} ms a step of {batch}; an image: features {features / part:.2f} ms, "
               f"inference from them {infer / part:.2f} ms")  # fmt: skip
-    record = {
-        "id": record["id"],
-        "batch_size": batch,
-        "threads": threads,
-        "machine": list(os.uname()),
-        "selections": rows,
-    }
-    write_json(HERE / "times.json", record)
+    about = {"id": record["id"], "batch_size": batch, "threads": threads, "machine": list(os.uname())}
+    write_json(HERE / "times.json", {**about, "selections": rows})
     print(f"written to {HERE / 'times.json'}")

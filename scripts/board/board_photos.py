@@ -63,7 +63,7 @@ def find_photos(path, classes):
             archive = tarfile.open(path)
             members = [member for member in archive if member.isfile()]
         except Exception as error:  # each compression has its own types
-            fail(f"--data_dir {path}: is not a complete tar archive ({error}); copy it again")
+            fail(f"--data_dir {path}: is not a complete tar archive ({first_line(error)}); copy it again")
         files = {Path(one.name).parts[1:]: (one.size, one.mtime, partial(read_member, archive, one)) for one in members}
     else:
         fail(f"--data_dir {path}: there is no such folder or archive")

@@ -67,5 +67,5 @@ def check(args: argparse.Namespace, given: Collection[str]) -> None:
 FLAGS.update(flags_of(BoardFlags))
 CHECKS.append(check)
 EXPORTERS[EXPORT] = Exporter(
-    Lazy("elastic_trainer.extensions.board.command:export_for_board"), ("train.tflite",), is_untrained=True
+    Lazy("elastic_trainer.extensions.board.export:export_for_board"), ("train.tflite",), is_untrained=True
 )

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -23,57 +22,35 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
+from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets import digests
-from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.image_data import ImageData, trained_images
+from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.errors import UserError
-from elastic_trainer.evaluation.export import convert
 from elastic_trainer.extensions.board.inference_file import inference_file
-from elastic_trainer.extensions.board.signatures import (
-    StepFunctions,
-    TrainingFunctions,
-    converted_file,
-    converted_function,
-    suffixed,
-)
-from elastic_trainer.files import (
-    TEXT,
-    Kinds,
-    alone_in,
-    atomic_path,
-    existing_parent,
-    number,
-    read_json,
-    reading,
-    write_json,
-    write_text,
-)
+from elastic_trainer.extensions.board.needs import needs_line
+from elastic_trainer.extensions.board.signatures import StepFunctions, TrainingFile, converted_function, suffixed
+from elastic_trainer.files import alone_in, atomic_path, existing_parent, write_json
 from elastic_trainer.machine import environment
-from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
+from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.selection.budget import TimeBudget
+from elastic_trainer.runs.reader import is_finished, read_config, read_run
+from elastic_trainer.selection.budget import TimeBudget, make_budget
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import optimizer_of
 
 TRAINING, INFERENCE, RECORD, START = "train.tflite", "inference.tflite", "board.json", "start.keras"
-TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts" / "board"
 SCRIPT, DIGESTS = "board_train.py", "board_digests.py"  # the one to start; a copy of `datasets.digests`
 MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
 FORMAT = 1  # of board.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
-
-
-# What `load_board` reads of board.json.
-BOARD_FIELDS: dict[str, Kinds] = {
-    "format": number(FORMAT, FORMAT, kind=int),
-    "id": TEXT,
-    "classes": [TEXT],
-    "variables": [TEXT],
-}
 
 
 def board_folder(run: RunSettings) -> Path:
@@ -91,6 +68,84 @@ def check_folder(folder: Path) -> list[Path]:
     if not os.access(existing_parent(folder), os.W_OK):
         raise UserError(f"--export train_tflite: {existing_parent(folder)} cannot be written to")
     return scripts
+
+
+def export_for_board(
+    command: TrainCommand | EvaluateCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None = None
+) -> str:
+    """Export what a run would train first, or what a finished one trained last. Returns the text to print.
+
+    Args:
+        command: the run, or the evaluation of a finished one.
+        model, dataset: of it.
+        table: timing table of the run, if its scheme is elastic.
+
+    Raises:
+        UserError: the run to evaluate is not finished, or does what a board cannot do.
+    """
+    if isinstance(command, EvaluateCommand):
+        return _export_last_selection(command, model, dataset)
+    return _export_first_selections(command, model, dataset, table)
+
+
+def _export_first_selections(
+    command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None
+) -> str:
+    """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
+    settings, masks = command.training, {}
+    for rho in (settings.rho, *(command.extra["export_rho"] or ())):
+        own, budget = replace(settings, rho=rho), None
+        if table is not None:
+            budget = make_budget(model, dataset, own, table)
+        name = command.train_type if table is None else f"rho{rho:g}"
+        masks[name] = _first_mask(command.train_type, model, dataset, own, budget)
+    count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
+    return _exported(command, masks, model, dataset, board_folder(command.run), count)
+
+
+def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
+    """Export what a finished run trained last, with its best weights. Returns the text to print."""
+    folder = command.model.parent
+    if not is_finished(folder):
+        raise UserError(f"--evaluate {command.model}: --export {command.export} needs the folder of a finished run")
+    run = parse_training(["--resume", str(folder)]).with_choices_of(read_config(folder))
+    if run.data.augment == "flip_rotate" or run.network.mixed_precision or run.training.max_steps is not None:
+        raise UserError(
+            f"--evaluate {folder}: the run has --augment flip_rotate, --mixed_precision or --max_steps, which a board "
+            "does not have; export a run without them"
+        )
+    masks = {"last": read_run(folder).selections().chosen[-1]}
+    count = len(trained_images(command.model)) + dataset.test_count
+    return _exported(run, masks, model, dataset, folder / "board", count)
+
+
+def _first_mask(
+    train_type: str, model: keras.Model, data: ImageData, settings: Settings, budget: TimeBudget | None
+) -> np.ndarray:
+    """What a run of this scheme would train first: bool [N]. Raises `UserError` if a board cannot train that."""
+    entry, task = SCHEMES[train_type], ImageClassification(model)
+    if not entry.takes("micro_batch"):  # as a board trains
+        raise UserError(f"--export train_tflite: cannot be combined with --train_type {train_type}; give another")
+    scheme = entry.make(SchemeContext(task, data, settings, budget))
+    trainer = Trainer(task, data, scheme, settings)
+    possible = trainer.training.features.are_possible
+    return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
+
+
+def _exported(
+    command: TrainCommand,
+    masks: dict[str, np.ndarray],
+    model: keras.Model,
+    dataset: ImageData,
+    folder: Path,
+    count: int,
+) -> str:
+    """Export what a run trains on `count` photos, bool [N] by name. Returns the text to print."""
+    images, batch_size = command.data, command.network.batch_size
+    fraction = images.test_fraction or TEST_FRACTION
+    recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
+    text = export_training(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
+    return f"{text}\n{needs_line(folder, count)}"
 
 
 def export_training(
@@ -116,18 +171,22 @@ def export_training(
     Raises:
         UserError: LiteRT cannot train the network, or a file cannot be written.
     """
-    scripts = check_folder(folder)
-    part = min(settings.micro_batch or MAX_PART, batch_size)
+    scripts = {script.name: script for script in check_folder(folder)} | {DIGESTS: Path(digests.__file__)}
     optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
-    names = tensor_names(model)
-    union = np.any([*masks.values()], axis=0)
-    trained = [*compress(model.trainable_variables, union)]
-    inference = inference_file(model, trained, partial(converted_function, model))
-    arrays = inference.arrays if inference else None
-    functions = TrainingFunctions(model, optimizer, [*masks.values()], part, batch_size > part, arrays)
-    files = {TRAINING: converted_file(functions)} | ({INFERENCE: inference.content} if inference else {})
+    part, names, union = (
+        min(settings.micro_batch or MAX_PART, batch_size),
+        tensor_names(model),
+        np.any([*masks.values()], 0),
+    )
+    inference = inference_file(model, [*compress(model.trainable_variables, union)], partial(converted_function, model))
+    training = TrainingFile(model, optimizer, [*masks.values()], part, inference.arrays if inference else None)
+    files = {TRAINING: training.content} | ({INFERENCE: inference.content} if inference else {})
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    selections = [
+        _selection_record(name, [*compress(names, mask)], step, suffixed("", index))
+        for index, ((name, mask), step) in enumerate(zip(masks.items(), training.steps, strict=True))
+    ]
     record = {
         "format": FORMAT,
         "id": hashes[TRAINING][:16],
@@ -136,10 +195,7 @@ def export_training(
         "size": model.input_shape[1],
         "part": part,
         "variables": [*compress(names, union)],
-        "selections": [
-            _selection_record(name, mask, [*compress(names, mask)], step, index)
-            for index, ((name, mask), step) in enumerate(zip(masks.items(), functions.steps, strict=True))
-        ],
+        "selections": selections,
         "recipe": {"batch_size": batch_size, **{key: asdict(settings)[key] for key in RECIPE}, **recipe},
         "offsets": inference.offsets if inference else None,
         "environment": environment(),
@@ -149,96 +205,32 @@ def export_training(
         for name, content in files.items():
             with atomic_path(folder / name) as temporary:
                 temporary.write_bytes(content)
-        for name, script in {**{script.name: script for script in scripts}, DIGESTS: Path(digests.__file__)}.items():
+        for name, script in scripts.items():
             with atomic_path(folder / name) as temporary:
                 shutil.copyfile(script, temporary)
         with atomic_path(folder / START) as temporary:
             save_model(model, temporary)
         write_json(folder / RECORD, record)
-    return "\n".join(_report(folder, record, files[TRAINING], len(union)))
+    trained = "; ".join(f"{one['name']}: {one['trained_tensors']} of {len(names)} tensors" for one in selections)
+    text = (
+        f"{folder}: {TRAINING} ({len(training.content) / 1e6:.1f} MB) trains in LiteRT, {batch_size} images a step "
+        f"({trained})\ncopy the folder to the board, then: pip install numpy pillow ai-edge-litert; python3 {SCRIPT} "
+        "--data_dir PHOTOS"
+    )
+    if inference is None:
+        text += f"\nthe board cannot write {INFERENCE}; main.py --load_board makes one from the weights it trained"
+    return text
 
 
-def first_mask(
-    train_type: str, model: keras.Model, data: ImageData, settings: Settings, budget: TimeBudget | None
-) -> np.ndarray:
-    """What a run of this scheme would train first: bool [N] over `model.trainable_variables`.
-
-    Raises:
-        UserError: it trains without steps, or changes the network.
-    """
-    entry, task = SCHEMES[train_type], ImageClassification(model)
-    if not entry.takes("micro_batch"):  # as a board trains
-        raise UserError(f"--export train_tflite: cannot be combined with --train_type {train_type}; give another")
-    scheme = entry.make(SchemeContext(task, data, settings, budget))
-    trainer = Trainer(task, data, scheme, settings)
-    possible = trainer.training.features.are_possible
-    return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
-
-
-def _selection_record(
-    name: str, mask: np.ndarray, tensors: list[str], step: StepFunctions, index: int
-) -> dict[str, Any]:
+def _selection_record(name: str, tensors: list[str], step: StepFunctions, suffix: str) -> dict[str, Any]:
     """An entry of "selections" in board.json."""
-    specs = {"features": step.features, "inputs": step.signatures["gradients"].inputs}
-    shapes = {kind: {key: [*spec.shape] for key, spec in found.items()} for kind, found in specs.items()}
+    inputs = {key: [*spec.shape] for key, spec in step.signatures["gradients"].inputs.items()}
     return {
         "name": name,
-        "suffix": suffixed("", index),
-        "trained_tensors": int(mask.sum()),
+        "suffix": suffix,
+        "trained_tensors": len(tensors),
         "tensors": tensors,
-        "features": {key: shape[1:] for key, shape in shapes["features"].items()},
-        "inputs": {key: shape for key, shape in shapes["inputs"].items() if key not in ("labels", "weights")},
+        "features": {key: [*spec.shape[1:]] for key, spec in step.features.items()},
+        "inputs": {key: shape for key, shape in inputs.items() if key not in ("labels", "weights")},
         "infer_inputs": [*step.signatures["infer"].inputs],
     }
-
-
-def _report(folder: Path, record: dict[str, Any], content: bytes, count: int) -> list[str]:
-    selections = "; ".join(
-        f"{one['name']}: {one['trained_tensors']} of {count} tensors" for one in record["selections"]
-    )
-    lines = [
-        f"{folder}: {TRAINING} ({len(content) / 1e6:.1f} MB) trains in LiteRT, {record['recipe']['batch_size']} images "
-        f"a step ({selections})",
-        f"copy the folder to the board, then: pip install numpy pillow ai-edge-litert; python3 {SCRIPT} "
-        "--data_dir PHOTOS",
-    ]
-    if record["offsets"] is None:
-        lines.append(f"the board cannot write {INFERENCE}; main.py --load_board makes one from the weights it trained")
-    return lines
-
-
-# --- what comes back from the board -----------------------------------------------------------------------------------
-
-
-def load_board(weights: Path) -> str:
-    """Write `board.keras`, `board.tflite` and labels.txt beside the weights that a board trained.
-
-    Args:
-        weights: weights.npz of board_train.py. start.keras and board.json are in its folder or in the one above.
-
-    Returns:
-        The text to print.
-
-    Raises:
-        UserError: a file is missing, damaged or of another network.
-    """
-    folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
-    if folder is None or not (folder / START).is_file():
-        raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
-    record = read_json(folder / RECORD, BOARD_FIELDS)
-    model = load_model(folder / START, "--load_board")
-    variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
-    with reading(f"--load_board {weights}"), np.load(weights) as file:
-        if str(file["id"]) != record["id"]:
-            raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
-        for index, name in enumerate(record["variables"]):
-            variables[name].assign(file[f"weights_{index}"])
-    check_finite(model, f"--load_board {weights}")
-    with atomic_path(weights.with_name(TRAINED)) as temporary:
-        save_model(model, temporary)
-    with atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
-        temporary.write_bytes(convert(model, quantise=False))
-    write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
-    kept = weights.with_name(TRAINED)
-    test = shlex.join(["python", "main.py", "--evaluate", str(kept)])
-    return f"written: {kept}, {kept.with_suffix('.tflite')}; to test it: {test} …"

@@ -98,7 +98,8 @@ class Window:
 
     def padded(self, images: Value, fill: float = 0.0) -> Value:
         """The input with its margins, of exactly the length that the windows cover."""
-        lengths = [(out - 1) * stride + reach + 1 for out, stride, reach in self._axes()]
+        axes = zip(self.outputs, self.strides, self.reach, strict=True)
+        lengths = [(out - 1) * stride + reach + 1 for out, stride, reach in axes]
         return _fitted(images, self.before, lengths, fill)
 
     def at(self, padded: Value, a: int, b: int) -> Value:
@@ -118,9 +119,6 @@ class Window:
         """See `spread`: [batch, *size, channels]."""
         starts = [self.reach[0] - a * self.dilations[0], self.reach[1] - b * self.dilations[1]]
         return _strided(spread, starts, self.size, (1, 1))
-
-    def _axes(self) -> Any:
-        return zip(self.outputs, self.strides, self.reach, strict=True)
 
     @property
     def is_point(self) -> bool:
@@ -169,20 +167,15 @@ def _conv2d(op: Any, images: Value, kernel: Value) -> Value:
     window = Window(op, images.shape[1:3], kernel.shape[:2])
     groups = images.shape[-1] // kernel.shape[2]
     if is_constant(kernel) and groups == 1:
-        padded = tf.pad(images, _margins(op)) if op.get_attr("padding") == b"EXPLICIT" else images
         padding = "SAME" if op.get_attr("padding") == b"SAME" else "VALID"
+        padded = window.padded(images) if op.get_attr("padding") == b"EXPLICIT" else images
         return tf.nn.conv2d(padded, kernel, window.strides, padding, dilations=window.dilations)
-    padded = window.padded(images)
-    parts = [
-        _sum([product(_rows(window.at(x, a, b)), w[a, b]) for a, b in window.places])
-        for x, w in zip(_split(padded, groups), _split(kernel, groups), strict=True)
-    ]
-    return tf.reshape(_joined(parts), (images.shape[0], *window.outputs, kernel.shape[-1]))
 
+    def one_group(x: Value, w: Value) -> Value:
+        return _sum([product(_rows(window.at(x, a, b)), w[a, b]) for a, b in window.places])
 
-def _margins(op: Any) -> list[tuple[int, int]]:
-    flat = op.get_attr("explicit_paddings")
-    return [(flat[2 * axis], flat[2 * axis + 1]) for axis in range(4)]
+    result = _by_group(one_group, groups, window.padded(images), kernel)
+    return tf.reshape(result, (images.shape[0], *window.outputs, kernel.shape[-1]))
 
 
 def _conv2d_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value) -> Value:
@@ -193,16 +186,13 @@ def _conv2d_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value
         reversed_kernel = np.ascontiguousarray(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
         return tf.nn.conv2d(spread, reversed_kernel, 1, "VALID", dilations=window.dilations)
     if window.is_point:  # before the zeros come in
-        parts = [
-            product(_rows(d), w[0, 0], transpose_b=True)
-            for d, w in zip(_split(gradient, groups), _split(kernel, groups), strict=True)
-        ]
-        return window.spread(tf.reshape(_joined(parts), (*gradient.shape[:3], shape[-1])))
-    parts = [
-        _sum([product(_rows(window.through(d, a, b)), w[a, b], transpose_b=True) for a, b in window.places])
-        for d, w in zip(_split(spread, groups), _split(kernel, groups), strict=True)
-    ]
-    return tf.reshape(_joined(parts), tuple(int(length) for length in shape))
+        result = _by_group(lambda d, w: product(_rows(d), w[0, 0], transpose_b=True), groups, gradient, kernel)
+        return window.spread(tf.reshape(result, (*gradient.shape[:3], shape[-1])))
+
+    def one_group(d: Value, w: Value) -> Value:
+        return _sum([product(_rows(window.through(d, a, b)), w[a, b], transpose_b=True) for a, b in window.places])
+
+    return tf.reshape(_by_group(one_group, groups, spread, kernel), tuple(int(length) for length in shape))
 
 
 def _conv2d_kernel_gradient(op: Any, images: Value, shape: Value, gradient: Value) -> Value:
@@ -210,21 +200,21 @@ def _conv2d_kernel_gradient(op: Any, images: Value, shape: Value, gradient: Valu
     window = Window(op, images.shape[1:3], (height, width))
     groups = images.shape[-1] // inputs
     stays = window.strides == [1, 1] and not window.is_point
-    spread = window.spread(gradient) if stays else gradient
-    padded = images if stays else window.padded(images)
-    parts = []
-    for x, d in zip(_split(padded, groups), _split(spread, groups), strict=True):
+    values = (images, window.spread(gradient)) if stays else (window.padded(images), gradient)
+
+    def one_group(x: Value, d: Value) -> Value:
         pairs = [(x, window.through(d, a, b)) if stays else (window.at(x, a, b), d) for a, b in window.places]
-        parts.append(tf.stack([product(_rows(x), _rows(d), transpose_a=True) for x, d in pairs]))
-    return tf.reshape(_joined(parts), (height, width, inputs, outputs))
+        return tf.stack([product(_rows(x), _rows(d), transpose_a=True) for x, d in pairs])
+
+    return tf.reshape(_by_group(one_group, groups, *values), (height, width, inputs, outputs))
 
 
-def _split(value: Value, groups: int) -> list[Value]:
-    return [value] if groups == 1 else tf.split(value, groups, axis=-1)
-
-
-def _joined(parts: list[Value]) -> Value:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+def _by_group(compute: Callable[..., Value], groups: int, *values: Value) -> Value:
+    """The results for each group of channels, joined."""
+    if groups == 1:
+        return compute(*values)
+    parts = zip(*(tf.split(value, groups, axis=-1) for value in values), strict=True)
+    return tf.concat([compute(*part) for part in parts], axis=-1)
 
 
 def _sum(values: Sequence[Value]) -> Value:

@@ -1,4 +1,4 @@
-"""What a board will need for an exported folder: room on its disk, and memory, which its own program takes here."""
+"""What a board needs for an exported folder: room on its disk, and memory, measured by its own program here."""
 
 from __future__ import annotations
 
@@ -34,33 +34,21 @@ def needs_line(folder: Path, photos: int) -> str:
     """
     record = json.loads((folder / "board.json").read_text(encoding="utf-8"))
     largest = max(record["selections"], key=lambda one: one["trained_tensors"])
-    features_mb = photos * max(_features_mb(record, one) for one in record["selections"])
-    found = f"the board needs up to {features_mb:,.0f} MB on its disk for what it computes of {photos:,} photos"
-    memory_mb = _memory_mb(folder, record, largest)
-    if memory_mb is None:
-        return found
-    return f"{found}, and about {PROGRAM_MB + memory_mb:.0f} MB of memory (to train {largest['name']})"
-
-
-def _features_mb(record: dict[str, Any], selection: dict[str, Any]) -> float:
-    """Features of a photo, in each of its views."""
-    values = sum(math.prod(shape) for shape in selection["features"].values())
-    return (2 if record["recipe"]["augment"] == "flip" else 1) * 4 * values / 1e6
-
-
-def _memory_mb(folder: Path, record: dict[str, Any], selection: dict[str, Any]) -> float | None:
-    """Peak of a process that does what a board does, above what it takes before; None if that cannot be measured."""
-    if not can_reset_peak():
-        return None
-    try:
-        with silenced():  # where this fails, nothing is known of the memory
-            return float(in_own_process(_send_memory, folder, record, selection))
-    except EOFError:
-        return None
+    values = max(sum(map(math.prod, one["features"].values())) for one in record["selections"])
+    views = 2 if record["recipe"]["augment"] == "flip" else 1
+    disk_mb, text = photos * views * 4 * values / 1e6, ""
+    if can_reset_peak():
+        try:
+            with silenced():  # where this fails, nothing is known of the memory
+                memory_mb = PROGRAM_MB + in_own_process(_send_memory, folder, record, largest)
+            text = f", and about {memory_mb:.0f} MB of memory (to train {largest['name']})"
+        except EOFError:
+            pass
+    return f"the board needs up to {disk_mb:,.0f} MB on its disk for what it computes of {photos:,} photos{text}"
 
 
 def _send_memory(sender: Connection, folder: Path, record: dict[str, Any], selection: dict[str, Any]) -> None:
-    """Load the network for the features, then that for training, as board_train.py does it."""
+    """Load the network for the features, then that for training, as board_train.py does it; send the peak in MB."""
     sys.path.insert(0, str(folder))
     if importlib.util.find_spec("ai_edge_litert") is None:  # TensorFlow has the same interpreter
         import tensorflow as tf
@@ -73,10 +61,11 @@ def _send_memory(sender: Connection, folder: Path, record: dict[str, Any], selec
     network_type = importlib.import_module("board_network").Network
     before_mb = resident_memory_mb() or 0.0
     reset_peak()
-    images = np.zeros((record["part"], record["size"], record["size"], 3), np.float32)
+    part, batch = record["part"], record["recipe"]["batch_size"]
+    images = np.zeros((part, record["size"], record["size"], 3), np.float32)
     features = network_type(record, selection, 1).call("features", images=images)
-    network, batch = network_type(record, selection, 1), record["recipe"]["batch_size"]
-    network.step([(features, np.zeros(record["part"], np.int32), 1 / batch)] * -(-batch // record["part"]), 0.0, 0)
+    network = network_type(record, selection, 1)
+    network.step([(features, np.zeros(part, np.int32), 1 / batch)] * -(-batch // part), 0.0, 0)
     network.infer(features)
     kept = [network.call("state") for _ in range(2)]  # the best weights, and what a checkpoint gets
     if record["offsets"] is not None:

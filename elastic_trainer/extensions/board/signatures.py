@@ -1,14 +1,13 @@
 """The functions of a file that trains in LiteRT. Each is a signature of the file, with inputs and outputs by name.
 
-    start      sets the variables to the weights of now, and their momentum to 0
+    start      sets the variables to the exported weights, and their momentum to 0
     load       sets them to its inputs; `state` returns them
     features   images -> what passes the cut of the step (`training.prefix`), and what `infer` needs besides; the
                images themselves if no part of the network is frozen
     infer      features -> logits
     gradients  features, labels, a weight for each image -> loss and accuracy; adds the gradients up
     update     learning rate [1] -> one update of the weights by those gradients, which are then 0 again
-    train      both at once, for batches of one part
-    fill       the arrays of the file for inference (`board.inference_file`), from the weights of now
+    fill       the arrays of the file for inference (`board.inference_file`), from the current weights
 
 A batch is trained in parts of a fixed size, since the memory of the board decides how many images it can compute at a
 time. The weight of an image is one over the number of images of the batch, or 0 for one that fills up a part. The
@@ -20,7 +19,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -61,97 +60,73 @@ class WeightedImages(ImageClassification):
         return {"accuracy": tf.reduce_sum(weights * tf.cast(correct, tf.float32))}
 
 
-class StepFunctions:
-    """The signatures of one selection: `features`, `infer`, `gradients`, `update` and `train`.
-
-    Args:
-        model: a classifier of images that returns logits.
-        optimizer: built for all of `model.trainable_variables`.
-        mask: bool [N] over them, what trains.
-        part: images that are computed at a time.
-        variables: of the file, these among them.
+class StepFunctions(NamedTuple):
+    """What trains one selection.
 
     Attributes:
-        signatures: by name.
         features: specs of the features by name, [part, …].
-        random_tensors: of the traced step, by name, which are inputs here: `random_0`, … have uniform numbers from 0
-            to 1, as for dropout; `normal_0`, … those of a standard normal distribution.
-
-    Raises:
-        UserError: the network has an operation that is not covered.
+        signatures: `features`, `infer`, `gradients` and `update`. Random numbers of a step are inputs of `gradients`:
+            `random_0`, … are uniform from 0 to 1, as for dropout; `normal_0`, … have a standard normal distribution.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        mask: np.ndarray,
-        part: int,
-        variables: BoardVariables,
-    ) -> None:
-        self._variables, task = variables, WeightedImages(model)
-        self._step = step = TrainStep(task, optimizer, part, mask, with_products=False)
-        trained = {id(variable) for variable in step.variables}
+    features: dict[str, tf.TensorSpec]
+    signatures: dict[str, Signature]
 
-        def forward(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
-            with folded_batch_norm(model, trained, with_products=False):
-                return task.outputs(inputs, training=False)
 
-        self._inference = BatchFunction(forward, task.signature(part), step.variables)
-        images = tf.TensorSpec((part, *model.input_shape[1:]))
-        self._cut, self._others, wanted = _cuts(step, self._inference, images)
-        names = [f"features_{index}" for index in range(len(self._cut) + len(self._others))]
-        shapes = [tensor.shape for tensor in (*self._cut, *self._others)]
-        self.features = {name: tf.TensorSpec(shape) for name, shape in zip(names, shapes, strict=True)}
-        batch = {name: self.features[name] for name in names[: len(self._cut)]}
-        batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
-        given = [*self._cut, *step.targets]
-        gradients, self._trained = drop_missing(step.gradients, step.variables)
-        with step.graph.as_default():
-            self._results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, gradients)]
-        self.random_tensors = random_tensors(step.graph, self._results, [tensor.name for tensor in given])
-        batch |= {name: tf.TensorSpec(tensor.shape) for name, tensor in self.random_tensors.items()}
-        tensors = (*given, *self.random_tensors.values())  # in the order of `batch`
-        self._given = dict(zip(batch, (tensor.name for tensor in tensors), strict=True))
-        self._inferred_from = {names[index]: tensor.name for index, tensor in wanted.items()}
-        rate = {"rate": tf.TensorSpec((1,))}  # on ARM, LiteRT 1.4.0 and 2.1.0 crash if an input has no axis
-        self.signatures = {
-            "features": Signature(self._features, {"images": images}),
-            "gradients": Signature(self._add_gradients, batch),
-            "update": Signature(self._update, rate),
-            "train": Signature(self._train, {**batch, **rate}),
-            "infer": Signature(self._infer, {name: self.features[name] for name in self._inferred_from}),
-        }
+def step_functions(
+    model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int, variables: BoardVariables
+) -> StepFunctions:
+    """The functions of the selection `mask`, for parts of `part` images. Raises `UserError` as `rebuild`."""
+    task = WeightedImages(model)
+    step = TrainStep(task, optimizer, part, mask, with_products=False)
+    folded = {id(variable) for variable in step.variables}
 
-    def _features(self, images: tf.Tensor) -> Values:
-        found = []
-        for function, tensors in ((self._step, self._cut), (self._inference, self._others)):
-            found += rebuild(function.graph, tensors, {function.inputs[0].name: images}, self._variables.values())
-        return {name: tf.identity(value) for name, value in zip(self.features, found, strict=True)}
+    def forward(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
+        with folded_batch_norm(model, folded, with_products=False):
+            return task.outputs(inputs, training=False)
 
-    def _infer(self, **features: tf.Tensor) -> Values:
-        feeds, graph = {self._inferred_from[name]: value for name, value in features.items()}, self._inference.graph
-        [logits] = rebuild(graph, graph.outputs, feeds, self._variables.values())
-        return {"logits": logits}
+    inference = BatchFunction(forward, task.signature(part), step.variables)
+    images = tf.TensorSpec((part, *model.input_shape[1:]))
+    cut, others, inferred_from = _cuts(step, inference, images)
+    specs = {f"features_{index}": tf.TensorSpec(tensor.shape) for index, tensor in enumerate((*cut, *others))}
+    names = [*specs]
+    found, trained = drop_missing(step.gradients, step.variables)
+    with step.graph.as_default():
+        results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, found)]
+    given = dict(zip([*names[: len(cut)], "labels", "weights"], [*cut, *step.targets], strict=True))
+    given |= random_tensors(step.graph, results, [tensor.name for tensor in given.values()])
+    batch = {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in given.items()}
+    batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
 
-    def _gradients(self, batch: Values) -> tuple[Values, list[tf.Tensor]]:
-        feeds = {self._given[name]: value for name, value in batch.items()}
-        loss, accuracy, *gradients = rebuild(self._step.graph, self._results, feeds, self._variables.values())
-        return {"loss": loss, "accuracy": accuracy}, gradients
+    def compute(function: BatchFunction, tensors: Sequence[Any], feeds: dict[str, Any]) -> list[Any]:
+        return rebuild(function.graph, tensors, feeds, variables.values())
 
-    def _add_gradients(self, **batch: tf.Tensor) -> Values:
-        results, gradients = self._gradients(batch)
-        self._variables.add(self._trained, gradients)
-        return results
+    def features(images: tf.Tensor) -> Values:
+        values = compute(step, cut, {step.inputs[0].name: images})
+        values += compute(inference, others, {inference.inputs[0].name: images})
+        return {name: tf.identity(value) for name, value in zip(names, values, strict=True)}
 
-    def _update(self, rate: tf.Tensor) -> Values:
-        self._variables.update(self._trained, tf.reshape(rate, ()))
+    def infer(**features: tf.Tensor) -> Values:
+        feeds = {inferred_from[names.index(name)].name: value for name, value in features.items()}
+        return {"logits": compute(inference, inference.graph.outputs, feeds)[0]}
+
+    def gradients(**values: tf.Tensor) -> Values:
+        feeds = {given[name].name: value for name, value in values.items()}
+        loss, accuracy, *found = compute(step, results, feeds)
+        variables.add(trained, found)
+        return {"loss": loss, "accuracy": accuracy}
+
+    def update(rate: tf.Tensor) -> Values:
+        variables.update(trained, tf.reshape(rate, ()))
         return done()
 
-    def _train(self, rate: tf.Tensor, **batch: tf.Tensor) -> Values:
-        results, gradients = self._gradients(batch)
-        self._variables.apply(self._trained, gradients, tf.reshape(rate, ()))
-        return results
+    signatures = {
+        "features": Signature(features, {"images": images}),
+        "infer": Signature(infer, {names[index]: specs[names[index]] for index in inferred_from}),
+        "gradients": Signature(gradients, batch),
+        "update": Signature(update, {"rate": tf.TensorSpec((1,))}),  # LiteRT 1.4 to 2.1 on ARM crash without an axis
+    }
+    return StepFunctions(specs, signatures)
 
 
 def _cuts(
@@ -163,107 +138,21 @@ def _cuts(
         The tensors of the step; those of the forward pass that the step lacks; and the tensor of the forward pass for
         each place in both lists together that it needs.
     """
-    cuts = [(function, find_cut(function)) for function in (step, inference)]
-    of_step, own = ([*(cut.tensors if cut else function.inputs)] for function, cut in cuts)
-    pixels = tf.random.uniform(images.shape, maxval=255)
-    values = [_values(function, tensors, pixels) for (function, _), tensors in zip(cuts, (of_step, own), strict=True)]
+    pixels, cuts = tf.random.uniform(images.shape, maxval=255), []
+    for function in (step, inference):
+        cut = find_cut(function)
+        tensors = [*(cut.tensors if cut else function.inputs)]
+        cuts.append((tensors, _values(function, tensors, pixels)))
+    (of_step, step_values), (own, own_values) = cuts
     others: list[tf.Tensor] = []
     wanted: dict[int, tf.Tensor] = {}
-    for tensor, value in zip(own, values[1], strict=True):
-        found = next((index for index, other in enumerate(values[0]) if _same(value, other)), None)
-        if found is None:
-            found = len(of_step) + len(others)
+    for tensor, value in zip(own, own_values, strict=True):
+        place = next((index for index, other in enumerate(step_values) if _same(value, other)), None)
+        if place is None:
+            place = len(of_step) + len(others)
             others.append(tensor)
-        wanted[found] = tensor
+        wanted[place] = tensor
     return of_step, others, wanted
-
-
-class TrainingFunctions:
-    """The signatures of a file with one or more selections.
-
-    Args:
-        model: a classifier of images that returns logits.
-        optimizer: built for all of `model.trainable_variables`.
-        masks: bool [N] over them, what each selection trains. The selections share their variables.
-        part: images that are computed at a time.
-        has_parts: whether a batch has several parts.
-        arrays: what `fill` returns: a traced function without inputs, or None.
-
-    Attributes:
-        steps: of each selection.
-        signatures: by name; those of the second selection end in `_1`, and so on.
-        variables: of the file.
-
-    Raises:
-        UserError: the network has an operation that is not covered, or the optimizer is not SGD.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        masks: Sequence[np.ndarray],
-        part: int,
-        has_parts: bool,
-        arrays: Any,
-    ) -> None:
-        if not isinstance(optimizer, SGDW):
-            raise UserError("--export train_tflite: works with --optimizer sgd only")
-        self.variables = BoardVariables(model, optimizer, np.any(masks, axis=0))
-        self.steps = [StepFunctions(model, optimizer, mask, part, self.variables) for mask in masks]
-        self.signatures = self.variables.signatures()
-        unused = {"train"} if has_parts else {"gradients", "update"}
-        for index, step in enumerate(self.steps):
-            for name, signature in step.signatures.items():
-                if name not in unused:
-                    self.signatures[suffixed(name, index)] = signature
-        if arrays is not None:
-            self.signatures["fill"] = Signature(lambda: self._filled(arrays), {})
-
-    def _filled(self, arrays: Any) -> Values:
-        results = rebuild(arrays.graph, arrays.graph.outputs, {}, self.variables.values())
-        return {f"array_{index}": value for index, value in enumerate(results)}
-
-    def traced(self) -> dict[str, Any]:
-        """The signatures as concrete functions."""
-        return {
-            name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
-            for name, signature in self.signatures.items()
-        }
-
-
-def suffixed(name: str, selection: int) -> str:
-    """The name of a signature of a selection, counted from 0."""
-    return f"{name}_{selection}" if selection else name
-
-
-def converted_file(functions: TrainingFunctions) -> bytes:
-    """The file with all signatures, of LiteRT's own kernels.
-
-    Raises:
-        UserError: LiteRT lacks the kernel of an operation; the message names it.
-    """
-    traced = functions.traced()
-    functions.variables.module.kept_functions = [*traced.values()]
-    with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
-        tf.saved_model.save(functions.variables.module, folder, signatures=traced)
-        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced])
-        converter.experimental_enable_resource_variables = True
-        return converter.convert()
-
-
-def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
-    """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT. Errors as `converted_file`."""
-    with _naming_missing_kernels():
-        return convert_module(inference_module(model, function))
-
-
-@contextmanager
-def _naming_missing_kernels() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # ConverterError is not public
-        raise UserError(f"--export train_tflite: LiteRT cannot train this network: {missing_kernels(error)}") from error
 
 
 def _same(value: np.ndarray, other: np.ndarray) -> bool:
@@ -275,3 +164,81 @@ def _values(function: BatchFunction, tensors: Sequence[tf.Tensor], images: tf.Te
     name = function.inputs[0].name
     compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}), autograph=False)
     return [value.numpy() for value in compute.get_concrete_function(images)(images)]
+
+
+class TrainingFile:
+    """A file with one or more selections, which share their variables.
+
+    Args:
+        model: a classifier of images that returns logits.
+        optimizer: built for all of `model.trainable_variables`.
+        masks: bool [N] over them, what each selection trains.
+        part: images that are computed at a time.
+        arrays: what `fill` returns: a traced function without inputs, or None.
+
+    Attributes:
+        steps: of each selection.
+        signatures: by name; those of the second selection end in `_1`, and so on.
+        variables: of the file.
+        content: the file, of LiteRT's own kernels.
+
+    Raises:
+        UserError: LiteRT lacks the kernel of an operation, the network has one that is not covered, or the optimizer is
+            not SGD.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        masks: Sequence[np.ndarray],
+        part: int,
+        arrays: Any = None,
+    ) -> None:
+        if not isinstance(optimizer, SGDW):
+            raise UserError("--export train_tflite: works with --optimizer sgd only")
+        self.variables = variables = BoardVariables(model, optimizer, np.any(masks, axis=0))
+        self.steps = [step_functions(model, optimizer, mask, part, variables) for mask in masks]
+        self.signatures = variables.signatures()
+        for index, step in enumerate(self.steps):
+            self.signatures |= {suffixed(name, index): signature for name, signature in step.signatures.items()}
+
+        def fill() -> Values:
+            results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values())
+            return {f"array_{index}": value for index, value in enumerate(results)}
+
+        if arrays is not None:
+            self.signatures["fill"] = Signature(fill, {})
+        traced = {
+            name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
+            for name, signature in self.signatures.items()
+        }
+        variables.module.kept_functions = [*traced.values()]
+        with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
+            tf.saved_model.save(variables.module, folder, signatures=traced)
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced])
+            converter.experimental_enable_resource_variables = True
+            self.content: bytes = converter.convert()
+
+
+def suffixed(name: str, selection: int) -> str:
+    """The name of a signature of a selection, counted from 0."""
+    return f"{name}_{selection}" if selection else name
+
+
+def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
+    """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT.
+
+    Raises:
+        UserError: LiteRT lacks the kernel of an operation; the message names it.
+    """
+    with _naming_missing_kernels():
+        return convert_module(inference_module(model, function))
+
+
+@contextmanager
+def _naming_missing_kernels() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # ConverterError is not public
+        raise UserError(f"--export train_tflite: LiteRT cannot train this network: {missing_kernels(error)}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import keras
@@ -13,6 +14,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.training.optimizers import MIN_NORM, SGDW
 
 Values = dict[str, Any]  # tensors by name
+SMALLEST = 1e-37  # the smallest normal number: of a gradient of 0, TensorFlow's own factor is 1, too
 
 
 class Signature(NamedTuple):
@@ -50,44 +52,48 @@ class BoardVariables:
 
     def __init__(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray) -> None:
         self._optimizer = optimizer
-        clips = optimizer.clipping is not None
-        chosen = [index for index, trains in enumerate(mask) if trains]
-        self.sources = [model.trainable_variables[index] for index in chosen]
-        for variable in self.sources:
-            if variable.constraint is not None:
-                raise UserError(
-                    f"--export train_tflite: {variable.path} has a constraint, which a board does not apply"
-                )
+        self.sources = [*compress(model.trainable_variables, mask)]
+        constrained = next((variable for variable in self.sources if variable.constraint is not None), None)
+        if constrained is not None:
+            raise UserError(f"--export train_tflite: {constrained.path} has a constraint, which a board does not apply")
+        clips = [optimizer.clipping is not None and place not in optimizer.unclipped for place in np.flatnonzero(mask)]
         self._initial = [variable.numpy() for variable in self.sources]
         self._copies = [
-            _Copy(
-                source,
-                tf.Variable(initial, name=f"weights_{index}"),
-                tf.Variable(np.zeros_like(initial), name=f"momentum_{index}"),
-                tf.Variable(np.zeros_like(initial), name=f"gradient_{index}"),
-                clips and position not in optimizer.unclipped,
-            )
-            for index, (source, initial, position) in enumerate(zip(self.sources, self._initial, chosen, strict=True))
+            _Copy(source, tf.Variable(value), _zeros(value), _zeros(value), is_clipped)
+            for source, value, is_clipped in zip(self.sources, self._initial, clips, strict=True)
         ]
         self.module = tf.Module()
         self.module.kept = [[each.weights, each.momentum, each.gradient] for each in self._copies]
 
     def values(self) -> dict[int, tf.Tensor]:
-        """The weights of now, by the `id` of the handles of the network's variables."""
+        """The current weights, by the `id` of the handles of the network's variables."""
         return {id(each.source.value.handle): each.weights.read_value() for each in self._copies}
 
     def signatures(self) -> dict[str, Signature]:
         """`start`, `load` and `state`."""
-        specs = {
-            f"{kind}_{index}": tf.TensorSpec(each.weights.shape)
-            for kind in ("weights", "momentum")
-            for index, each in enumerate(self._copies)
-        }
+        specs = {name: tf.TensorSpec(variable.shape) for name, variable in self._state()}
+        initial = {f"weights_{index}": value for index, value in enumerate(self._initial)}
+
+        def load(**state: tf.Tensor) -> Values:
+            for name, variable in self._state():
+                variable.assign(state[name])
+            for each in self._copies:
+                each.gradient.assign(tf.zeros(each.gradient.shape))
+            return done()
+
+        def start() -> Values:
+            return load(**{name: tf.constant(initial.get(name, 0.0), shape=spec.shape) for name, spec in specs.items()})
+
         return {
-            "start": Signature(self._start, {}),
-            "load": Signature(self._load, specs),
-            "state": Signature(self._state, {}),
+            "start": Signature(start, {}),
+            "load": Signature(load, specs),
+            "state": Signature(lambda: {name: variable.read_value() for name, variable in self._state()}, {}),
         }
+
+    def _state(self) -> Iterator[tuple[str, tf.Variable]]:
+        for index, each in enumerate(self._copies):
+            yield f"weights_{index}", each.weights
+            yield f"momentum_{index}", each.momentum
 
     def add(self, sources: Sequence[keras.Variable], gradients: Sequence[tf.Tensor]) -> None:
         """Add gradients of some of the network's variables up."""
@@ -96,42 +102,26 @@ class BoardVariables:
 
     def update(self, sources: Sequence[keras.Variable], rate: tf.Tensor) -> None:
         """Update these variables by their summed gradients, which are 0 afterwards."""
-        self.apply(sources, [each.gradient.read_value() for each in self._of(sources)], rate)
-        for each in self._of(sources):
-            each.gradient.assign(tf.zeros(each.gradient.shape))
-
-    def apply(self, sources: Sequence[keras.Variable], gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
-        """Update these variables by `gradients`."""
         optimizer = self._optimizer
-        for each, gradient in zip(self._of(sources), gradients, strict=True):
-            weights, own_rate = each.weights.read_value(), rate
+        for each in self._of(sources):
+            weights, gradient, own_rate = each.weights.read_value(), each.gradient.read_value(), rate
             if each.is_clipped and optimizer.clipping is not None:
                 most = optimizer.clipping**2 * tf.maximum(tf.reduce_sum(weights * weights), MIN_NORM**2)
-                # The smallest normal number: of a gradient of 0, TensorFlow's own factor is 1, too.
-                own_rate *= tf.minimum(tf.sqrt(most / tf.maximum(tf.reduce_sum(gradient * gradient), 1e-37)), 1.0)
+                own_rate *= tf.minimum(tf.sqrt(most / tf.maximum(tf.reduce_sum(gradient * gradient), SMALLEST)), 1.0)
             moved = optimizer.momentum * each.momentum.read_value() - own_rate * gradient
             each.momentum.assign(moved)
-            decay = rate * optimizer.decoupled_weight_decay if optimizer.decoupled_weight_decay else None
-            each.weights.assign((weights if decay is None else weights - weights * decay) + moved)
+            if optimizer.decoupled_weight_decay:
+                weights -= weights * (rate * optimizer.decoupled_weight_decay)
+            each.weights.assign(weights + moved)
+            each.gradient.assign(tf.zeros(each.gradient.shape))
 
     def _of(self, sources: Sequence[keras.Variable]) -> list[_Copy]:
         wanted = {id(source) for source in sources}
         return [each for each in self._copies if id(each.source) in wanted]
 
-    def _start(self) -> Values:
-        weights = {f"weights_{index}": tf.constant(value) for index, value in enumerate(self._initial)}
-        return self._load(**weights, **{f"momentum_{k}": tf.zeros(w.shape) for k, w in enumerate(self._initial)})
 
-    def _load(self, **state: tf.Tensor) -> Values:
-        for index, each in enumerate(self._copies):
-            each.weights.assign(state[f"weights_{index}"])
-            each.momentum.assign(state[f"momentum_{index}"])
-            each.gradient.assign(tf.zeros(each.gradient.shape))
-        return done()
-
-    def _state(self) -> Values:
-        weights = {f"weights_{index}": each.weights.read_value() for index, each in enumerate(self._copies)}
-        return weights | {f"momentum_{index}": each.momentum.read_value() for index, each in enumerate(self._copies)}
+def _zeros(value: np.ndarray) -> tf.Variable:
+    return tf.Variable(np.zeros_like(value))
 
 
 def done() -> Values:

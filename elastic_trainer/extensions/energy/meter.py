@@ -77,11 +77,7 @@ class EnergyMeter:
             return None if self.failure else self._joules
 
     def report(self, joules: float | None) -> dict[str, Any]:
-        """Fields of summary.json besides the run's `joules`: the meter, and why the energy is not known, if it is not.
-
-        Args:
-            joules: energy of training; None if it is not known.
-        """
+        """Fields of summary.json: the meter, and why the energy of training, `joules`, is not known if it is None."""
         why = self.failure or "part of the run was trained without an energy meter"
         return {"energy_meter": self.name or None, "energy_missing": why if joules is None else None}
 
@@ -109,14 +105,13 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     Args:
         root: the folder that contains sys.
     """
+    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
     try:
         board, gpus = _jetson(root), [*_nvml()]
         if not board and not gpus and has_gpu():
             why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
-            return EnergyMeter([], why)
-        sensors = board or [*_rapl(root), *gpus]
-        why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
-        return EnergyMeter(sensors, None if sensors else why)
+        elif sensors := board or [*_rapl(root), *gpus]:
+            return EnergyMeter(sensors)
     except PermissionError as error:
         why = f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
     except OSError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -102,23 +104,18 @@ def _lines(record: Path) -> list[tuple[int, list[str]]]:
 
 def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, float]:
     """Seconds since 1970 and watts in a line. Raises `UserError` if it does not contain them."""
-    try:
-        when, watts = _seconds_since_1970(line[0]), float(line[1])
-    except (ValueError, IndexError):
-        when = watts = np.nan
-    if not (np.isfinite(when) and 0 <= watts <= MAX_WATTS):
+    when = watts = math.nan
+    with contextlib.suppress(ValueError, IndexError):
+        watts = float(line[1])
+        when = datetime.fromisoformat(line[0].strip()).timestamp()
+    with contextlib.suppress(ValueError):
+        when = float(line[0])
+    if not (math.isfinite(when) and 0 <= watts <= MAX_WATTS):
         raise UserError(
             f"--power_csv {record}: line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a "
             f"comma, and watts from 0 to {MAX_WATTS:,}"
         )
     return when, watts
-
-
-def _seconds_since_1970(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return datetime.fromisoformat(text.strip()).timestamp()
 
 
 def integrate_power(

@@ -11,9 +11,36 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from elastic_trainer.extensions.pruning.channel_roles import ACTIVATIONS, channel_role
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs
 from elastic_trainer.networks.layer_graph import functional_graph, is_graph, walk
+
+_layers = keras.layers
+# Layers that compute each output channel from the same channel of their inputs, and from that of their only input.
+_MERGES = (_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum)
+_CHANNELWISE = (
+    _layers.ReLU,
+    _layers.LeakyReLU,
+    _layers.ELU,
+    _layers.Dropout,
+    _layers.SpatialDropout2D,
+    _layers.MaxPooling2D,
+    _layers.AveragePooling2D,
+    _layers.GlobalMaxPooling2D,
+    _layers.GlobalAveragePooling2D,
+    _layers.Cropping2D,
+    _layers.UpSampling2D,
+    _layers.ZeroPadding2D,
+)
+_NORMS = (_layers.BatchNormalization, FrozenBatchNormalization)
+ACTIVATIONS = tuple(
+    getattr(keras.activations, name)
+    for name in (
+        *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "mish", "sigmoid", "hard_sigmoid"),
+        *("hard_silu", "tanh", "softplus", "softsign", "exponential"),
+    )
+    if hasattr(keras.activations, name)
+)
 
 Channels = np.ndarray  # int [places of an axis]: the number of the channel at each place
 
@@ -126,32 +153,36 @@ class ChannelGroups:
             kernel.source, kernel.target = numbers[kernel.source], numbers[kernel.target]
 
     def _visit(self, node: Any, arguments: list[Channels]) -> list[Channels]:
-        layer = node.operation
+        layer, kind, tensors = node.operation, type(node.operation), node.input_tensors
+        shape = node.outputs[0].shape
+        last = (-1, len(shape) - 1)
         if is_graph(layer):
             for tensor, channels in zip(functional_graph(layer).inputs, arguments, strict=True):
                 self._unite(channels, self._inputs.setdefault(id(tensor), channels))
             return walk(layer, arguments, self._visit)
-        role = channel_role(node)
-        if role == "opaque":
-            self._fixed += arguments
-            return [self._new_fixed(tensor.shape) for tensor in node.outputs]
-        channels = arguments[0]
-        if role == "merge":
+        if kind in _MERGES and len({tensor.shape[-1] for tensor in tensors}) == 1:
             for others in arguments[1:]:
-                self._unite(channels, others)
-        elif role == "concatenation":
-            channels = np.concatenate(arguments)
-        elif role == "flattening":
-            channels = np.tile(channels, node.outputs[0].shape[-1] // node.input_tensors[0].shape[-1])
-        elif role == "norm":
-            for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
-                self._bind(variable, 0, channels)
-        elif role in ("kernel", "depthwise"):
-            channels = self._apply_kernel(layer, channels, node.outputs[0].shape[-1], role == "depthwise")
-        return [channels]
+                self._unite(arguments[0], others)
+            return arguments[:1]
+        if kind is _layers.Concatenate and layer.axis in last:
+            return [np.concatenate(arguments)]
+        if len(arguments) == 1 and getattr(layer, "data_format", "channels_last") == "channels_last":
+            [channels] = arguments
+            if kind in _CHANNELWISE or (kind is _layers.Activation and layer.activation in ACTIVATIONS):
+                return [channels]
+            if kind is _layers.Flatten and shape[-1]:
+                return [np.tile(channels, shape[-1] // tensors[0].shape[-1])]
+            if kind in _NORMS and layer.axis in last:
+                for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
+                    self._bind(variable, 0, channels)
+                return [channels]
+            if _is_kernel(layer):
+                return [self._apply_kernel(layer, channels, shape[-1])]
+        self._fixed += arguments
+        return [self._new_fixed(tensor.shape) for tensor in node.outputs]
 
-    def _apply_kernel(self, layer: Any, source: Channels, outputs: int, depthwise: bool) -> Channels:
-        rank = len(layer.kernel.shape)
+    def _apply_kernel(self, layer: Any, source: Channels, outputs: int) -> Channels:
+        rank, depthwise = len(layer.kernel.shape), type(layer) is _layers.DepthwiseConv2D
         target = source if depthwise else self._new(outputs)
         self._bind(layer.kernel, rank - 2, source)
         if not depthwise:
@@ -184,3 +215,12 @@ class ChannelGroups:
         """New channels that are fixed, of a tensor [batch, ..., channels]."""
         self._fixed.append(self._new((shape[-1] if len(shape) > 1 else None) or 0))
         return self._fixed[-1]
+
+
+def _is_kernel(layer: Any) -> bool:
+    """Whether a layer is dense, an ungrouped convolution, or a depthwise one with an output for each input channel."""
+    kind = type(layer)
+    if not isinstance(getattr(layer, "kernel", None), keras.Variable):
+        return False
+    one_to_one = kind is _layers.DepthwiseConv2D and layer.depth_multiplier == 1 and layer.activation in ACTIVATIONS
+    return one_to_one or kind is _layers.Dense or (kind is _layers.Conv2D and layer.groups == 1)

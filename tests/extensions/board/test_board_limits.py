@@ -27,13 +27,6 @@ pytestmark = pytest.mark.skipif(
 pytest_plugins = ["small_boards"]
 
 
-def test_a_deadline_ends_the_run_and_its_schedule(three_wheels, exported, photos, tmp_path):
-    arguments = ("--data_dir", photos, "--output", tmp_path / "out", "--num_epochs", 100_000, "--deadline", "6s")
-    run(three_wheels, exported, *arguments)
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["steps"] > 10 and result["epochs"][-1]["test_accuracy"] > 0
-
-
 def test_the_best_weights_stay_the_best_where_resume_goes_on_with_an_epoch(board_modules):
     """A deadline ended the epoch early, and what it had reached then is better than at its end."""
     accuracies, weights = iter([0.85, 0.82]), iter([1.0, 2.0])
@@ -77,6 +70,7 @@ def test_a_deadline_is_kept_where_each_step_and_prediction_is_slow(three_wheels,
     done = run(three_wheels, slow, *arguments, "--deadline", "5s")
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["seconds"] < 5 and 0 < result["steps"] < result["planned_steps"]
+    assert result["epochs"][-1]["test_accuracy"] > 0
     assert (
         f"the deadline ended it after {result['steps']} of {result['planned_steps']} steps; continue with --resume"
         in done.stdout
@@ -110,47 +104,58 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, ph
         np.testing.assert_array_equal(weights_of(output)[name], value)
 
 
-def test_a_disk_without_room_for_the_features_is_refused_at_the_start(three_wheels, exported, photos, tmp_path):
-    small = changed_copy(exported, tmp_path / "small", "board_photos.py", "shutil.disk_usage(output).free", "20_000")
-    done = run(three_wheels, small, "--data_dir", photos, "--output", tmp_path / "out", code=2)
-    assert re.search(
-        r"--output .*: features of 60 photos, and training, take .* MB, and the disk has 0 MB", done.stderr
-    )
+@pytest.fixture
+def refusal(board_modules, exported, monkeypatch, capsys):
+    """A function of words that runs the program in this process, and returns the line that it ends with."""
+
+    def refuse(*words):
+        monkeypatch.setattr(sys, "argv", ["board_train.py", *map(str, words)])
+        with pytest.raises(SystemExit, match="2"):
+            board_modules.train.main()
+        [line] = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+        return line
+
+    return refuse
+
+
+def test_a_disk_without_room_for_the_features_is_refused_at_the_start(refusal, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=20_000))
+    line = refusal("--data_dir", photos, "--output", tmp_path / "out")
+    assert re.search(r"--output .*: features of 60 photos, and training, take .* MB, and the disk has 0 MB", line)
 
 
 def test_the_export_says_what_the_board_needs(three_wheels, exported, photos, tmp_path):
-    run(three_wheels, exported, "--data_dir", photos, "--output", tmp_path, "--learning_rate", "1e8", code=2)
+    done = run(three_wheels, exported, "--data_dir", photos, "--output", tmp_path, "--learning_rate", "1e8", code=2)
+    assert re.search(r"the loss is .* smaller --learning_rate", done.stderr)
     [features_mb, memory_mb] = re.findall(r"([\d,]+) MB", needs_line(exported, 60 * 10**6))
     assert features_mb == f"{(tmp_path / 'features.bin').stat().st_size:,}"
     assert 40 < int(memory_mb) < 100  # of so small a network
 
 
-def test_a_second_program_in_the_same_folder_is_refused(three_wheels, exported, photos, tmp_path):
-    for folder, arguments in ((tmp_path, ("--data_dir", photos, "--output", tmp_path)), (exported, ("--profile",))):
+def test_a_second_program_in_the_same_folder_is_refused(refusal, exported, photos, tmp_path):
+    for folder, words in ((tmp_path, ("--data_dir", photos, "--output", tmp_path)), (exported, ("--profile",))):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            done = run(three_wheels, exported, *arguments, code=2)
+            assert f"{folder}: another program (process {os.getpid()}) uses this folder" in refusal(*words)
         finally:
             os.close(descriptor)
-        assert f"{folder}: another program (process {os.getpid()}) uses this folder" in done.stderr
 
 
-def test_damaged_files_of_the_export_are_named(three_wheels, exported, photos, tmp_path):
+def test_damaged_files_of_the_export_are_named(refusal, three_wheels, exported, photos, tmp_path, monkeypatch):
     folder, record = tmp_path / "board", json.loads((exported / "board.json").read_text())
     shutil.copytree(exported, folder)
+    monkeypatch.setattr(sys.modules["board_device"], "HERE", folder)
     for name in ("inference.tflite", "train.tflite"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-100])
-        done = run(three_wheels, folder, "--data_dir", photos, code=2)
-        assert f"{name}: is damaged, or of another export than board.json; copy the folder" in done.stderr
+        assert f"{name}: is damaged, or of another export than board.json; copy the folder" in refusal()
         (folder / name).unlink()
-        done = run(three_wheels, folder, "--data_dir", photos, code=2)
-        assert f"{name}: cannot be read: No such file or directory; copy the folder" in done.stderr
+        assert f"{name}: cannot be read: No such file or directory; copy the folder" in refusal()
         (folder / name).write_bytes(content)
     for text, message in (("{}", "has no id"), ("[]", "is no record"), ("{", "cannot be read")):
         (folder / "board.json").write_text(text)
-        assert message in run(three_wheels, folder, "--data_dir", photos, code=2).stderr
+        assert message in refusal()
     del record["sha256"]  # an older export
     (folder / "board.json").write_text(json.dumps(record))
     run(three_wheels, folder, "--data_dir", photos, "--num_epochs", 1)
@@ -161,24 +166,17 @@ def test_damaged_files_of_the_export_are_named(three_wheels, exported, photos, t
     [
         ((), "--data_dir: is missing"),
         (("--data_dir", "nowhere"), "--data_dir nowhere: there is no such folder or archive"),
-        (("--data_dir", "{folder}/board.json"), "is not a complete tar archive"),
+        (("--data_dir", "{photos}/ant/0.png"), "--data_dir .*: is not a complete tar archive"),
         (("--data_dir", "{photos}/.."), "'photos' is no class of the network|contains no photos"),
         (("--data_dir", "{photos}", "--num_epochs", "0"), "--num_epochs: must be above 0"),
         (("--data_dir", "{photos}", "--test_fraction", "1"), "--test_fraction: must be above 0 and at most 0.9"),
         (("--data_dir", "{photos}", "--selection", "all"), "--selection: invalid choice"),
-        (("--data_dir", "{photos}", "--learning_rate", "1e8"), "the loss is .* smaller --learning_rate"),
         (("--data_dir", "{photos}", "--output", "{photos}/ant/0.png/x"), "--output .*: cannot be made"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, three_wheels, exported, photos, tmp_path):
-    words = [text.format(folder=exported, photos=photos) for text in arguments]
-    if "--output" not in words:
-        words += ["--output", str(tmp_path / "out")]
-    done = run(three_wheels, exported, *words, code=2)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("board_train.py: error")]
-    assert len(lines) == 1
-
-    assert re.search(message, lines[0]), lines[0]
+def test_bad_input_is_one_line(arguments, message, refusal, photos, tmp_path):
+    words = ["--output", tmp_path / "out", *(text.format(photos=photos) for text in arguments)]
+    assert re.search(f"^board_train.py: error: .*({message})", refusal(*words))
 
 
 def test_a_broken_photo_is_named_or_left_out(three_wheels, exported, photos, tmp_path):

@@ -14,12 +14,7 @@ from tensorflow.lite.python import schema_py_generated
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.inference_file import inference_file
-from elastic_trainer.extensions.board.signatures import (
-    TrainingFunctions,
-    WeightedImages,
-    converted_file,
-    converted_function,
-)
+from elastic_trainer.extensions.board.signatures import TrainingFile, WeightedImages, converted_function
 from elastic_trainer.machine import silenced
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -61,9 +56,9 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
     inference = inference_file(model, trained, lambda function: converted_function(model, function))
     assert inference is not None
-    functions = TrainingFunctions(model, optimizer, [mask], PART, True, inference.arrays)
+    functions = TrainingFile(model, optimizer, [mask], PART, inference.arrays)
     assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
-    content = converted_file(functions)
+    content = functions.content
     interpreter = _interpreter(content)
     runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
     assert "FULLY_CONNECTED" not in operations(
@@ -87,9 +82,7 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
         for start in range(0, BATCH, PART):
             rows = slice(start, start + PART)
             features = runner["features"](images=images[rows])
-            noise = {
-                name: np.ones(tensor.shape, np.float32) for name, tensor in functions.steps[0].random_tensors.items()
-            }
+            noise = {name: np.ones(shape, np.float32) for name, shape in noise_of(functions).items()}
             part = runner["gradients"](**features, labels=labels[rows], weights=weights[rows], **noise)
             found += float(part["loss"])
         runner["update"](rate=np.array([rate]))
@@ -134,52 +127,44 @@ class _Calls(keras.layers.Layer):
         return self.function(self, inputs) if training else inputs
 
 
-def _file_with(*layers) -> tuple[TrainingFunctions, bytes]:
+def noise_of(functions: TrainingFile) -> dict[str, list[int]]:
+    """The shapes of the random numbers that a step takes."""
+    inputs = functions.signatures["gradients"].inputs
+    return {name: spec.shape for name, spec in inputs.items() if name.startswith(("random_", "normal_"))}
+
+
+def _file_with(*layers) -> TrainingFile:
     """The file that trains a small network with these layers in its middle."""
     keras.utils.set_random_seed(0)
     parts = [keras.layers.Conv2D(4, 3), *layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Rescaling(1 / 255), *parts])
     optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [])
     optimizer.build(model.trainable_variables)
-    functions = TrainingFunctions(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART, False, None)
-    return functions, converted_file(functions)
+    return TrainingFile(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART)
 
 
-def _losses(functions: TrainingFunctions, content: bytes, seeds: list[int]) -> list[float]:
-    """Loss of the first step with the random numbers of each seed."""
-    interpreter = _interpreter(content)
-    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "train")}
-    images = np.random.default_rng(0).uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32)
+def test_random_numbers_of_a_step_are_its_inputs():
+    functions = _file_with(
+        keras.layers.RandomFlip(),
+        keras.layers.GaussianDropout(0.5),
+        keras.layers.GaussianNoise(0.5),
+        keras.layers.SpatialDropout2D(0.5),
+        _Calls(lambda layer, inputs: inputs + tf.random.normal((4,))),
+        _Calls(lambda layer, inputs: inputs * tf.random.uniform((4,))),
+    )
+    shapes = noise_of(functions)
+    kinds = [name[:6] for name in shapes]
+    assert kinds.count("normal") == 3 and kinds.count("random") in (3, 4)  # RandomFlip of older Keras has two
+    interpreter = _interpreter(functions.content)
+    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "gradients")}
+    runner["start"]()
+    rng = np.random.default_rng(0)
+    features = runner["features"](images=rng.uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32))
     batch = {"labels": np.arange(PART, dtype=np.int32), "weights": np.full(PART, 1 / PART, np.float32)}
-    losses = []
-    for rng in map(np.random.default_rng, seeds):
-        noise = {
-            name: (rng.standard_normal if name.startswith("normal") else rng.random)(tensor.shape, np.float32)
-            for name, tensor in functions.steps[0].random_tensors.items()
-        }
-        runner["start"]()
-        features = runner["features"](images=images)
-        losses.append(float(runner["train"](**features, **batch, **noise, rate=np.zeros(1, np.float32))["loss"]))
-    return losses
-
-
-@pytest.mark.parametrize(
-    ("layer", "kind"),
-    [
-        (keras.layers.GaussianNoise(0.5), "normal_0"),
-        (keras.layers.GaussianDropout(0.5), "normal_0"),
-        (keras.layers.SpatialDropout2D(0.5), "random_0"),
-        (keras.layers.RandomFlip(), "random_0"),
-        (_Calls(lambda layer, inputs: inputs + tf.random.normal((4,))), "normal_0"),
-        (_Calls(lambda layer, inputs: inputs * tf.random.uniform((4,))), "random_0"),
-    ],
-)
-def test_random_numbers_of_a_step_are_its_inputs(layer, kind):
-    functions, content = _file_with(layer)
-    kinds = {name[:-1] for name in functions.steps[0].random_tensors}  # RandomFlip of older Keras has two
-    assert kinds == {kind[:-1]}
-    first, other, again = _losses(functions, content, [1, 2, 1])
-    assert first == again != other
+    usual = {name: rng.uniform(0.7, 0.9, shape).astype(np.float32) for name, shape in shapes.items()}
+    others = [{**usual, name: usual[name] - np.float32(0.4)} for name in shapes]  # below the rate of dropout
+    losses = [float(runner["gradients"](**features, **batch, **noise)["loss"]) for noise in (usual, *others, usual)]
+    assert losses[0] == losses[-1] and losses[0] not in losses[1:-1]
 
 
 @pytest.mark.parametrize(
@@ -209,15 +194,17 @@ def test_what_changes_from_step_to_step_is_refused(layer, message):
 
 def test_a_variable_without_influence_on_the_loss_stays_as_it_is():
     layer = _Calls(lambda layer, inputs: inputs)
-    functions, content = _file_with(layer)
+    functions = _file_with(layer)
     place = next(k for k, each in enumerate(functions.variables.sources) if each is layer.unused)
-    interpreter = _interpreter(content)
-    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "train", "state")}
+    interpreter = _interpreter(functions.content)
+    names = ("start", "features", "gradients", "update", "state")
+    runner = {name: interpreter.get_signature_runner(name) for name in names}
     runner["start"]()
     images = np.random.default_rng(0).uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32)
     before = runner["state"]()
     batch = {"labels": np.arange(PART, dtype=np.int32), "weights": np.full(PART, 1 / PART, np.float32)}
-    runner["train"](**runner["features"](images=images), **batch, rate=np.full(1, 0.5, np.float32))
+    runner["gradients"](**runner["features"](images=images), **batch)
+    runner["update"](rate=np.full(1, 0.5, np.float32))
     after = runner["state"]()
     moved = [not np.array_equal(before[f"weights_{k}"], after[f"weights_{k}"]) for k in range(5)]
     assert moved == [k != place for k in range(5)]

@@ -180,7 +180,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
 
     sensors = [Sensor("simulated", read, float("inf"))]
     monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter(sensors)])
-    summary, rows = train_and_read(tmp_path)
+    summary, rows = train_and_read(tmp_path, name="full_training")
     joules = [float(row["energy_joules"]) for row in rows]
     assert joules == sorted(joules) and joules[0] > 0
     assert (summary["energy_joules"], summary["energy_meter"]) == (joules[-1], "simulated")
@@ -188,11 +188,3 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
     assert curve(tmp_path, "meters/energy_joules") == [
         (int(row["step"]), pytest.approx(value)) for row, value in zip(rows, joules, strict=True)
     ]
-
-
-def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
-    summary, rows = train_and_read(tmp_path, name="full_training")
-    assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
-    assert {row["energy_joules"] for row in rows} == {""}
-    assert curve(tmp_path, "meters/energy_joules") is None

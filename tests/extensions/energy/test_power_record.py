@@ -1,12 +1,13 @@
 """Energy from the record of an external power meter."""
 
-import csv
 import json
+import shutil
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from made_up_runs import made_up_run
-from small_runs import curve, train_and_read
+from small_runs import curve, rows_of, train_and_read
 
 import train
 from elastic_trainer.errors import UserError
@@ -17,6 +18,7 @@ from elastic_trainer.extensions.energy.power_record import (
     integrate_power,
     read_power,
 )
+from elastic_trainer.runs.reader import read_summary
 
 
 def write_power(path, readings):
@@ -49,29 +51,47 @@ def test_power_record_with_gaps_is_refused(times, why):
         integrate_power(np.array(times, float), np.ones(len(times)), [(5.0, 10.0), (15.0, 25.0)], [15.0])
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a finished run without an energy meter."""
+    folder = tmp_path_factory.mktemp("trained")
+    with patch.object(train, "METERS", [lambda: EnergyMeter([], "no sensor here")]):
+        train_and_read(folder, name="full_training")
+    return folder
+
+
 @pytest.fixture
-def run_without_sensor(tmp_path, monkeypatch):
-    """The folder of a finished run without energy, and the start and end of its training in seconds since 1970."""
-    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
-    summary, _ = train_and_read(tmp_path / "run")
-    return tmp_path / "run", summary["training_spans"][0][0], summary["training_spans"][-1][1]
+def run_without_sensor(trained, tmp_path):
+    """A copy of that folder, and the start and end of its training in seconds since 1970."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    spans = read_summary(folder)["training_spans"]
+    return folder, spans[0][0], spans[-1][1]
 
 
-def test_power_record_updates_summary_table_and_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter([], "no sensor here")])
-    summary, _ = train_and_read(tmp_path / "run")
-    start, end = summary["training_spans"][0][0], summary["training_spans"][-1][1]
-    record = write_power(tmp_path / "power.csv", [(start - 1, 5.0), (start + (end - start) / 2, 5.0), (end + 1, 5.0)])
-    joules = add_external_energy(tmp_path / "run", record)
+def test_run_without_a_meter_records_the_reason(trained):
+    summary = read_summary(trained)
+    assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
+    assert {row["energy_joules"] for row in rows_of(trained / "metrics.csv")} == {""}
+    assert curve(trained, "meters/energy_joules") is None
+
+
+def test_power_record_updates_summary_table_and_curve_and_a_second_one_replaces_it(run_without_sensor):
+    folder, start, end = run_without_sensor
+    summary = read_summary(folder)
     spent = sum(end - start for start, end in summary["training_spans"])
-    assert joules == pytest.approx(5 * spent, rel=1e-6)
+    for watts in (7.0, 5.0):
+        readings = [(start - 1, watts), (start + (end - start) / 2, watts), (end + 1, watts)]
+        record = write_power(folder / "power.csv", readings)
+        joules = add_external_energy(folder, record)
+        assert joules == pytest.approx(watts * spent, rel=1e-6)
     assert joules == pytest.approx(5 * summary["train_seconds"], rel=0.05)
-    after = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert after == {**summary, "energy_joules": joules, "energy_meter": str(record), "energy_missing": None}
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        rows = [*csv.DictReader(file)]
+    known = {"energy_joules": joules, "energy_meter": str(record), "energy_missing": None}
+    assert json.loads((folder / "summary.json").read_text()) == {**summary, **known}
+    rows = rows_of(folder / "metrics.csv")
     assert float(rows[-1]["energy_joules"]) == joules
-    assert [step for step, _ in curve(tmp_path / "run", "meters/energy_joules")] == [int(row["step"]) for row in rows]
+    points = curve(folder, "meters/energy_joules")
+    assert [step for step, _ in points] == [int(row["step"]) for row in rows]
+    assert points[-1][1] == pytest.approx(joules) and len([*folder.glob("events.out.*.energy")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,36 +109,25 @@ def test_damaged_table_of_the_run_is_named_and_the_summary_stays(table, why, tmp
     assert (folder / "summary.json").read_bytes() == before
 
 
-def test_second_record_replaces_the_first_one_and_its_curve(run_without_sensor):
-    folder, start, end = run_without_sensor
-    for watts in (5.0, 7.0):
-        joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, watts), (end + 1, watts)]))
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["energy_joules"] == joules
-    assert len([*folder.glob("events.out.*.energy")]) == 1
-    points = curve(folder, "meters/energy_joules")
-    assert points is not None and points[-1][1] == pytest.approx(joules)
-
-
 def test_record_that_does_not_cover_the_run_is_refused_and_known_energy_stays(run_without_sensor):
     folder, start, end = run_without_sensor
     short = write_power(folder / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
     with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of training; give"):
         add_external_energy(folder, short)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     assert summary["energy_joules"] is None and "short.csv: does not cover" in summary["energy_missing"]
 
     joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
     with pytest.raises(UserError, match="does not cover all of training"):
         add_external_energy(folder, short)
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     assert (summary["energy_joules"], summary["energy_missing"]) == (joules, None)
     assert summary["energy_meter"].endswith("/power.csv")
 
 
 def test_run_that_did_not_record_when_it_trained_is_refused(run_without_sensor):
     folder, start, end = run_without_sensor
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     del summary["training_spans"]
     (folder / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(UserError, match="the run did not record when it trained"):

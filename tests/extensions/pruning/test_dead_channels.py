@@ -21,11 +21,9 @@ from pruning_networks import (
 from elastic_trainer.extensions.pruning.scheme import PruneTrainScheme
 
 
-@pytest.mark.parametrize(
-    ("name", "depthwise"), [("mobilenetv2", True), ("mobilenetv2", False), ("resnet50", False), ("vgg16", False)]
-)
-def test_unwritten_channels_are_folded_without_changing_the_logits(name, depthwise):
-    model = build(name)
+@pytest.mark.parametrize("depthwise", [True, False])
+def test_unwritten_channels_are_folded_without_changing_the_logits(depthwise):
+    model = build("mobilenetv2")
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
     kill_writers(model, depthwise)

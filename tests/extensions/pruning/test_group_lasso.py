@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from pruning_networks import build, zero
 
-from elastic_trainer.extensions.pruning.group_lasso import group_lasso
+from elastic_trainer.extensions.pruning.scheme import group_lasso
 
 
 def test_group_lasso_and_its_gradient_match_the_definition():

@@ -15,6 +15,7 @@ from pruning_networks import (
     built_optimizer,
     kept_of,
     kill_readers,
+    kill_writers,
     scheme_of,
 )
 
@@ -28,12 +29,11 @@ from elastic_trainer.training.step import TrainStep
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
+def test_removing_unread_or_unwritten_channels_keeps_the_logits_and_the_next_step(name):
     model = build(name)
     data, optimizer = Batches(model), built_optimizer(model)
     scheme = scheme_of(model)
     killed = kill_readers(model)
-    step = TrainStep(ImageClassification(model), optimizer, BATCH)
     channels = ChannelGroups(model)
     smaller, carried = scheme.reconfigure(model, optimizer)
 
@@ -43,13 +43,22 @@ def test_removing_unread_channels_keeps_the_logits_and_the_next_step(name):
     assert smaller.count_params() < 0.8 * model.count_params()
     assert_same_logits(model, smaller, data.batch[0])
 
-    smaller_step = TrainStep(ImageClassification(smaller), carried, BATCH)
-    flops, fewer = (sum(count_flops(s.graph).values()) for s in (step, smaller_step))
-    assert fewer < 0.8 * flops
-    assert step(*data.batch)[0] == pytest.approx(smaller_step(*data.batch)[0], rel=1e-5)
+    if name != "resnet50":  # whose steps take long to compile
+        steps = [
+            TrainStep(ImageClassification(one), own, BATCH) for one, own in ((model, optimizer), (smaller, carried))
+        ]
+        flops, fewer = (sum(count_flops(step.graph).values()) for step in steps)
+        assert fewer < 0.8 * flops
+        first, other = (step(*data.batch)[0] for step in steps)
+        assert first == pytest.approx(other, rel=1e-5)
     # Pretrained and deep networks have channels that are constant on these images. They are folded into these two.
     folded = () if name in ("small", "vgg16") else ("moving_mean", "bias")
     assert_survivors_equal(smaller, model, channels, kept_of(scheme, channels), skip=folded)
+
+    if name in ("resnet50", "vgg16"):  # what an unwritten channel has in common for all images is folded
+        kill_writers(smaller, depthwise=False)
+        again, _ = scheme.reconfigure(smaller, carried)
+        assert_same_logits(smaller, again, data.batch[0])
 
 
 @pytest.mark.parametrize("function", zoo.ALL, ids=lambda function: function.__name__)
@@ -122,7 +131,7 @@ def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
     assert_survivors_equal(smaller, model, channels, kept)
 
 
-def test_rebuild_keeps_random_state_and_frozen_layers_and_does_not_change_the_model():
+def test_rebuild_keeps_random_state_and_frozen_layers_can_be_saved_and_does_not_change_the_model(tmp_path):
     model = build("mobilenetv2", dropout=0.2)
     backbone = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     backbone.get_layer("Conv1").trainable = False
@@ -142,14 +151,6 @@ def test_rebuild_keeps_random_state_and_frozen_layers_and_does_not_change_the_mo
     statistics = [v for v in smaller.non_trainable_variables if "moving" in v.path]
     assert len(statistics) == 2 * 52
     assert all(type(layer) is not keras.layers.BatchNormalization for layer in smaller._flatten_layers())
-
-
-def test_saved_and_loaded_pruned_network_keeps_its_logits(tmp_path):
-    model = build("mobilenetv2")
-    data = Batches(model)
-    scheme = scheme_of(model)
-    kill_readers(model)
-    smaller, _ = scheme.reconfigure(model, built_optimizer(model))
     smaller.save(tmp_path / "last.keras")
     loaded = keras.models.load_model(tmp_path / "last.keras")
     assert loaded.count_params() == smaller.count_params()
