@@ -35,7 +35,6 @@ from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
-    import keras
     import numpy as np
 
     from elastic_trainer.datasets.image_data import ImageData
@@ -207,7 +206,7 @@ def _setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str
         return dataset
 
     training = board_command(command, words)
-    model: keras.Model = models.build(training.network)
+    model = models.build(training.network)
     try:
         prepared = resolve(training, model, load)
     except UserError as error:

@@ -119,10 +119,9 @@ def fleet_parser() -> OneLineParser:
     description = "One model from many boards, whose photos stay where they are."
     parser = OneLineParser([main_parser, profiler_parser], prog="fleet.py", description=description)
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    siblings = [*(partial(_parser_of, name) for name in COMMANDS), main_parser, profiler_parser]
     for name, command in COMMANDS.items():
-        others = [partial(_parser_of, other) for other in COMMANDS if other != name]
-        own = commands.add_parser(name, help=command.help, siblings=[*others, main_parser, profiler_parser])
-        add_flags(own, command.flags)
+        add_flags(commands.add_parser(name, help=command.help, siblings=siblings), command.flags)
     return parser
 
 

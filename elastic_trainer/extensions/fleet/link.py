@@ -138,10 +138,6 @@ class FlowerLink:
         return reply
 
     def close(self) -> None:
-        """Let the ServerApp end."""
-        try:
-            self._connection.send_bytes(Parcel("end").to_bytes())
-            time.sleep(0.2)
-        except OSError:
-            pass
+        """Let the ServerApp end, which has a moment for it."""
         self._connection.close()
+        time.sleep(0.2)

@@ -171,7 +171,7 @@ def result_of(parcel: Parcel, images: int) -> Result:
     if not isinstance(found, dict):
         raise ValueError("it has no test")
     loss, accuracy = _number(found, "loss"), _number(found, "accuracy", 0, 1)
-    return Result(loss, accuracy, min(int(_number(parcel.values, "test_images", 1)), images))
+    return Result(loss, accuracy, min(int(_number(parcel.values, "test_images")), images))
 
 
 def _number(values: Mapping[str, Any], name: str, low: float = 0, high: float = MAX_REPORTED) -> float:

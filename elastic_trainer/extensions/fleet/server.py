@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.extensions.fleet.average import aggregate, mean_result
 from elastic_trainer.extensions.fleet.board import sent_names, trained_names
-from elastic_trainer.extensions.fleet.messages import About, Parcel, losses_of, result_of, sums_of, update_of
+from elastic_trainer.extensions.fleet.messages import About, Parcel, Result, losses_of, result_of, sums_of, update_of
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Answer, Roster
 from elastic_trainer.extensions.fleet.settings import FleetSettings
@@ -252,13 +252,12 @@ class FleetServer:
 
     def _record_tests(self, answers: Sequence[Answer]) -> None:
         """The latest model, as the boards have tested it, weighted by their photos."""
-        tests = []
-        for answer in answers:
-            try:
-                tests.append(result_of(answer.parcel, answer.about.test_images))
-            except ValueError:
-                continue  # it may have no photos to test on
-        test = mean_result(tests)
+
+        def tested(answer: Answer) -> Result:
+            return result_of(answer.parcel, answer.about.test_images)
+
+        found = self._parsed(answers, tested, "the test of board {} is dropped: {}")
+        test = mean_result([result for _, result in found])
         if test is not None and self._untested is not None:
             self._keep(test)
 

@@ -22,11 +22,9 @@ class FleetSettings:
     """What the server of a fleet does, and where it listens.
 
     Attributes:
-        round_seconds: deadline of a round; None: so that the slowest board can train its head, the fastest everything.
         grace: seconds beyond the deadline, for sending and for what a board does before and after training.
-        class_names: None: those of the server's own data set.
-        certificates: folder with ca.crt, server.pem and server.key; None: without TLS, on this machine only.
-        node_keys: folder with the public keys of the boards; None: any board may join.
+        certificates: None: without TLS, on this machine only.
+        node_keys: None: any board may join.
     """
 
     boards: int = flag(2, FLEET, count, "N", is_free=True, help="boards to wait for before the first round")
@@ -52,15 +50,7 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class BoardSettings:
-    """How a board joins a fleet.
-
-    Attributes:
-        superlink: address and port of the server.
-        name: in the server's records; one of its own for each board.
-        slowdown: pretend to be so many times slower.
-        root_certificates: of a server with TLS; None: without TLS, to this machine only.
-        private_key: of a board whose public key the server has.
-    """
+    """How a board joins a fleet."""
 
     superlink: str = flag(f"127.0.0.1:{PORT}", NETWORKING, str, "HOST:PORT", help="address of the server")
     root_certificates: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
@@ -75,13 +65,7 @@ class BoardSettings:
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """Boards that are simulated.
-
-    Attributes:
-        clients: how many.
-        slowest: how many times slower than this machine the slowest is; the fastest is as fast.
-        uneven: concentration of the Dirichlet distribution of each class; None: all boards have the same.
-    """
+    """Boards that are simulated."""
 
     clients: int = flag(10, SIMULATION, whole_number(1, 10_000), "N", help="boards")
     slowest: float = flag(6.0, SIMULATION, number(1, 10_000), "TIMES", help=(

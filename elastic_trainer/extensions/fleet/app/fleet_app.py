@@ -58,8 +58,6 @@ def serve(grid: Grid, context: Context) -> None:
                 request = Parcel.from_bytes(link.recv_bytes())
             except EOFError:
                 return
-            if request.kind == "end":
-                return
             link.send_bytes(_done(grid, request).to_bytes())
 
 
