@@ -60,13 +60,13 @@ def test_a_board_replies_what_it_has_changed(ready):
 
 def test_a_round_ends_at_its_deadline_and_the_next_one_has_the_same_step_and_no_momentum(ready):
     board, _, _, weights = ready
-    board.handle(train(weights, 1.0))  # compiles
+    board.handle(train(weights, 2.0))  # compiles
     training = board.trainer.training
     graph = training.step_graph
     board.handle(Parcel("test", {}, weights))
     assert all(not slot.numpy().any() for slot in training.optimizer.momentums)
-    reply = board.handle(train(weights, 1.0))
-    assert 0.5 < reply.values["seconds"] < 2.0 and reply.values["steps"] > 10
+    reply = board.handle(train(weights, 2.0))
+    assert 1.0 < reply.values["seconds"] < 3.0 and reply.values["steps"] > 10
     assert training.step_graph is graph
 
 
