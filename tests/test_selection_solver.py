@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from solver_problems import milp_optimum, paper_recursion
+from benchmark_solver import milp_optimum, paper_recursion
 
 from selection_solver_DP import MAX_CELLS, ROUNDING_LOSS, selection_DP, solve
 

@@ -22,22 +22,28 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
+import keras
 import numpy as np
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
 from common import Setting
+from PIL import Image
 from tqdm import tqdm
 
-import utils
+import models
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.settings import CLIPPING, PAPER
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.extensions.board.export import export_training
+from elastic_trainer.extensions.board.signatures import TrainingFile
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.settings import CLIPPING, PAPER, NetworkSettings, Settings
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.wall_time import measure_ms
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.prefix import SplitStep, find_cut
+from elastic_trainer.training.step import TrainStep
 
 PART = 4  # of `board.export`
 BATCHES, QUICK_BATCHES = (4, 16, 32), (4,)
@@ -47,8 +53,6 @@ CLASSES, PHOTOS = 10, 20  # of the run: classes, and photos of each
 
 def upper_mask(model: keras.Model, first: str) -> np.ndarray:
     """Bool [N]: the tensors from the first on whose name has `first` in it. Raises `UserError` if there is none."""
-    from elastic_trainer.networks.tensors import tensor_names
-
     names = tensor_names(model)
     place = next((index for index, name in enumerate(names) if first in name), None)
     if place is None:
@@ -60,10 +64,6 @@ def litert_calls(
     model: keras.Model, optimizer: Any, mask: np.ndarray, batch: int, part: int, threads: int
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
     """A step and the features of one part, in LiteRT; and what the file took to convert, and its size."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    from elastic_trainer.extensions.board.signatures import TrainingFile
-
     start = time.perf_counter()
     functions = TrainingFile(model, optimizer, [mask], part)
     content = functions.content
@@ -93,18 +93,8 @@ def measure_threads(
     network: NetworkSettings, first: str, rounds: int, batches: tuple[int, ...], threads: int
 ) -> list[dict[str, Any]]:
     """A row for each batch: medians in ms of steps and of the features of an image. Runs in a new process."""
-    load_tensorflow()
-    import tensorflow as tf
-
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    import models
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.timing.wall_time import measure_ms
-    from elastic_trainer.training.optimizers import make_optimizer
-    from elastic_trainer.training.prefix import SplitStep, find_cut
-    from elastic_trainer.training.step import TrainStep
-
     model = models.build(network)
     mask = upper_mask(model, first)
     head = len(mask) - 2
@@ -143,12 +133,6 @@ def measure_threads(
 
 def run_on_board(network: NetworkSettings, first: str) -> dict[str, Any]:
     """Results of board_train.py on made-up photos at batch 16, and what must be installed for it."""
-    from PIL import Image
-
-    import models
-    from elastic_trainer.extensions.board.export import export_training
-    from elastic_trainer.settings import Settings
-
     model, rng = models.build(network), np.random.default_rng(0)
     names = [f"class {number}" for number in range(CLASSES)]
     settings = Settings(num_epochs=2, learning_rate=0.001, gradient_clipping=CLIPPING)
@@ -197,4 +181,4 @@ SETTINGS = {
 }
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_board", __doc__, SETTINGS, measure))
+    common.run_benchmark(__doc__, SETTINGS, measure)

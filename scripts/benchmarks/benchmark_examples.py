@@ -27,7 +27,6 @@ import common
 import numpy as np
 from common import Setting
 
-import utils
 from elastic_trainer.errors import UserError
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
@@ -173,6 +172,4 @@ SETTINGS = {"rounds": Setting(3, 1, "runs of each program and way")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(
-        lambda: common.run_benchmark("benchmark_examples", __doc__, SETTINGS, measure_all, takes_network=False)
-    )
+    common.run_benchmark(__doc__, SETTINGS, measure_all, takes_network=False)

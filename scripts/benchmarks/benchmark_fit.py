@@ -17,18 +17,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import common
+import keras
 import numpy as np
-from benchmark_rho import is_kept, rho_record, run_rounds, standardize, step_ratios
+import tensorflow as tf
+from benchmark_rho import is_kept, run_rounds, standardize, step_ratios
 from common import Setting
 
-import utils
+from elastic_trainer import ElasticTraining, freeze_batch_norm
 from elastic_trainer.machine import is_undisturbed, stolen_seconds
-
-if TYPE_CHECKING:
-    import keras
 
 RHOS = (0.3, 0.5, 0.7)
 LEFT_OUT = 3  # steps after each selection
@@ -36,10 +35,6 @@ LEFT_OUT = 3  # steps after each selection
 
 def mobilenetv2() -> tuple[keras.Model, Any, Any]:
     """MobileNetV2 0.35 at 160 pixels with 10 classes, and a batch of 16 images."""
-    import keras
-
-    from elastic_trainer import freeze_batch_norm
-
     backbone = keras.applications.MobileNetV2((160, 160, 3), 0.35, include_top=False, weights=None, pooling="avg")
     x = keras.layers.Rescaling(1 / 127.5, -1)(inputs := keras.Input((160, 160, 3)))
     model = freeze_batch_norm(keras.Model(inputs, keras.layers.Dense(10)(backbone(x)), name="mobilenetv2"))
@@ -53,8 +48,6 @@ def mobilenetv2() -> tuple[keras.Model, Any, Any]:
 
 def transformer() -> tuple[keras.Model, Any, Any]:
     """Four blocks of attention over 64 tokens of 128 values, 8 classes, and a batch of 16 sequences."""
-    import keras
-
     x = inputs = keras.Input((64,), dtype="int32")
     x = keras.layers.Embedding(1000, 128)(x)
     for _ in range(4):
@@ -78,11 +71,6 @@ NETWORKS: dict[str, Callable[[], tuple[keras.Model, Any, Any]]] = {
 
 def run(name: str, steps: int, epochs: int, table: Path, rho: float) -> dict[str, Any]:
     """One elastic fit: `step_ratios` to plain steps of `fit`."""
-    import keras
-    import tensorflow as tf
-
-    from elastic_trainer import ElasticTraining
-
     model, x, y = NETWORKS[name]()
     twin, *_ = NETWORKS[name]()
     data = tf.data.Dataset.from_tensors((x, y)).repeat()
@@ -127,8 +115,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.networks:
             run_one = partial(run, name, args.steps, args.epochs, Path(folder) / name)
-            runs = run_rounds(args.rounds, RHOS, run_one, f"{name}, ")
-            networks[name] = [rho_record(rho, of_rho) for rho, of_rho in runs.items()]
+            networks[name] = run_rounds(args.rounds, RHOS, run_one, f"{name}, ")
     kept = {name: is_kept(records) for name, records in networks.items()}
     return {"networks": networks, "kept": kept, "rounds": args.rounds}
 
@@ -142,4 +129,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_fit", __doc__, SETTINGS, measure, takes_network=False))
+    common.run_benchmark(__doc__, SETTINGS, measure, takes_network=False)

@@ -32,17 +32,23 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import common
 import numpy as np
-from common import Setting, run_benchmark
+from common import Setting
 
 sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
 
+import keras
 from study_data import INPUT_SIZES, person_of, split_folder
 
+import data
+import models
+from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
 from elastic_trainer.extensions.fleet.messages import About
@@ -52,18 +58,13 @@ from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, Roun
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.files import write_json
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.select import Plan, plan_of, select_tensors
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.datasets.image_data import ImageData
 
 SLOWER = (1.0, 1.0, 3.0, 6.0)
 COMMON, LOCAL = 0.4, 0.6  # share of the classes that all boards have; weight of a board's own importance in FedEL
@@ -212,12 +213,6 @@ def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
 
 def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     """A fleet by the rule of this name and with this seed: what came of it, round by round."""
-    load_tensorflow()
-    import data
-    import models
-    from elastic_trainer.cli.resolve import resolve
-    from elastic_trainer.networks.tensors import head_mask, tensor_names
-
     name, seed = run
     rule, command = RULES[name], command_of(args, seed)
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
@@ -280,8 +275,6 @@ def _parts(
 
 def accuracy_on(model: keras.Model, photos: ImageData, classes: np.ndarray) -> float:
     """The accuracy on the test photos of these classes, int array."""
-    from elastic_trainer.evaluation.predictions import predict
-
     found = predict(model, photos)
     return float((found.predicted == found.labels)[np.isin(found.labels, classes)].mean())
 
@@ -289,55 +282,46 @@ def accuracy_on(model: keras.Model, photos: ImageData, classes: np.ndarray) -> f
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What `runs` say of each rule: means over seeds, and times to shares of central training's accuracy.
 
-    A share that a rule does not reach with each seed has no mean time: null.
+    A share that a rule does not reach with each seed has no mean time: null. A round ends when it was planned to: the
+    server's clock is no measure, since it looks for replies every quarter of a second.
     """
-    by_rule = {name: {run["seed"]: run for run in runs if run["rule"] == name} for name in RULES}
+    central = {run["seed"]: run["accuracy"][-1] for run in runs if run["rule"] == "central"}
     found: dict[str, Any] = {}
-    for name, own in by_rule.items():
-        if not own:
-            continue
-        slow = [run["slow_classes_accuracy"] for run in own.values() if run["slow_classes_accuracy"] is not None]
-        last = [100 * run["accuracy"][-1] for run in own.values()]
+    for name in (name for name in RULES if any(run["rule"] == name for run in runs)):
+        own = [run for run in runs if run["rule"] == name]
+        last = [100 * run["accuracy"][-1] for run in own]
+        slow = [run["slow_classes_accuracy"] for run in own if run["slow_classes_accuracy"] is not None]
+        round_seconds, coverage, sent = (
+            float(np.mean([run[key] for run in own])) for key in ("round_seconds", "coverage", "bytes_a_round")
+        )
         found[name] = {
             "accuracy_percent": float(np.mean(last)),
             "accuracy_deviation": float(np.std(last, ddof=1)) if len(last) > 1 else None,
             "slow_classes_percent": 100 * float(np.mean(slow)) if slow else None,
-            "round_seconds": float(np.mean([run["round_seconds"] for run in own.values()])),
-            "seconds": float(np.mean([_seconds(run, len(run["accuracy"]) - 1) for run in own.values()])),
-            "coverage": float(np.mean([run["coverage"] for run in own.values()])),
-            "megabytes_a_round": 1e-6 * float(np.mean([run["bytes_a_round"] for run in own.values()])),
+            "round_seconds": round_seconds,
+            "seconds": float(np.mean([(len(run["accuracy"]) - 1) * run["round_seconds"] for run in own])),
+            "coverage": coverage,
+            "megabytes_a_round": 1e-6 * sent,
         }
         for share in SHARES:
-            reached = [_reached(run, by_rule["central"].get(seed), share) for seed, run in own.items()]
-            times = [one for one in reached if one is not None]
+            reached = [
+                np.flatnonzero(np.array(run["accuracy"]) >= share * central.get(run["seed"], np.inf)) for run in own
+            ]
+            ends = [
+                (int(at[0]), int(at[0]) * run["round_seconds"]) for at, run in zip(reached, own, strict=True) if len(at)
+            ]
+            number, seconds = np.mean(ends, axis=0).tolist() if len(ends) == len(own) else (None, None)
             found[name][f"to_{share:.0%}"] = {
-                "seeds": f"{len(times)} of {len(own)}",
-                "round": float(np.mean([one[0] for one in times])) if len(times) == len(own) else None,
-                "seconds": float(np.mean([one[1] for one in times])) if len(times) == len(own) else None,
+                "seeds": f"{len(ends)} of {len(own)}",
+                "round": number,
+                "seconds": seconds,
             }
     return found
 
 
-def _reached(run: dict[str, Any], central: dict[str, Any] | None, share: float) -> tuple[int, float] | None:
-    """The first round with this share of central training's last accuracy, and its time; None if there is none."""
-    if central is None:
-        return None
-    places = np.flatnonzero(np.array(run["accuracy"]) >= share * central["accuracy"][-1])
-    return (int(places[0]), _seconds(run, int(places[0]))) if len(places) else None
-
-
-def _seconds(run: dict[str, Any], number: int) -> float:
-    """When round `number` ends. The server's clock is no measure: it looks for replies every quarter of a second."""
-    return number * float(run["round_seconds"])
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record: each run, and what all say of each rule."""
-    import data
-    import models
-    from elastic_trainer.cli.resolve import resolve
-    from elastic_trainer.networks.tensors import head_mask
-
+    os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # runs side by side, and the table, too
     args.logdir = args.logdir.absolute()
     command, kept = command_of(args, 0), args.logdir / f"benchmark_fleet_{args.data_set}.json"
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
@@ -382,5 +366,4 @@ SETTINGS = {
 }
 
 if __name__ == "__main__":
-    os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # runs side by side, and the table, too
-    run_benchmark("benchmark_fleet", __doc__, SETTINGS, measure, takes_network=False)
+    common.run_benchmark(__doc__, SETTINGS, measure, takes_network=False)

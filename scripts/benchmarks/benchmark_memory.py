@@ -20,8 +20,14 @@ import common  # first: it sets the import path
 import numpy as np
 from common import Setting, errors
 
-import utils
 from elastic_trainer.errors import UserError
+from elastic_trainer.memory.costs import memory_costs
+from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.timing.measuring import calibration_masks
+from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks, measure_selections
+from elastic_trainer.training.step import TrainStep
 from profiler import idle_training_of
 
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
@@ -31,14 +37,6 @@ SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections"
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Peaks of some selections, and their predictions."""
-    from elastic_trainer.memory.costs import memory_costs
-    from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing.attribution import attribute
-    from elastic_trainer.timing.measuring import calibration_masks
-    from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks, measure_selections
-    from elastic_trainer.training.step import TrainStep
-
     if not can_measure():
         raise UserError("the system does not report how much memory a process takes")
     network = args.network
@@ -72,9 +70,5 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    common.run_benchmark("benchmark_memory", __doc__, SETTINGS, measure)
-
-
 if __name__ == "__main__":
-    utils.run_cli(main)
+    common.run_benchmark(__doc__, SETTINGS, measure)

@@ -16,29 +16,42 @@ prints one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import common
+import common  # first: it sets the import path
+import keras
 import numpy as np
 from common import Setting
 
-import utils
+import data
+import models
+import profiler
+from elastic_trainer import Trainer
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import is_undisturbed, stolen_seconds
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.selection.budget import LATEST_STEPS
-from elastic_trainer.settings import DataSettings, Settings
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.listener import Listener
+from elastic_trainer.selection.budget import LATEST_STEPS, smallest_rho
+from elastic_trainer.settings import PAPER, DataSettings, NetworkSettings, Settings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.wall_time import measure_ms
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.step import TrainStep
 
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.settings import NetworkSettings
-
+RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the paper's
 EPOCHS = 3  # from one selection to the next, so that features are used again
 MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
 BUSY = (0.0, 0.75)  # from which to which share of a run's steps --busy processes compete
@@ -51,10 +64,6 @@ def standardize(model: keras.Model, images: Any) -> None:
     With those of a new network, 0 and 1, activations and gradients fade from layer to layer. Then half of the tensors
     have no importance, and the most important selection may leave a tenth of the step unused.
     """
-    import keras
-
-    from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
-
     layers = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
@@ -63,6 +72,9 @@ def standardize(model: keras.Model, images: Any) -> None:
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     freeze_batch_norm(model)
+
+
+# --- ratios, also of benchmark_fit.py ---------------------------------------------------------------------------------
 
 
 def step_ratios(times: np.ndarray) -> dict[str, Any]:
@@ -85,70 +97,10 @@ def step_ratios(times: np.ndarray) -> dict[str, Any]:
     }
 
 
-def few_digits(network: NetworkSettings, steps: int) -> ImageData:
-    """Digits, cut to `steps` steps an epoch and one batch for the test."""
-    import data
-    from elastic_trainer.datasets.image_data import ImageData
-
-    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
-    train, test = (
-        split._replace(images=split.images[:count], labels=split.labels[:count])
-        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
-    )
-    return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
-
-
-def run(
-    model: keras.Model,
-    data: ImageData,
-    settings: Settings,
-    table: TimingTable,
-    full: Callable[[], object],
-    busy_processes: int,
-) -> dict[str, Any]:
-    """One elastic run in a temporary folder: `step_ratios`, and rho by other measures.
-
-    A step includes its share of what making the features of its selection took. `full` runs a step of full training.
-    So many processes compete during `BUSY`.
-
-    "measured_by_selection" is the ratio of the medians of each selection, disturbed steps included.
-    "predicted_by_selection" is below the requested rho if no further tensor has a positive importance. "by_slowdown" is
-    the run's own estimate of its rho. "slowdown_by_full_steps" is the slowdown by full training's own steps, disturbed
-    ones included: the latest ones before each selection but the first.
-    """
-    from short_runs import elastic_run
-
-    summary, log, _, selections = elastic_run(model, data, settings, table, full, busy_processes, BUSY)
-    each_elastic, each_full, making = (
-        np.array(ms, float).reshape(len(selections), -1)  # None, for a step that was not timed, becomes NaN
-        for ms in (log.step_ms, log.full_ms, log.making_ms)
-    )
-    each_elastic = each_elastic + making.mean(axis=1, keepdims=True)
-    allowed, predicted_ms, budget_ms, slowdown, correction = (
-        np.array([float(row[name]) for row in selections])
-        for name in ("rho", "predicted_step_ms", "budget_step_ms", "slowdown", "correction")
-    )
-    return {
-        **step_ratios(np.array([each_elastic.ravel(), log.full_ms, log.undisturbed]).T),
-        "by_slowdown": summary["rho_measured"],
-        "allowed_by_selection": allowed.tolist(),
-        "predicted_by_selection": (predicted_ms / budget_ms * allowed).tolist(),
-        "measured_by_selection": (np.nanmedian(each_elastic, axis=1) / np.median(each_full, axis=1)).tolist(),
-        "slowdown": slowdown.tolist(),
-        "correction": correction.tolist(),
-        "slowdown_by_full_steps": (np.median(each_full[:-1, -LATEST_STEPS:], axis=1) / table.full_step_ms).tolist(),
-    }
-
-
-def is_kept(records: Sequence[dict[str, Any]], key: str = "measured") -> bool:
-    """Whether each measured ratio is at most 0.02 above its rho and at most 0.03 below it; see `rho_record`."""
-    return all(-0.03 <= one[key] - one["asked"] <= 0.02 for one in records)
-
-
 def run_rounds(
     rounds: int, rhos: Sequence[float], run_one: Callable[[float], dict[str, Any]], name: str = ""
-) -> dict[float, list[dict[str, Any]]]:
-    """The runs of each rho, one a round, and a line on each. A rho that is below the smallest one is left out."""
+) -> list[dict[str, Any]]:
+    """What the JSON holds of each rho, whose runs are one a round. A rho that is below the smallest one is left out."""
     runs: dict[float, list[dict[str, Any]]] = {}
     for rho in rounds * [*rhos]:
         try:
@@ -159,46 +111,10 @@ def run_rounds(
         runs.setdefault(rho, []).append(one)
         measured = f"median step {one['measured']:.3f} of full training's, entire run {one['whole_run']:.3f}"
         print(f"{name}rho {rho:g}: {measured}", flush=True)
-    return runs
+    return [_rho_record(rho, of_rho) for rho, of_rho in runs.items()]
 
 
-def feasible_rhos(model: keras.Model, table: TimingTable) -> Sequence[float]:
-    """Those of the paper's rhos that training the head alone does not exceed."""
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.selection.budget import smallest_rho
-
-    smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
-    return [rho for rho in common.PAPER_RHOS if rho >= smallest]
-
-
-def measure(
-    network: NetworkSettings, rounds: int, steps: int, settings: Settings, busy_processes: int = 0
-) -> tuple[TimingTable, dict[float, list[dict[str, Any]]]]:
-    """The timing table, and for each feasible rho its runs, one a round; `steps` are those between two selections."""
-    from short_runs import full_training
-
-    import models
-    import profiler
-
-    model = models.build(network)
-    with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, network, Path(folder))
-    data = few_digits(network, steps // EPOCHS)
-    full = full_training(network, data)
-    if network.weights == "none" and not is_custom_model(network.model_name):
-        batches = data.importance_batches(0, 32 // network.batch_size or 1)
-        standardize(model, np.concatenate([batch.inputs for batch in batches]))
-    weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
-
-    def run_one(rho: float) -> dict[str, Any]:
-        model.set_weights(weights)
-        return run(model, data, replace(settings, rho=rho), table, full, busy_processes)
-
-    return table, run_rounds(rounds, feasible_rhos(model, table), run_one)
-
-
-def rho_record(rho: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the JSON holds of the runs of one rho."""
+def _rho_record(rho: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
     each = {key: [one[key] for one in runs] for key in runs[0]}
     predicted = each["predicted_by_selection"]
     return {
@@ -209,16 +125,134 @@ def rho_record(rho: float, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measured_record(args: argparse.Namespace) -> dict[str, Any]:
-    """What the JSON holds of all runs."""
+def is_kept(records: Sequence[dict[str, Any]], key: str = "measured") -> bool:
+    """Whether each measured ratio is at most 0.02 above its rho and at most 0.03 below it."""
+    return all(-0.03 <= one[key] - one["asked"] <= 0.02 for one in records)
+
+
+# --- short runs -------------------------------------------------------------------------------------------------------
+
+
+def few_digits(network: NetworkSettings, steps: int) -> ImageData:
+    """Digits, cut to `steps` steps an epoch and one batch for the test."""
+    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
+    train, test = (
+        split._replace(images=split.images[:count], labels=split.labels[:count])
+        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
+    )
+    return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
+
+
+@contextlib.contextmanager
+def alternating(full: Callable[[], object], busy_processes: int) -> Iterator[tuple[Any, list[tuple[float, ...]]]]:
+    """A listener that calls `full` before each step of a run, and the times of each step, which it fills.
+
+    Times are in ms: the run's own step (NaN if it was not timed), making its features, and `full`; then whether other
+    virtual machines took no time from them. So many processes compete during `BUSY`.
+    """
+    times: list[tuple[float, ...]] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def end_busy() -> None:
+        for child in children:
+            child.kill()
+            child.wait()
+        children.clear()
+
+    class Alternating(Listener):
+        def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
+            first, end = (share * self.trainer.schedule.total_steps for share in BUSY)
+            if not first <= step < end:
+                end_busy()
+            elif not children:
+                words = [sys.executable, "-c", "while True: pass"]
+                children.extend(subprocess.Popen(words) for _ in range(busy_processes))
+
+        def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+            self.on_selection_begin(self.trainer.history.step)
+            self.start = time.perf_counter(), stolen_seconds()
+            self.full_ms = float(measure_ms([full], 1)[0, 0])
+
+        def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+            start, stolen = self.start
+            is_quiet = is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen)
+            result = self.trainer.history.results[-1]
+            own_ms = np.nan if result.step_ms is None else result.step_ms
+            times.append((own_ms, result.making_ms, self.full_ms, is_quiet))
+
+    try:
+        yield Alternating(), times
+    finally:
+        end_busy()
+
+
+def full_training_step(network: NetworkSettings) -> TrainStep:
+    """A step of full training of a new, separate network."""
+    model = models.build(network)
+    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
+    optimizer.build(model.trainable_variables)
+    return TrainStep(ImageClassification(model), optimizer, network.batch_size)
+
+
+def run(
+    model: keras.Model,
+    data: ImageData,
+    settings: Settings,
+    table: TimingTable,
+    full: Callable[[], object],
+    busy_processes: int,
+) -> dict[str, Any]:
+    """One elastic run beside `full`, which runs a step of full training: `step_ratios`, and rho by other measures.
+
+    "measured_by_selection" is the ratio of the medians of each selection, disturbed steps included.
+    "predicted_by_selection" is below the requested rho if no further tensor has a positive importance. "by_slowdown" is
+    the run's own estimate of its rho. "slowdown_by_full_steps" is the slowdown by full training's own steps, disturbed
+    ones included: the latest ones before each selection but the first.
+    """
+    with alternating(full, busy_processes) as (listener, times):
+        trainer = Trainer(model, data, "elastic_training", settings, [listener], table=table)
+        results = trainer.run()
+    assert results is not None, "it ran to its end"
+    selections = trainer.history.selections
+    own_ms, making_ms, full_ms, is_quiet = np.array(times).reshape(len(selections), -1, 4).transpose(2, 0, 1)
+    own_ms = own_ms + making_ms.mean(axis=1, keepdims=True)
+    return {
+        **step_ratios(np.array([own_ms.ravel(), full_ms.ravel(), is_quiet.ravel()]).T),
+        "by_slowdown": results["rho_measured"],
+        "allowed_by_selection": [one.rho for one in selections],
+        "predicted_by_selection": [one.predicted_share for one in selections],
+        "measured_by_selection": (np.nanmedian(own_ms, axis=1) / np.median(full_ms, axis=1)).tolist(),
+        "slowdown": [one.slowdown for one in selections],
+        "correction": [one.correction for one in selections],
+        "slowdown_by_full_steps": (np.median(full_ms[:-1, -LATEST_STEPS:], axis=1) / table.full_step_ms).tolist(),
+    }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The timing table, and of each feasible rho its runs, one a round."""
+    network = args.network
+    model, data = models.build(network), few_digits(network, args.steps // EPOCHS)
+    with tempfile.TemporaryDirectory() as folder:
+        table = profiler.profile(model, network, Path(folder))
+    batch = next(iter(data.train(0)))
+    full = partial(full_training_step(network), batch.inputs, batch.targets)  # of another network
+    if network.weights == "none" and not is_custom_model(network.model_name):
+        batches = data.importance_batches(0, 32 // network.batch_size or 1)
+        standardize(model, np.concatenate([batch.inputs for batch in batches]))
+    weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     settings = Settings(
-        optimizer=args.network.optimizer,
+        optimizer=network.optimizer,
         num_epochs=EPOCHS * args.intervals,
         interval=EPOCHS,
         importance_batches=args.importance_batches,
     )
-    table, runs = measure(args.network, args.rounds, args.steps, settings, args.busy)
-    records = [rho_record(rho, of_rho) for rho, of_rho in runs.items()]
+
+    def run_one(rho: float) -> dict[str, Any]:
+        model.set_weights(weights)
+        return run(model, data, replace(settings, rho=rho), table, full, args.busy)
+
+    smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
+    records = run_rounds(args.rounds, [rho for rho in RHOS if rho >= smallest], run_one)
     return {
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
@@ -242,4 +276,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_rho", __doc__, SETTINGS, measured_record))
+    common.run_benchmark(__doc__, SETTINGS, measure)

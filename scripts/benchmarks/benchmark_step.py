@@ -10,43 +10,48 @@ the upper parts of the network. It compiles the step of full training and of eac
     prefix        the layers below all trained tensors run as inference, then the rest from their result
     cached        the rest alone, from features that are cached in memory
 
-Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. With --torch,
-PyTorch's full step alternates with them, in a process of its own. Peak memory of a few steps is measured in new
-processes. All steps are at learning rate 0, so no weight changes. The script prints one JSON object as its last
-line.
+Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. Peak memory of
+a few steps is measured in new processes. All steps are at learning rate 0, so no weight changes. The script prints one
+JSON object as its last line.
 
-    python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4 --torch
+    python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import common
+import common  # first: it sets the import path
+import keras
 import numpy as np
 from common import Setting
-from torch_worker import TorchWorker, check_network, prepare_environment
 from tqdm import tqdm
 
-import utils
-from elastic_trainer.machine import load_tensorflow, peak_memory_mb, resident_memory_mb
-from elastic_trainer.settings import PAPER, DataSettings
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.settings import NetworkSettings
-    from elastic_trainer.timing.table import TimingTable
-    from elastic_trainer.training.step import TrainStep
+import data
+import models
+import profiler
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.machine import peak_memory_mb, resident_memory_mb
+from elastic_trainer.networks.tensors import all_mask, head_mask
+from elastic_trainer.selection.budget import smallest_rho
+from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.settings import PAPER, DataSettings, NetworkSettings
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_optimizer, measure_steps
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.features import FeatureCache
+from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.training.prefix import split_step
+from elastic_trainer.training.step import TrainStep
 
 VARIANTS = ("unfolded", "convolutions", "folded", "prefix", "cached")
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
@@ -54,26 +59,6 @@ UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
 HALF = "rho 0.5"
 MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
 QUICK_MEMORY = MEMORY[:1]
-Runs = dict[tuple[str, str], Callable[[], Any]]  # by selection and variant
-
-
-def selections(
-    model: keras.Model, network: NetworkSettings, seconds: float, quick: bool
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Bool [N] over `model.trainable_variables` by name, the full one first; and the smallest rho, without and with a
-    cache that exists already.
-    """
-    import profiler
-    from elastic_trainer.networks.tensors import all_mask, head_mask
-    from elastic_trainer.selection.budget import smallest_rho
-
-    head = head_mask(model)
-    with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, network, Path(folder), seconds=seconds)
-    elastic = elastic_masks(model, network, table, QUICK_RHOS if quick else RHOS)
-    upper = upper_masks(head, table.positions, QUICK_SHARES if quick else UPPER_SHARES)
-    smallest = {way: smallest_rho(table, head, misses) for way, misses in (("computed", 1.0), ("cached", 0.0))}
-    return {"full": all_mask(model), **elastic, **upper}, smallest
 
 
 def variants_of(
@@ -92,22 +77,22 @@ def variants_of(
         data: images for exactly one batch.
         wanted: of `VARIANTS`.
     """
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.features import FeatureCache
-    from elastic_trainer.training.prefix import split_step
-    from elastic_trainer.training.step import TrainStep
+
+    def convolutions(one: TrainStep) -> int:
+        return sum(op.type == "Conv2D" for op in one.graph.get_operations())
 
     [batch] = data.train(0)
     images, labels = batch.inputs, batch.targets
     make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
     step = make()
-    runs: dict[str, Callable[[], Any]] = {"folded": partial(step, images, labels)}
+    runs: dict[str, Callable[[], Any]] = {}
+    if step.folded_pairs and "unfolded" in wanted:
+        runs["unfolded"] = partial(make(fold=False), images, labels)
     if step.folded_pairs and "convolutions" in wanted:
         plain = make(with_products=False)
-        if _convolutions(plain) > _convolutions(step):
-            runs = {"convolutions": partial(plain, images, labels), **runs}
-    if step.folded_pairs and "unfolded" in wanted:
-        runs = {"unfolded": partial(make(fold=False), images, labels), **runs}
+        if convolutions(plain) > convolutions(step):
+            runs["convolutions"] = partial(plain, images, labels)
+    runs["folded"] = partial(step, images, labels)
     split = split_step(step) if {"prefix", "cached"} & {*wanted} else None
     if split is not None:
         runs["prefix"] = lambda: split(split.prefix(images), labels)
@@ -119,15 +104,8 @@ def variants_of(
     return runs
 
 
-def _convolutions(step: TrainStep) -> int:
-    return sum(op.type == "Conv2D" for op in step.graph.get_operations())
-
-
 def made_up_images(network: NetworkSettings) -> ImageData:
     """One batch of random images."""
-    from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.datasets.images import DecodedImages
-
     rng = np.random.default_rng(0)
     shape = (network.batch_size, network.input_size, network.input_size, 3)
     labels = np.zeros(network.batch_size, np.int32)
@@ -137,8 +115,6 @@ def made_up_images(network: NetworkSettings) -> ImageData:
 
 def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) -> Callable[[], Any]:
     """A call that runs the step of `model.fit`: it trains everything, with frozen batch norm as a layer."""
-    import keras
-
     optimizers = {"adam": keras.optimizers.Adam, "sgd": partial(keras.optimizers.SGD, momentum=0.9)}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizers[network.optimizer](learning_rate=0.0), loss)
@@ -153,14 +129,6 @@ def elastic_masks(
 
     Steps without cached features decide. A rho that is too small for them allows steps from features that are cached.
     """
-    import data
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.selection.budget import smallest_rho
-    from elastic_trainer.selection.importance import ImportanceEvaluator
-    from elastic_trainer.selection.select import select_tensors
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.optimizers import make_optimizer
-
     optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
     optimizer.build(model.trainable_variables)
     digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
@@ -177,16 +145,13 @@ def elastic_masks(
 def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]) -> dict[str, np.ndarray]:
     """The tensors nearest the output: bool [N] for each share of all tensors, and for the head alone.
 
-    Args:
-        head: bool [N] over `model.trainable_variables`; part of every selection.
-        positions: int [N], the tensors from the output on (`TimingTable.positions`).
-        shares: of all tensors.
+    `positions`: int [N], the tensors from the output on (`TimingTable.positions`).
     """
     masks = {}
     for share in shares:
         mask = head.copy()
         mask[positions[: int(share * len(positions))]] = True
-        masks[f"upper {share:.0%}".replace("%", " %")] = mask
+        masks[f"upper {100 * share:.0f} %"] = mask
     return {**masks, "head": head}
 
 
@@ -205,11 +170,6 @@ def variant_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) 
 
 
 def _own_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
-    load_tensorflow()
-
-    import models
-    from elastic_trainer.timing.measuring import idle_optimizer
-
     model = models.build(network)
     data = made_up_images(network)
     before_mb = resident_memory_mb()
@@ -223,94 +183,50 @@ def _own_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> 
     return peak_mb - before_mb if peak_mb is not None and before_mb is not None else None
 
 
-def step_runs(model: keras.Model, network: NetworkSettings, masks: dict[str, np.ndarray]) -> Runs:
-    """Calls that run one compiled step each: all variants of each selection, and "keras" of the full one."""
-    from elastic_trainer.timing.measuring import idle_optimizer
-
-    runs: Runs = {}
-    optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
-    for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
-        variants = variants_of(model, optimizer, mask, data)
-        runs |= {(name, variant): run for variant, run in variants.items()}
-    runs["full", "keras"] = keras_step(model, network, data)
-    return runs
-
-
-def measure_runs(runs: Runs, worker: TorchWorker | None, seconds: float) -> tuple[dict[str, dict[str, float]], int]:
-    """Median step in ms by selection and variant, PyTorch's as selection "torch"; and the number of rounds."""
-    from elastic_trainer.timing.measuring import measure_steps
-
-    if worker is not None:
-        runs = runs | {("torch", variant): partial(worker.step, variant) for variant in worker.variants}
-    times = measure_steps([*runs.values()], seconds)
-    step_ms: dict[str, dict[str, float]] = {}
-    for (name, variant), median_ms in zip(runs, np.median(times, axis=0).tolist(), strict=True):
-        waiting_ms = worker.waiting_ms if worker is not None and name == "torch" else 0.0
-        step_ms.setdefault(name, {})[variant] = median_ms - waiting_ms
-    return step_ms, len(times)
-
-
-def summary(step_ms: dict[str, dict[str, float]], torch_ms: dict[str, float]) -> dict[str, Any]:
-    """Step times over that of the same selection without folding and without cached features, and over the others'."""
-    over = {
-        name: {variant: each / times.get("unfolded", times["folded"]) for variant, each in times.items()}
-        for name, times in step_ms.items()
-    }
-    full_ms = step_ms["full"]["folded"]
-    return {
-        "over_unfolded": over,
-        "full_over_keras": full_ms / step_ms["full"]["keras"],
-        "full_over_best_torch": full_ms / min(torch_ms.values()) if torch_ms else None,
-    }
-
-
-def peak_memory(
-    network: NetworkSettings, masks: dict[str, np.ndarray], step_ms: dict[str, dict[str, float]], quick: bool
-) -> dict[str, dict[str, float | None]]:
-    """Peak memory in MB of a few of the measured steps, by selection and variant."""
-    measured: dict[str, dict[str, float | None]] = {}
-    for name, variant in QUICK_MEMORY if quick else MEMORY:
-        if variant in step_ms.get(name, {}):
-            measured.setdefault(name, {})[variant] = variant_memory_mb(network, masks[name], variant)
-    return measured
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Medians of all steps, their ratios, and the peak memory of a few."""
     network = args.network
-    worker: TorchWorker | contextlib.nullcontext[None] = contextlib.nullcontext()
-    if args.torch:
-        check_network(network)
-        worker = TorchWorker(network, prepare_environment(), compiled=not args.quick)
+    model = models.build(network)
+    head, seconds = head_mask(model), 3 if args.quick else MEASURING_SECONDS
+    with tempfile.TemporaryDirectory() as folder:
+        table = profiler.profile(model, network, Path(folder), seconds=seconds)
+    masks = {
+        "full": all_mask(model),
+        **elastic_masks(model, network, table, QUICK_RHOS if args.quick else RHOS),
+        **upper_masks(head, table.positions, QUICK_SHARES if args.quick else UPPER_SHARES),
+    }
+    optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
+    runs: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
+        runs |= {(name, variant): run for variant, run in variants_of(model, optimizer, mask, data).items()}
+    runs["full", "keras"] = keras_step(model, network, data)
 
-    import models
-    from elastic_trainer.timing.measuring import MEASURING_SECONDS
-
-    with worker as torch_worker:
-        model = models.build(network)
-        masks, smallest = selections(model, network, 3 if args.quick else MEASURING_SECONDS, args.quick)
-        step_ms, rounds = measure_runs(step_runs(model, network, masks), torch_worker, args.seconds)
-    torch, torch_ms = None, step_ms.pop("torch", {})
-    if torch_worker:
-        missing = torch_worker.record["missing"]
-        torch = {**torch_worker.record, "step_ms": {**torch_ms, **dict.fromkeys(missing)}}
+    times = measure_steps([*runs.values()], args.seconds)
+    step_ms: dict[str, dict[str, float]] = {}
+    peaks_mb: dict[str, dict[str, float | None]] = {}
+    for (name, variant), median_ms in zip(runs, np.median(times, axis=0).tolist(), strict=True):
+        step_ms.setdefault(name, {})[variant] = median_ms
+    for name, variant in QUICK_MEMORY if args.quick else MEMORY:
+        if (name, variant) in runs:
+            peaks_mb.setdefault(name, {})[variant] = variant_memory_mb(network, masks[name], variant)
+    smallest = {way: smallest_rho(table, head, misses) for way, misses in (("computed", 1.0), ("cached", 0.0))}
     return {
         "optimizer": network.optimizer,
-        "rounds": rounds,
+        "rounds": len(times),
         "smallest_rho": smallest,
         "step_ms": step_ms,
-        **summary(step_ms, torch_ms),
-        "torch": torch,
-        "peak_memory_mb": peak_memory(network, masks, step_ms, args.quick),
+        "over_unfolded": {
+            name: {variant: each / ms.get("unfolded", ms["folded"]) for variant, each in ms.items()}
+            for name, ms in step_ms.items()
+        },
+        "full_over_keras": step_ms["full"]["folded"] / step_ms["full"]["keras"],
+        "peak_memory_mb": peaks_mb,
         "trained_tensors": {name: int(mask.sum()) for name, mask in masks.items()},
     }
 
 
-SETTINGS = {
-    "seconds": Setting(120.0, 3.0, "time for measuring steps"),
-    "torch": Setting(False, False, "also measure PyTorch, which is installed into .venv-torch"),
-}
+SETTINGS = {"seconds": Setting(120.0, 3.0, "time for measuring steps")}
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_step", __doc__, SETTINGS, measure))
+    common.run_benchmark(__doc__, SETTINGS, measure)

@@ -25,8 +25,12 @@ import common
 import numpy as np
 from common import Setting, errors
 
-import utils
+import models
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.selection.select import select_tensors
+from elastic_trainer.timing import measuring
 from elastic_trainer.timing.fit import selection_sums
+from elastic_trainer.timing.profiling import make_table
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import table_settings
 
@@ -40,8 +44,6 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
 
     Fewer than `count` if the network has not enough.
     """
-    from elastic_trainer.selection.select import select_tensors
-
     rng = np.random.default_rng(1)
     smallest = table.predict_ms(head) / table.full_step_ms
     rhos = [rho for rho in SOLVED_RHOS if rho > smallest + 0.02]
@@ -79,11 +81,6 @@ def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str,
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network, measure other selections for `seconds`, and compare them with what the table predicts."""
-    import models
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.timing import measuring
-    from elastic_trainer.timing.profiling import make_table
-
     network = args.network
     model = models.build(network)
     task, optimizer, batch = measuring.idle_training(model, network)
@@ -150,4 +147,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("benchmark_time_model", __doc__, SETTINGS, measure))
+    common.run_benchmark(__doc__, SETTINGS, measure)

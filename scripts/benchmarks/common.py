@@ -1,6 +1,7 @@
 """What all benchmarks share: their flags, the network that they measure, and the JSON that they print.
 
-Importing this module puts the checkout on the import path, so a benchmark starts from any folder. It is imported first.
+Importing this module puts the checkout on the import path, so a benchmark starts from any folder, and imports
+TensorFlow quietly. It is imported first.
 """
 
 from __future__ import annotations
@@ -10,33 +11,29 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import utils
 from elastic_trainer.cli.commands import fill_in_defaults
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.options import from_options
-from elastic_trainer.settings import NETWORK, PAPER, PROFILER_FLAGS, NetworkSettings
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.training.step import TrainStep
+from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, NetworkSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPER_RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the budgets of the paper's Figs 17 and 18
+load_tensorflow()
 
 
 class Setting(NamedTuple):
     """A flag of one benchmark.
 
     Attributes:
-        default, quick: its value if it is not given, without and with --quick. A flag of False takes no value.
+        default, quick: its value if it is not given, without and with --quick.
         help: without the default.
         more: what else `add_argument` takes.
     """
@@ -48,7 +45,6 @@ class Setting(NamedTuple):
 
 
 def run_benchmark(
-    name: str,
     description: str | None,
     settings: dict[str, Setting],
     measure: Callable[[argparse.Namespace], dict[str, Any]],
@@ -57,37 +53,32 @@ def run_benchmark(
     """A benchmark from its command line to its last line of output, which is its record as one JSON object.
 
     Args:
-        name: of the script.
         description: for the help.
         settings: its own flags by name.
         measure: from the flags to what is recorded. If the benchmark takes a network, `network` is one of the flags.
         takes_network: whether it has the flags of a network.
     """
-    args = _parse(f"{name}.py", description, settings, takes_network)
-    load_tensorflow()
-    record = {"note": args.note} if args.note else {}
-    if takes_network:
-        record |= {key: getattr(args.network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
-    print(json.dumps({**record, **measure(args), "environment": environment()}))
+
+    def run() -> None:
+        args = _parse(description, settings, takes_network)
+        record = {"note": args.note} if args.note else {}
+        if takes_network:
+            record |= {key: getattr(args.network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+        print(json.dumps({**record, **measure(args), "environment": environment()}))
+
+    utils.run_cli(run)
 
 
-def _parse(prog: str, description: str | None, settings: dict[str, Setting], takes_network: bool) -> argparse.Namespace:
-    parser = OneLineParser(
-        [main_parser, profiler_parser] if takes_network else [],
-        prog=prog,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parse(description: str | None, settings: dict[str, Setting], takes_network: bool) -> argparse.Namespace:
+    siblings = [main_parser, profiler_parser] if takes_network else []
+    parser = OneLineParser(siblings, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if takes_network:
         add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
     parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     for name, (default, _, text, more) in settings.items():
-        if default is False:
-            parser.add_argument(f"--{name}", action="store_true", help=text)
-        else:
-            shown = "" if default is None else f" (default: {default})"
-            parser.add_argument(f"--{name}", help=text + shown, **{"type": type(default), **more})
+        shown = "" if default is None else f" (default: {default})"
+        parser.add_argument(f"--{name}", help=text + shown, **{"type": type(default), **more})
     args = parser.parse_args()
     for name, setting in settings.items():
         if getattr(args, name) is None:
@@ -107,23 +98,3 @@ def errors(predicted: np.ndarray, measured: np.ndarray, prefix: str = "") -> dic
         f"{prefix}p95_error_percent": float(np.percentile(np.abs(relative), 95)),
         f"{prefix}bias_percent": float(np.mean(relative)),
     }
-
-
-def trainable_network(network: NetworkSettings, steps: int = 100_000) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """The network and an optimizer for all of its tensors, with the paper's settings over `steps` steps."""
-    import models
-    from elastic_trainer.training.optimizers import make_optimizer
-
-    model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], steps)
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
-
-
-def full_training_step(network: NetworkSettings, steps: int = 100_000) -> TrainStep:
-    """A step of full training of a new, separate network."""
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.training.step import TrainStep
-
-    model, optimizer = trainable_network(network, steps)
-    return TrainStep(ImageClassification(model), optimizer, network.batch_size)

@@ -65,7 +65,7 @@ def page() -> str:
     for path in sorted(RECORDS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         keys = next(keys for name, keys in RESULTS.items() if path.stem.startswith(name))
-        result = "; ".join(f"{key} {shown(record[key])}" for key in keys).replace("_", " ")
+        result = "; ".join(f"{key} {shown(record[key])}" for key in keys if key in record).replace("_", " ")
         network = model_label(record["model_name"], record["alpha"]) if "model_name" in record else ""
         pixels = f" {record['input_size']}×{record['input_size']}, batch {record['batch_size']}" if network else ""
         environment = record["environment"]

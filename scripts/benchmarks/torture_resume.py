@@ -13,9 +13,9 @@ its last line. The exit status is 2 if anything differs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import common
+import keras
 from common import Setting
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import utils
 from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows, read_summary
 
@@ -69,8 +70,6 @@ def kill_at(process: subprocess.Popen[bytes], folder: Path, seconds: float, whil
 
 def equal_weights(one: Path, other: Path) -> bool:
     """Whether two .keras files hold the same weights, bit for bit."""
-    import keras
-
     pair = [keras.models.load_model(path, compile=False).variables for path in (one, other)]
     values = [[variable.numpy().tobytes() for variable in variables] for variables in pair]
     return values[0] == values[1]
@@ -83,8 +82,6 @@ def unmetered_rows(path: Path) -> list[dict[str, str]]:
 
 def event_steps(folder: Path) -> dict[str, list[int]]:
     """Steps of every curve over steps, in the order they were written."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}, purge_orphaned_data=False)
     events.Reload()
     curves = [tag for tag in events.Tags()["tensors"] if not tag.startswith(("over_training", "custom_scalars"))]
@@ -112,12 +109,8 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make both runs and compare them. Raises `UserError` if they differ."""
-    logdir = args.output or Path(tempfile.mkdtemp(prefix="torture-"))
-    try:
-        record = torture(logdir, args)
-    finally:
-        if args.output is None:
-            shutil.rmtree(logdir)
+    with contextlib.ExitStack() as stack:
+        record = torture(args.output or Path(stack.enter_context(tempfile.TemporaryDirectory())), args)
     if not all(record["held"].values()):
         print(json.dumps(record))
         raise UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
@@ -172,4 +165,4 @@ SETTINGS = {
 
 
 if __name__ == "__main__":
-    utils.run_cli(lambda: common.run_benchmark("torture_resume", __doc__, SETTINGS, measure, takes_network=False))
+    common.run_benchmark(__doc__, SETTINGS, measure, takes_network=False)

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import plotting  # first: it sets the import path
-from common import PAPER_RHOS
 
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import PAPER
 
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
 IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
+RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
 BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
+SHORT = {"interval": "interval", "importance_batches": "batches", "trained_layers": "layers", "num_epochs": "epochs"}
 Flags = dict[str, Any]  # of main.py, those that are not left to their default
 
 
@@ -35,15 +36,9 @@ def is_elastic(run: Flags) -> bool:
 
 def run_name(run: Flags) -> str:
     """The name of its folder: all that distinguishes it from other runs under the same logdir."""
-    short = {
-        "interval": "interval",
-        "importance_batches": "batches",
-        "trained_layers": "layers",
-        "num_epochs": "epochs",
-    }
     parts = [run["model_name"].rpartition("/")[2].replace(":", "-"), run["dataset_name"], run["train_type"]]
     parts += [f"rho{100 * run['rho']:g}"] if "rho" in run else []
-    parts += [f"{text}{run[name]:g}" for name, text in short.items() if name in run]
+    parts += [f"{short}{run[name]:g}" for name, short in SHORT.items() if name in run]
     return "_".join([*parts, f"seed{run['seed']}"])
 
 
@@ -74,7 +69,7 @@ def _schemes(model: str, data: str, rho: float) -> tuple[Flags, ...]:
 
 _CUB = _schemes("resnet50", CUB, 0.5)
 _PRUNED = _run("resnet50", CUB, "prunetrain")
-_BUDGETS = (*(_run("resnet50", CUB, rho=rho) for rho in PAPER_RHOS), *_CUB[1:], _PRUNED)
+_BUDGETS = (*(_run("resnet50", CUB, rho=rho) for rho in RHOS), *_CUB[1:], _PRUNED)
 _THREE = tuple(run for data in (CUB, PET, DOGS) for run in _schemes("resnet50", data, 0.5))
 _NETWORKS = (
     *_schemes("resnet50", CUB, 0.4),
@@ -225,7 +220,7 @@ def _by_scheme(data: str, model: str, rho: float, *values: Sequence[float]) -> V
 
 def _budgets(values: Sequence[Sequence[float]], *others: Sequence[float]) -> Values:
     elastic: Values = {
-        (CUB, "resnet50", "elastic_training", rho): tuple(one) for rho, one in zip(PAPER_RHOS, values, strict=True)
+        (CUB, "resnet50", "elastic_training", rho): tuple(one) for rho, one in zip(RHOS, values, strict=True)
     }
     return {**_by_scheme(CUB, "resnet50", 0.5, values[2], *others), **elastic}
 

@@ -16,25 +16,40 @@ time_to_accuracy  speedup over the best baseline at equal accuracy (Table 2)
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plot_costs
-import plotting
-from plotting import FinishedRun, Group, seconds
+import plotting  # first: it sets the import path
+from plotting import COLUMN, PAGE, FinishedRun, Group, Sheet, caption, deviation, seconds
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.options import stem_to_write
+from elastic_trainer.registry import SCHEMES
+from elastic_trainer.settings import PAPER
+from elastic_trainer.timing.table_file import read_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
+ALIKE = ("model_name", "input_size", "batch_size", "num_classes", "alpha", "optimizer")  # in runs that are compared
+QUANTITIES = {  # of bars: label, and factor times what value of summary.json
+    "accuracy": ("test accuracy (%)", "final_accuracy", 100),
+    "hours": ("training time (h)", "train_seconds", 1 / 3600),
+    "minutes": ("training time (min)", "train_seconds", 1 / 60),
+    "flops": ("training (TFLOPs)", "train_flops", 1e-12),
+    "memory": ("peak memory (GB)", "peak_memory_mb", 1e-3),
+    "energy": ("energy of training (J)", "energy_joules", 1),
+}
+BLUE, RED = "#0072b2", "#d55e00"
 
 
 def table(groups: Sequence[Group]) -> str:
@@ -42,18 +57,13 @@ def table(groups: Sequence[Group]) -> str:
     rows = [["scheme", "test accuracy", "training s", "time / full training", "rho asked", "rho measured"]]
     for group in groups:
         full = [one for one in groups if one.train_type == "full_training" and one.place == group.place]
-        seconds_over_full, step_over_full = (
-            _ratio(group.mean(name), full[0].mean(name) if full else np.nan)
+        time_ratio, step_ratio = (
+            f"{group.mean(name) / full[0].mean(name):.2f}" if full and np.isfinite(group.mean(name)) else "-"
             for name in ("train_seconds", "median_step_ms")
         )
-        rho, accuracy = group.first.summary["rho"], f"{group.mean('final_accuracy'):.1%}"
-        cells = [group.look.label, accuracy, f"{group.mean('train_seconds'):.1f}", seconds_over_full]
-        rows.append([*cells, f"{rho:.2f}" if rho else "-", step_over_full])
+        accuracy, rho = f"{group.mean('final_accuracy'):.1%}", f"{group.rho:.2f}" if group.rho else "-"
+        rows.append([group.look.label, accuracy, f"{group.mean('train_seconds'):.1f}", time_ratio, rho, step_ratio])
     return "\n".join(text_table(rows))
-
-
-def _ratio(value: float, full: float) -> str:
-    return "-" if np.isnan(value / full) else f"{value / full:.2f}"
 
 
 def check_alike(groups: Sequence[Group]) -> None:
@@ -61,35 +71,31 @@ def check_alike(groups: Sequence[Group]) -> None:
     first: dict[str, FinishedRun] = {}
     for run in (group.first for group in groups):
         other = first.setdefault(run.config["dataset_name"], run)
-        for key in ("model_name", *plotting.ALIKE):
+        for key in ALIKE:
             if run.config.get(key) != other.config.get(key):
                 raise UserError(f"{run.folder}: --{key} differs from that of {other.folder}; name runs of one setting")
 
 
-def draw_curves(groups: Sequence[Group], stem: Path, reference: plotting.Reference = None, scale: str = "full") -> None:
+def curves(groups: Sequence[Group], sheet: Sheet) -> None:
     """Accuracy over loss, a column for each data set. Time is training and testing, as in the paper.
 
-    Runs that differ in their seed alone make one curve: the mean, with a band of one standard deviation.
-
-    `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours. Open markers show them.
+    Open markers show `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours.
     """
-    datasets = [*dict.fromkeys(plotting.dataset_label(group.first) for group in groups)]
+    print(table(groups))
+    datasets = [*dict.fromkeys(group.dataset for group in groups)]
     longest = max(seconds(run)[-1] for group in groups for run in group.runs)
     unit, size = next((unit, size) for unit, size in UNITS if longest > 2 * size or size == 1)
-    width = max(plotting.COLUMN, plotting.PAGE * len(datasets) / 3)
-    figure = plotting.new_figure(width, 4.2, plotting.caption(groups), scale)
+    figure = sheet.figure(max(COLUMN, PAGE * len(datasets) / 3), 4.2, caption(groups))
     panels = figure.subplots(2, len(datasets), squeeze=False, sharex="col")
-    for group, colour in zip(groups, plotting.colours(groups), strict=True):
-        column = datasets.index(plotting.dataset_label(group.first))
+    for group in groups:
+        column = datasets.index(group.dataset)
         times = np.mean([seconds(run) for run in group.runs], axis=0) / size
         for axes, name, factor in zip(panels[:, column], ("test_accuracy", "test_loss"), (100, 1), strict=True):
-            curves = factor * np.array([run.column(name) for run in group.runs])
-            plotting.plot_band(axes, times, curves, colour, group.look, group.label)
-        paper_end = (reference or {}).get(group.paper_key)
-        if paper_end is not None:
-            percent, hours = paper_end
+            plotting.plot_band(axes, times, factor * np.array([run.column(name) for run in group.runs]), group)
+        if group.paper_key in sheet.reference:
+            percent, hours = sheet.reference[group.paper_key]
             label = "the paper's end" if group.look.label == "ElasticTrainer" and not column else None
-            look = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": colour, "alpha": 0.5}
+            look = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": group.colour, "alpha": 0.5}
             panels[0][column].plot(hours * 3600 / size, percent, label=label, **look)
     for column, name in enumerate(datasets):
         panels[0][column].set_title(figure_text(name))
@@ -98,150 +104,372 @@ def draw_curves(groups: Sequence[Group], stem: Path, reference: plotting.Referen
     panels[1][0].set_ylabel("test loss")
     plotting.legend_below(figure, panels[0][0], 4)
     rows = [
-        (
-            plotting.dataset_label(run),
-            group.label,
-            run.config["seed"],
-            float(when),
-            *(row[name] for name in ("epoch", "test_accuracy", "test_loss")),
-        )
+        {"dataset": group.dataset, "scheme": group.label, "seed": run.config["seed"], "seconds": float(when)}
+        | {name: row[name] for name in ("epoch", "test_accuracy", "test_loss")}
         for group in groups
         for run in group.runs
         for row, when in zip(run.epochs, seconds(run), strict=True)
     ]
-    columns = ["dataset", "scheme", "seed", "seconds", "epoch", "test_accuracy", "test_loss"]
-    plotting.save(figure, stem, columns, rows)
+    sheet.save(figure, rows)
 
 
-class Quantity(NamedTuple):
-    """What a panel shows: its label, and factor times what value of summary.json."""
-
-    label: str
-    name: str
-    factor: float
-
-
-QUANTITIES = {
-    "accuracy": Quantity("test accuracy (%)", "final_accuracy", 100),
-    "hours": Quantity("training time (h)", "train_seconds", 1 / 3600),
-    "minutes": Quantity("training time (min)", "train_seconds", 1 / 60),
-    "flops": Quantity("training (TFLOPs)", "train_flops", 1e-12),
-    "memory": Quantity("peak memory (GB)", "peak_memory_mb", 1e-3),
-    "energy": Quantity("energy of training (J)", "energy_joules", 1),
-}
-Bar = tuple[Group, int, str]  # a group, the place of its bar in every panel, and its colour
-
-
-def _clusters(groups: Sequence[Group]) -> dict[tuple[str, str], list[Bar]]:
-    """The bars of each network and data set, side by side, with a gap between clusters."""
-    coloured = [*zip(groups, plotting.colours(groups), strict=True)]
-    clusters: dict[tuple[str, str], list[Bar]] = {}
-    place = 0
-    for key in dict.fromkeys(group.place for group in groups):
-        members = [one for one in coloured if one[0].place == key]
-        clusters[key] = [(group, place + k, colour) for k, (group, colour) in enumerate(members)]
-        place += len(members) + 1
-    return clusters
-
-
-def draw_bars(
-    groups: Sequence[Group], names: Sequence[str], stem: Path, reference: plotting.Reference = None, scale: str = "full"
-) -> None:
-    """A panel for each quantity, and in it a cluster of bars for each network and data set.
+def bars(groups: Sequence[Group], sheet: Sheet, *names: str) -> None:
+    """A panel for each of `names`, keys of `QUANTITIES`, and in it a cluster of bars for each network and data set.
 
     Error bars are one standard deviation over the seeds. A bar whose value the runs do not know, such as energy on a
-    machine without a meter, is marked as unknown.
-
-    Args:
-        groups: runs to compare.
-        names: of the quantities, keys of `QUANTITIES`.
-        stem: of the files.
-        reference: (data set, network, scheme, ρ) -> the paper's value of each quantity.
-        scale: see `plotting.new_figure`.
+    machine without a meter, is marked as unknown. `reference`: (data set, network, scheme, ρ) -> the paper's values.
     """
-    clusters = _clusters(groups)
-    bars = [bar for cluster in clusters.values() for bar in cluster]
+    clusters = [*dict.fromkeys(group.place for group in groups)]
+    groups = sorted(groups, key=lambda group: clusters.index(group.place))
+    places = [number + clusters.index(group.place) for number, group in enumerate(groups)]
     is_wide = len(groups) > 6
-    width = plotting.PAGE if is_wide else plotting.COLUMN
-    figure = plotting.new_figure(width, 0.9 + 1.7 * len(names), plotting.caption(groups), scale)
+    figure = sheet.figure(PAGE if is_wide else COLUMN, 0.9 + 1.7 * len(names), caption(groups))
     panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
-    rows: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
     handles: dict[str, Any] = {}  # of the legend
     for number, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        quantity = QUANTITIES[name]
-        if name == "hours" and np.nanmax([group.mean("train_seconds") for group in groups]) < 720:
-            quantity = QUANTITIES["minutes"]
-        rows += _draw_panel(axes, quantity, bars)
-        if reference and quantity is QUANTITIES[name]:
-            known = [(place, reference.get(group.paper_key)) for group, place, _ in bars]
+        is_short = name == "hours" and np.nanmax([group.mean("train_seconds") for group in groups]) < 720
+        label, key, factor = QUANTITIES["minutes" if is_short else name]
+        for place, group in zip(places, groups, strict=True):
+            values = factor * group.values(key)
+            mean, spread = float(values.mean()) if len(values) else np.nan, deviation(values)
+            _draw_bar(axes, place, group, mean, spread)
+            about = {"network": group.network, "dataset": group.dataset, "scheme": group.label, "quantity": label}
+            rows.append({**about, "mean": mean, "standard_deviation": spread, "seeds": len(group.runs)})
+        axes.set_ylabel(label)
+        axes.grid(axis="x", visible=False)
+        axes.margins(y=0.15)
+        if all(np.isnan(row["mean"]) for row in rows[-len(groups) :]):
+            axes.set_ylim(0, 1)
+            axes.set_yticks([])
+        if not is_short:
+            known = [(place, sheet.reference.get(group.paper_key)) for place, group in zip(places, groups, strict=True)]
             plotting.mark_paper_values(axes.hlines, {place: values[number] for place, values in known if values})
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    middles = [float(np.mean([place for _, place, _ in cluster])) for cluster in clusters.values()]
+    middles = [np.mean([p for p, g in zip(places, groups, strict=True) if g.place == one]) for one in clusters]
     panels[-1].set_xticks(middles, ["\n".join(map(figure_text, cluster)) for cluster in clusters])
     look: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "handlelength": 1.5}
     figure.legend(handles.values(), handles.keys(), ncols=5 if is_wide else 3, **look)
-    header = ["network", "dataset", "scheme", "quantity", "mean", "standard_deviation", "seeds"]
-    plotting.save(figure, stem, header, rows)
+    sheet.save(figure, rows)
 
 
-def _draw_panel(axes: Axes, quantity: Quantity, bars: Sequence[Bar]) -> list[tuple[Any, ...]]:
-    """Draw the bars of a quantity; returns a row of the CSV for each."""
-    rows: list[tuple[Any, ...]] = []
-    for group, place, colour in bars:
-        values = quantity.factor * group.values(quantity.name)
-        is_known = len(values) > 0
-        mean, spread = float(values.mean()) if is_known else np.nan, plotting.deviation(values)
-        rows.append((*group.place, group.label, quantity.label, mean, spread, len(group.runs)))
-        height = mean if is_known else 0
-        look: dict[str, Any] = {"color": colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
-        axes.bar(place, height, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, label=group.label, **look)
-        text = f"{mean:.3g}" if is_known else "unknown"
-        style: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
-        axes.annotate(text, (place, height), (0, 1), textcoords="offset points", **style)
-    axes.set_ylabel(quantity.label)
-    axes.grid(axis="x", visible=False)
-    axes.margins(y=0.15)
-    if all(np.isnan(row[4]) for row in rows):
-        axes.set_ylim(0, 1)
-        axes.set_yticks([])
+def _draw_bar(axes: Axes, place: int, group: Group, mean: float, spread: float) -> None:
+    is_known = not np.isnan(mean)
+    height = mean if is_known else 0
+    look: dict[str, Any] = {"color": group.colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
+    axes.bar(place, height, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, label=group.label, **look)
+    style: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
+    text = f"{mean:.3g}" if is_known else "unknown"
+    axes.annotate(text, (place, height), (0, 1), textcoords="offset points", **style)
+
+
+def flops(groups: Sequence[Group], sheet: Sheet) -> None:
+    """A line for each scheme and budget."""
+    figure = sheet.figure(COLUMN, 2.8, caption(groups))
+    axes = figure.add_subplot(xlabel="epoch", ylabel="training (TFLOPs an epoch)")
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        each = np.array([np.diff([0.0, *run.column("train_flops")]) / 1e12 for run in group.runs])
+        plotting.plot_band(axes, np.arange(1, each.shape[1] + 1), each, group)
+        for run, values in zip(group.runs, each, strict=True):
+            about = {"scheme": group.label, "seed": run.config["seed"]}
+            rows += [{**about, "epoch": epoch, "tflops": value} for epoch, value in enumerate(values, 1)]
+    axes.set_ylim(bottom=0)
+    axes.locator_params(axis="x", integer=True)
+    plotting.legend_below(figure, axes)
+    sheet.save(figure, rows)
+
+
+def maps(groups: Sequence[Group], sheet: Sheet) -> None:
+    """A map for each network, data set and budget, of its first seed."""
+    shown = caption([replace(group, runs=group.runs[:1]) for group in groups])
+    figure = sheet.figure(max(COLUMN, 1.75 * len(groups)), 3.2, shown)
+    rows: list[dict[str, Any]] = []
+    for index, group in enumerate(groups):
+        epochs, chosen, _ = group.first.selections()
+        edges = np.array([*epochs, group.first.summary["epochs"]])
+        network, dataset = map(figure_text, group.place)
+        title = f"{network}\n{dataset}, ρ={100 * (group.rho or 1):g}%"
+        axes = figure.add_subplot(1, len(groups), index + 1, xlabel="epoch", title=title)
+        axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
+        axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)
+        axes.grid(visible=False)
+        if not index:
+            axes.set_ylabel("tensor (0 is next to the input; blue: trained)")
+        for epoch, mask in zip(epochs, chosen, strict=True):
+            about = {"run": group.first.config["run_name"], "epoch": epoch}
+            rows += [{**about, "tensor": tensor, "trained": int(one)} for tensor, one in enumerate(mask)]
+    sheet.save(figure, rows)
+
+
+def layers(groups: Sequence[Group], sheet: Sheet) -> None:
+    """Accuracy and the median step over how many of the last layers train."""
+    groups = sorted(groups, key=lambda group: group.first.config["trained_layers"])
+    rows: list[dict[str, Any]] = [{"layers": group.first.config["trained_layers"]} for group in groups]
+    figure = sheet.figure(COLUMN, 2.6, caption(groups))
+    left = figure.add_subplot(xlabel="trained layers, from the output", ylabel="test accuracy (%)")
+    right, lines = plotting.twin(left, "median step (ms)"), list[Any]()
+    for axes, name, key, factor, colour, dashes in (
+        (left, "accuracy", "final_accuracy", 100, BLUE, "o-"),
+        (right, "step_ms", "median_step_ms", 1, RED, "s--"),
+    ):
+        for row, group in zip(rows, groups, strict=True):
+            values = factor * group.values(key)
+            row |= {name: values.mean(), f"{name}_sd": deviation(values)}
+        counts, means, spreads = ([row[column] for row in rows] for column in ("layers", name, f"{name}_sd"))
+        lines.append(axes.errorbar(counts, means, spreads if any(spreads) else None, color=colour, fmt=dashes))
+        axes.set_ylim(bottom=0)
+    figure.legend(lines, ["accuracy", "step"], loc="outside lower center", ncols=2, frameon=False)
+    sheet.save(figure, rows)
+
+
+def importance(groups: Sequence[Group], sheet: Sheet) -> None:
+    """Left, over the interval: from the run with a selection every epoch, of all pairs of vectors at each distance.
+
+    Right, over the images: from the first selections of runs that measure on more batches, with that of most images.
+    Overhead: time of one selection, compiling included, over the training between two.
+    """
+    steady = [g for g in groups if g.first.config["importance_batches"] == 1 and g.first.summary["epochs"] > 2]
+    by_batches = [group for group in groups if group.first.config["max_steps"]]
+    if not steady or not by_batches:
+        raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
+    runs = steady[0].runs
+    epoch_seconds = float(np.mean([_epoch_seconds(run) for run in runs]))
+    points = {
+        "interval": np.mean([_by_interval(run) for run in runs], axis=0),
+        "images": np.array(_by_images(by_batches, epoch_seconds)),
+    }
+    figure = sheet.figure(PAGE, 2.4, caption(groups))
+    panels, rows = figure.subplots(1, 2), list[dict[str, Any]]()
+    for axes, label, (kind, values) in zip(
+        panels, ("interval (epochs)", "images measured on"), points.items(), strict=True
+    ):
+        places, alike, overhead = values.T
+        axes.set(xlabel=label, ylabel="similarity", ylim=(min(0, alike.min()), 1.05))
+        lines = axes.plot(places, alike, "o-", color=BLUE)
+        right = plotting.twin(axes, "overhead (% of training)")
+        lines += right.plot(places, overhead, "s--", color=RED)
+        right.set_ylim(bottom=0)
+        for place, one, percent in values:
+            value = int(place) if kind == "images" else place
+            rows.append({"kind": kind, "value": value, "similarity": one, "overhead_percent": percent})
+    panels[1].set_xscale("log", base=2)
+    panels[1].xaxis.set_major_formatter("{x:g}")
+    figure.legend(lines, ["similarity", "overhead"], loc="outside lower center", ncols=2, frameon=False)
+    sheet.save(figure, rows)
+
+
+def _epoch_seconds(run: FinishedRun) -> float:
+    """Training time of an epoch without selecting."""
+    return float(run.summary["train_seconds"] - run.summary["selection_seconds"]) / int(run.summary["epochs"])
+
+
+def _similarity(first: np.ndarray, second: np.ndarray) -> float:
+    """Cosine of the angle between two vectors of importance."""
+    return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+
+def _by_interval(run: FinishedRun) -> list[tuple[float, float, float]]:
+    """(Distance in epochs, mean similarity of importance at that distance, overhead of selecting so seldom in %)."""
+    vectors = run.selections().importance
+    overhead = 100 * run.summary["selection_seconds"] / len(vectors) / _epoch_seconds(run)
+    rows = []
+    for distance in range(1, len(vectors)):
+        alike = [_similarity(*pair) for pair in zip(vectors, vectors[distance:], strict=False)]
+        rows.append((float(distance), float(np.mean(alike)), overhead / distance))
     return rows
 
 
-# (groups, stem, scale=…), and with reference=… if the paper's values can be marked
-KINDS: dict[str, Callable[..., None]] = {
-    "curves": draw_curves,
-    "bars": draw_bars,
-    "flops": plot_costs.draw_flops,
-    "maps": plot_costs.draw_maps,
-    "layers": plot_costs.draw_layers,
-    "importance": plot_costs.draw_importance,
-    "solver": plot_costs.draw_solver,
-    "time_to_accuracy": plot_costs.draw_time_to_accuracy,
-}
+def _by_images(groups: Sequence[Group], epoch_seconds: float) -> list[tuple[float, float, float]]:
+    """(Images, similarity of the first importance with that of most images, overhead in %); fewest images first."""
+    groups = sorted(groups, key=lambda group: group.first.config["importance_batches"])
+    first = [{run.config["seed"]: run.selections().importance[0] for run in group.runs} for group in groups]
+    rows = []
+    for group, vectors in zip(groups, first, strict=True):
+        images = group.first.config["importance_batches"] * group.first.config["batch_size"]
+        alike = [_similarity(vector, first[-1][seed]) for seed, vector in vectors.items() if seed in first[-1]]
+        rows.append((images, float(np.mean(alike)), 100 * group.mean("selection_seconds") / epoch_seconds))
+    return rows
 
 
-def draw(
-    kind: str,
-    groups: Sequence[Group],
-    stem: Path,
-    quantities: Sequence[str] = (),
-    reference: plotting.Reference = None,
-    scale: str = "full",
-) -> None:
-    """Draw a figure, and print a table beside curves.
+def solver(groups: Sequence[Group], sheet: Sheet) -> None:
+    """The selections of a run solved again with other T_q; `reference`: network -> the paper's two curves."""
+    rho, rows = _solved_again(groups[0])
+    figure = sheet.figure(PAGE, 2.4, caption(groups))
+    resolutions, shares, _, percents = np.array([[*row.values()] for row in rows]).T
+    left, right = figure.subplots(1, 2)
+    left.set(xscale="log", xlabel="$T_q$", ylabel="step over full (%)")
+    left.plot(resolutions, shares, "o-", color=BLUE)
+    left.axhline(100 * rho, color="0.4", ls=":", lw=0.8)
+    right.set(xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)")
+    right.plot(resolutions, percents, "s--", color=RED)
+    if groups[0].paper_key:
+        paper = sheet.reference.get(groups[0].first.config["model_name"], ())
+        for axes, curve in zip((left, right), paper, strict=False):
+            axes.plot(resolutions, curve, "_", color="black", ms=9, alpha=0.5, label="the paper's")
+            axes.legend()
+    sheet.save(figure, rows)
 
-    Args:
-        kind: a key of `KINDS`.
-        groups: runs to draw.
-        stem: of the files.
-        quantities: of bars, keys of `QUANTITIES`.
-        reference: values of the paper, if they are to be marked; only kinds that can mark them take it.
-        scale: see `plotting.new_figure`.
+
+def _solved_again(group: Group) -> tuple[float, list[dict[str, Any]]]:
+    """rho, and for each T_q: mean step over a full step in %, median ms of solving, its share of training in %."""
+    from runner import network_and_table
+
+    from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.selection.select import select_tensors
+
+    config = group.first.config
+    command = parse_training([*map(str, config["command"])]).with_choices_of(config)
+    model, timing = network_and_table(command.with_classes(config["num_classes"]))
+    head, rho = head_mask(model), command.training.rho
+    vectors = np.concatenate([run.selections().importance for run in group.runs])
+    train_seconds = sum(run.summary["train_seconds"] for run in group.runs)
+    rows: list[dict[str, Any]] = []
+    for resolution in (10, 100, 1_000, 10_000, 100_000):
+        solve_seconds, shares = [], []
+        for vector in vectors:
+            start = time.perf_counter()
+            selection = select_tensors(timing, vector, head, rho, resolution)
+            solve_seconds.append(time.perf_counter() - start)
+            shares.append(selection.step_ms / timing.full_step_ms)
+        median = float(np.median(solve_seconds))
+        percent = 100 * median * len(vectors) / train_seconds
+        of_time = {"step_over_full_percent": 100 * float(np.mean(shares)), "solver_ms": 1e3 * median}
+        rows.append({"time_resolution": resolution, **of_time, "solver_percent_of_training": percent})
+    return rho, rows
+
+
+def subproblems(sheet: Sheet) -> None:
+    """Fig 13a: subproblems of our solver and of the paper's recursion, on made-up networks."""
+    from benchmark_solver import RESNET50_TENSORS, measure_recursion
+
+    sizes = (50, 100, RESNET50_TENSORS)
+    records = [measure_recursion(tensors, 1_000, quick=True) for tensors in sizes]
+    names = {"recursion_subproblems": "recursion_subproblems", "subproblems": "solve_subproblems"}
+    rows = [
+        {"tensors": size, **{column: record[name] for column, name in names.items()}}
+        for size, record in zip(sizes, records, strict=True)
+    ]
+    figure = sheet.figure(COLUMN, 2.4, "made-up networks, $T_q$ = 1,000")
+    axes = figure.add_subplot(yscale="log", xlabel="tensors", ylabel="subproblems")
+    _, theirs, ours = zip(*(row.values() for row in rows), strict=True)
+    places = np.arange(len(rows))
+    for drawn in (
+        axes.bar(places - 0.2, theirs, 0.4, color=RED, hatch="///", edgecolor="white", label="the paper's recursion"),
+        axes.bar(places + 0.2, ours, 0.4, color=BLUE, edgecolor="white", label="here"),
+    ):
+        axes.bar_label(drawn, fmt="%.2g", fontsize=6)
+    axes.set_xticks(places, [*map(str, sizes)])
+    axes.margins(y=0.2)
+    plotting.legend_below(figure, axes)
+    sheet.save(figure, rows)
+
+
+def profiling(steps: Mapping[Path, int], sheet: Sheet) -> None:
+    """Table 1: seconds of profiling over those of an epoch of full training; `reference`: network -> the paper's %.
+
+    `steps`: folder of a timing table -> steps of an epoch.
     """
-    if kind == "curves":
-        print(table(groups))
-    marks = {} if reference is None else {"reference": reference}
-    KINDS[kind](groups, *([quantities] if kind == "bars" else []), stem, scale=scale, **marks)
+    rows, paper_percents = list[dict[str, Any]](), {}
+    for place, (folder, count) in enumerate(steps.items()):
+        record = read_profile(folder)
+        spent, epoch = record["profiling_seconds"], count * record["full_step_ms"] / 1e3
+        about = {"table": folder.name, "profiling_seconds": spent, "epoch_seconds": epoch}
+        rows.append({**about, "percent": 100 * spent / epoch})
+        if record.get("model_name") in sheet.reference and record["input_size"] == PAPER["input_size"]:
+            [paper_percents[place]] = sheet.reference[record["model_name"]]
+    names = "network, pixels, classes, batch"
+    figure = sheet.figure(COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})")
+    axes = figure.add_subplot(xlabel="% of an epoch")
+    percents = [row["percent"] for row in rows]
+    drawn = axes.barh([figure_text(row["table"]) for row in rows], percents, color=BLUE)
+    axes.bar_label(drawn, [f"{one:.0f}" if one >= 100 else f"{one:.2g}" for one in percents], fontsize=6, padding=2)
+    _mark(axes, axes.vlines, paper_percents)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    sheet.save(figure, rows)
+
+
+def _mark(axes: Axes, lines: Callable[..., object], values: Mapping[int, float]) -> None:
+    """The paper's values, with a legend that names them once."""
+    plotting.mark_paper_values(lines, values)
+    if values:
+        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
+
+
+def time_to(run: FinishedRun, accuracy: float) -> float:
+    """Seconds of training and testing until the first epoch that reaches `accuracy`; inf if none does."""
+    reached = np.flatnonzero(np.array(run.column("test_accuracy")) >= accuracy)
+    return float(seconds(run)[reached[0]]) if len(reached) else np.inf
+
+
+def _speedup(dataset: str, accuracy: float, elastic: Group, baselines: Sequence[Group]) -> dict[str, Any]:
+    """The baseline is the fastest in the mean over seeds; speedups are of equal seeds."""
+
+    def times(group: Group) -> np.ndarray:
+        return group.values(lambda run: time_to(run, accuracy))
+
+    best = min(baselines, key=lambda group: times(group).mean())
+    ours, theirs = times(elastic), times(best)
+    with np.errstate(invalid="ignore"):
+        speedups = theirs[: len(ours)] / ours
+    return {
+        "dataset": dataset,
+        "accuracy": accuracy,
+        "elastic_seconds": float(ours.mean()),
+        "best_baseline": best.label,
+        "baseline_seconds": float(theirs.mean()),
+        "speedup": float(speedups.mean()),
+        "speedup_sd": deviation(speedups) if np.isfinite(speedups).all() else 0.0,
+    }
+
+
+def time_to_accuracy(groups: Sequence[Group], sheet: Sheet) -> None:
+    """The best baseline's time over elastic training's, at three accuracies that elastic training reached.
+
+    `reference`: data set -> the paper's (accuracy, speedup), which replace 90, 95 and 100 % of the best accuracy. A bar
+    without a speedup says why.
+    """
+    rows: list[dict[str, Any]] = []
+    marks: dict[int, float] = {}
+    for dataset in dict.fromkeys(group.dataset for group in groups):
+        here = [group for group in groups if group.dataset == dataset]
+        found = [group for group in here if group.train_type == "elastic_training"]
+        baselines = [group for group in here if not SCHEMES[group.train_type].is_elastic]
+        if len(found) != 1 or not baselines:
+            raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {dataset}")
+        [elastic] = found
+        best = min(max(run.column("test_accuracy")) for run in elastic.runs)
+        paper = sheet.reference.get(elastic.first.config["dataset_name"]) if elastic.paper_key else None
+        for accuracy, speedup in paper or [(share * best, None) for share in (0.9, 0.95, 1)]:
+            if speedup:
+                marks[len(rows)] = speedup
+            rows.append(_speedup(dataset, accuracy, elastic, baselines))
+    figure = sheet.figure(COLUMN, 2.4, caption(groups))
+    axes = figure.add_subplot(ylabel="speedup over the best baseline")
+    labels = [f"{figure_text(row['dataset'])}\n{100 * row['accuracy']:.1f} %" for row in rows]
+    spreads = [row["speedup_sd"] for row in rows]
+    heights = [row["speedup"] if np.isfinite(row["speedup"]) else 0 for row in rows]
+    drawn = axes.bar(labels, heights, yerr=spreads if any(spreads) else None, color=BLUE)
+    why = ["no baseline" if np.isfinite(row["elastic_seconds"]) else "not reached" for row in rows]
+    texts = [f"{height:.2f}×" if height else reason for height, reason in zip(heights, why, strict=True)]
+    axes.bar_label(drawn, texts, fontsize=6, padding=1)
+    axes.axhline(1, color="0.4", lw=0.8, ls=":")
+    axes.margins(y=0.15)
+    _mark(axes, axes.hlines, marks)
+    sheet.save(figure, rows)
+
+
+KINDS: dict[str, Callable[..., None]] = {  # take groups, a sheet, and of bars the quantities
+    "curves": curves,
+    "bars": bars,
+    "flops": flops,
+    "maps": maps,
+    "layers": layers,
+    "importance": importance,
+    "solver": solver,
+    "time_to_accuracy": time_to_accuracy,
+}
 
 
 def main() -> None:
@@ -254,7 +482,8 @@ def main() -> None:
     groups = plotting.group_runs(args.runs)
     if args.kind == "curves":
         check_alike(groups)
-    draw(args.kind, groups, args.output or Path("figures") / args.kind, args.quantity)
+    quantities = args.quantity if args.kind == "bars" else []
+    KINDS[args.kind](groups, Sheet(args.output or Path("figures") / args.kind), *quantities)
 
 
 if __name__ == "__main__":

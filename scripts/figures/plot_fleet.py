@@ -8,13 +8,12 @@ It writes a PDF and a PNG, and prints the same as two tables. Everything is read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import plotting
-from plotting import PAGE, STYLE
+import plotting  # first: it sets the import path
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
@@ -25,98 +24,72 @@ from elastic_trainer.files import reading, save_figure
 from elastic_trainer.options import stem_to_write
 from elastic_trainer.runs.reader import METRICS, read_rows
 
-Rows = Sequence[dict[str, str]]
+Rows = Sequence[Mapping[str, str]]
+ROUND_COLUMNS: dict[str, tuple[Any, ...]] = {  # head -> name; of numbers also digits and a factor
+    "round": ("epoch",),
+    "accuracy %": ("test_accuracy", 1, 100),
+    "boards": ("boards",),
+    "late": ("late",),
+    "deadline s": ("round_seconds", 1),
+    "in all s": ("train_seconds", 1),
+    "down MB": ("bytes_down", 2, 1e-6),
+    "up MB": ("bytes_up", 2, 1e-6),
+}
+BOARD_COLUMNS: dict[str, tuple[Any, ...]] = {
+    "board": ("board",),
+    "round": ("round",),
+    "images": ("images",),
+    "tensors": ("trained_tensors",),
+    "steps": ("steps",),
+    "step ms": ("step_ms", 1),
+    "predicted ms": ("predicted_step_ms", 1),
+    "training s": ("train_seconds", 1),
+    "answer s": ("answer_seconds", 1),
+    "up MB": ("bytes_up", 2, 1e-6),
+}
+PANELS = (  # of each board over the rounds: column, factor, label
+    ("trained_tensors", 1.0, "tensors that train"),
+    ("steps", 1.0, "steps in a round"),
+    ("train_seconds", 1.0, "training (s); grey: deadline"),
+    ("bytes_up", 1e-6, "sent by the board (MB)"),
+)
 LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "v"), ("#e69f00", "D"), ("#56b4e9", "P"))
 
 
-def read_fleet(folder: Path) -> tuple[Rows, Rows]:
-    """The rows of metrics.csv and boards.csv. Raises `UserError` if `folder` is no fleet's."""
-    if not (folder / BOARDS).is_file():
-        raise UserError(f"{folder}: has no {BOARDS}; give the run's folder of a fleet that has done a round")
-    with reading(folder):
-        return read_rows(folder / METRICS), read_rows(folder / BOARDS)
+def table(rows: Rows, columns: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """The rows in the terminal; empty cells stay empty."""
+
+    def cell(text: str, digits: int | None = None, factor: float = 1) -> str:
+        return f"{factor * float(text):.{digits}f}" if text and digits is not None else text
+
+    return text_table([[*columns], *([cell(row[name], *of) for name, *of in columns.values()] for row in rows)])
 
 
-def number(text: str | None, digits: int = 1, factor: float = 1.0) -> str:
-    """A cell for the terminal; empty cells stay empty."""
-    return f"{factor * float(text):.{digits}f}" if text else ""
-
-
-def round_table(rounds: Rows) -> list[str]:
-    """A line a round."""
-    header = ("round", "accuracy %", "boards", "late", "deadline s", "in all s", "down MB", "up MB")
-    rows = [
-        (
-            *(row["epoch"], number(row["test_accuracy"], 1, 100), row["boards"], row["late"]),
-            *(number(row["round_seconds"]), number(row["train_seconds"])),
-            *(number(row["bytes_down"], 2, 1e-6), number(row["bytes_up"], 2, 1e-6)),
-        )
-        for row in rounds
-    ]
-    return text_table([header, *rows])
-
-
-def board_table(boards: Rows) -> list[str]:
-    """A line a board and round."""
-    names = (
-        "board",
-        "round",
-        "images",
-        "tensors",
-        "steps",
-        "step ms",
-        "predicted ms",
-        "training s",
-        "answer s",
-        "up MB",
-    )
-    rows = [
-        (
-            *(row["board"], row["round"], row["images"], row["trained_tensors"], row["steps"]),
-            *(number(row["step_ms"]), number(row["predicted_step_ms"])),
-            *(number(row["train_seconds"]), number(row["answer_seconds"]), number(row["bytes_up"], 2, 1e-6)),
-        )
-        for row in sorted(boards, key=lambda row: (row["board"], int(row["round"])))
-    ]
-    return text_table([names, *rows])
+def points(rows: Rows, x: str, y: str, factor: float = 1.0) -> tuple[list[float], list[float]]:
+    """Two columns, without rows in which the second is empty."""
+    known = [row for row in rows if row[y]]
+    return [float(row[x]) for row in known], [factor * float(row[y]) for row in known]
 
 
 def draw(rounds: Rows, boards: Rows, stem: Path) -> None:
     """The figure, as `stem`.pdf and .png."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]  # its stubs list all names
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(PAGE, 4.4))
-        axes = figure.subplots(2, 3).ravel()
-        tested = [row for row in rounds if row["test_accuracy"]]
-        accuracy = [100 * float(row["test_accuracy"]) for row in tested]
-        titles = ("round", "wall time of the rounds (s)")
-        for one, column, label in zip(axes, ("epoch", "train_seconds"), titles, strict=False):
-            one.plot([float(row[column]) for row in tested], accuracy, "o-", color="black")
-            one.set(xlabel=label, ylabel="accuracy (%)")
-        panels = (
-            ("trained_tensors", 1.0, "tensors that train"),
-            ("steps", 1.0, "steps in a round"),
-            ("train_seconds", 1.0, "training (s); grey: deadline"),
-            ("bytes_up", 1e-6, "sent by the board (MB)"),
-        )
-        for one, (column, factor, label) in zip(axes[2:], panels, strict=True):
-            if column == "train_seconds":
-                due = [row for row in rounds if row["round_seconds"]]
-                one.plot([int(row["epoch"]) for row in due], [float(row["round_seconds"]) for row in due], color="grey")
-            _draw_boards(one, boards, column, factor)
-            one.set(xlabel="round", ylabel=label, ylim=(0, None))
-        axes[2].legend()
-        save_figure(figure, stem)
-
-
-def _draw_boards(axes: Any, boards: Rows, column: str, factor: float) -> None:
-    for name, (colour, marker) in zip(sorted({row["board"] for row in boards}), cycle(LOOKS), strict=False):
-        own = [row for row in boards if row["board"] == name and row[column]]
-        values = [factor * float(row[column]) for row in own]
-        axes.plot([int(row["round"]) for row in own], values, marker + "-", color=colour, label=figure_text(name))
+    figure = plotting.new_figure(plotting.PAGE, 4.4, "")
+    panels = figure.subplots(2, 3).ravel()
+    accuracy_panels, board_panels = panels[:2], panels[2:]
+    for axes, x, label in zip(
+        accuracy_panels, ("epoch", "train_seconds"), ("round", "wall time of the rounds (s)"), strict=True
+    ):
+        axes.plot(*points(rounds, x, "test_accuracy", 100), "o-", color="black")
+        axes.set(xlabel=label, ylabel="accuracy (%)")
+    for axes, (column, factor, label) in zip(board_panels, PANELS, strict=True):
+        if column == "train_seconds":
+            axes.plot(*points(rounds, "epoch", "round_seconds"), color="grey")
+        for name, (colour, marker) in zip(sorted({row["board"] for row in boards}), cycle(LOOKS), strict=False):
+            own = points([row for row in boards if row["board"] == name], "round", column, factor)
+            axes.plot(*own, marker + "-", color=colour, label=figure_text(name))
+        axes.set(xlabel="round", ylabel=label, ylim=(0, None))
+    board_panels[0].legend()
+    save_figure(figure, stem)
 
 
 def main() -> None:
@@ -124,12 +97,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the run's folder of a fleet")
     parser.add_argument("--output", type=stem_to_write, required=True, metavar="STEM", help="path without .pdf or .png")
     args = parser.parse_args()
-    rounds, boards = read_fleet(args.folder)
-    print("\n".join([*round_table(rounds), "", *board_table(boards)]))
+    if not (args.folder / BOARDS).is_file():
+        raise UserError(f"{args.folder}: has no {BOARDS}; give the run's folder of a fleet that has done a round")
+    with reading(args.folder):
+        rounds, boards = (read_rows(args.folder / name) for name in (METRICS, BOARDS))
+    of_boards = sorted(boards, key=lambda row: (row["board"], int(row["round"])))
+    print("\n".join([*table(rounds, ROUND_COLUMNS), "", *table(of_boards, BOARD_COLUMNS)]))
     draw(rounds, boards, args.output)
     print(f"figure: {args.output}.png")
 
 
 if __name__ == "__main__":
-    assert plotting is not None  # imported first: it sets the import path
     utils.run_cli(main)

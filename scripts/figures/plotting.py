@@ -1,8 +1,7 @@
 """What all figures share: groups of finished runs, the look of each scheme, and how a figure is written.
 
-Figures are made from logs alone. Each is written as PDF and PNG, with its numbers as CSV beside it. The colours are
-those of Okabe and Ito, which colour-blind readers can distinguish; markers, dashes and hatches distinguish the schemes
-in greyscale.
+Figures are made from logs alone. The colours are those of Okabe and Ito, which colour-blind readers can distinguish;
+markers, dashes and hatches distinguish the schemes in greyscale.
 
 Importing this module puts the checkout and scripts/benchmarks on the import path, so a script starts from any folder.
 It is imported first.
@@ -14,31 +13,27 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import common  # noqa: F401 (puts the checkout on the path)
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.files import save_figure, write_csv
-from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import without_effect
 from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.settings import PAPER
 
 if TYPE_CHECKING:
-    import keras
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from elastic_trainer.cli.commands import TrainCommand
-    from elastic_trainer.timing.table import TimingTable
-
+ROOT = Path(__file__).resolve().parents[2]
 PaperKey = tuple[str, str, str, float | None]  # data set, network, scheme, ρ: how values of the paper are looked up
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 STYLE: dict[str, Any] = {
@@ -55,7 +50,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.2,
     "lines.markersize": 3,
     "hatch.linewidth": 0.5,
-    "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,
 }
 
@@ -82,23 +76,32 @@ _STYLES: dict[str, tuple[Any, ...]] = {  # the other fields of `Look`
     "elastic_training_upper_part": ("#6a3d9a", "<", "--", "//"),
     "last_layers_training": ("#000000", "*", "-", "---"),
 }
-LOOKS = {name: Look(SCHEMES[name].label, *style) for name, style in _STYLES.items()}
-# Of schemes that have no look of their own, by their names.
 _OTHER_STYLES = (("#882255", "p", "-.", "++"), ("#44aa99", ">", ":", "xx"), ("#999933", "d", "--", "||"))
 SHADES = ("#002b45", "#0072b2", "#4a9fd0", "#92c8e8", "#c9e4f5")  # of ElasticTrainer if several budgets are shown
-DATASET_LABELS = {
+LABELS = {  # of data sets and networks
     "caltech_birds2011": "CUB-200",
     "oxford_iiit_pet": "Oxford-IIIT Pet",
     "stanford_dogs": "Stanford Dogs",
+    "resnet50": "ResNet50",
+    "vgg16": "VGG16",
+    "mobilenetv2": "MobileNetV2",
+    "vit": "ViT-B/16",
 }
-NETWORK_LABELS = {"resnet50": "ResNet50", "vgg16": "VGG16", "mobilenetv2": "MobileNetV2", "vit": "ViT-B/16"}
-ALIKE = ("input_size", "batch_size", "num_classes", "alpha", "optimizer")  # in runs that are compared
 
 
-class Group(NamedTuple):
-    """Runs of one setting that differ in their seed alone."""
+def look_of(train_type: str) -> Look:
+    """How a scheme is drawn. One that is not registered here is called as in its record."""
+    label = SCHEMES[train_type].label if train_type in SCHEMES else train_type
+    other = _OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)]
+    return Look(label, *_STYLES.get(train_type, other))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one setting that differ in their seed alone, and their colour."""
 
     runs: list[FinishedRun]
+    colour: str
 
     @property
     def first(self) -> FinishedRun:
@@ -111,14 +114,31 @@ class Group(NamedTuple):
         return self.first.summary["train_type"]
 
     @property
+    def rho(self) -> float | None:
+        """The budget that was asked for."""
+        return self.first.summary.get("rho")
+
+    @property
     def look(self) -> Look:
         """How the scheme is drawn."""
         return look_of(self.train_type)
 
     @property
+    def network(self) -> str:
+        """The network's name in figures; drawn as `figure_text`."""
+        name, alpha = self.first.config["model_name"], self.first.config.get("alpha", 1)
+        return LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name in figures; drawn as `figure_text`."""
+        name = self.first.config["dataset_name"]
+        return Path(self.first.config["data_dir"]).name if name == "image_folder" else LABELS.get(name, name)
+
+    @property
     def place(self) -> tuple[str, str]:
-        """Labels of the network and the data set."""
-        return network_label(self.first), dataset_label(self.first)
+        """The network and the data set."""
+        return self.network, self.dataset
 
     @property
     def paper_key(self) -> PaperKey | None:
@@ -127,14 +147,13 @@ class Group(NamedTuple):
         size = config["input_size"], config["batch_size"], config.get("max_steps")
         if size != (PAPER["input_size"], PAPER["batch_size"], None) or config["num_epochs"] < 12:
             return None
-        return config["dataset_name"], config["model_name"], config["train_type"], self.first.summary["rho"]
+        return config["dataset_name"], config["model_name"], config["train_type"], self.rho
 
     @property
     def label(self) -> str:
         """The scheme, with its budget if it has one."""
-        rho, config = self.first.summary.get("rho"), self.first.config
-        layers = f" {config['trained_layers']}" if config["train_type"] == "last_layers_training" else ""
-        return self.look.label + (f" ρ={100 * rho:g}%" if rho else "") + layers
+        layers = f" {self.first.config['trained_layers']}" if self.train_type == "last_layers_training" else ""
+        return self.look.label + (f" ρ={100 * self.rho:g}%" if self.rho else "") + layers
 
     def values(self, of: str | Callable[[FinishedRun], float | None]) -> np.ndarray:
         """`of` each run that has the value; a name is one of summary.json."""
@@ -147,29 +166,10 @@ class Group(NamedTuple):
         return float(values.mean()) if len(values) else np.nan
 
 
-def seconds(run: FinishedRun) -> np.ndarray:
-    """Training and testing up to the end of each epoch."""
-    return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
-
-
-def deviation(values: np.ndarray) -> float:
-    """Standard deviation of a sample; 0 for a single value."""
-    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
-
-
-def look_of(train_type: str) -> Look:
-    """How a scheme is drawn. One that is not registered here is called as in its record."""
-    if train_type in LOOKS:
-        return LOOKS[train_type]
-    label = SCHEMES[train_type].label if train_type in SCHEMES else train_type
-    return Look(label, *_OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)])
-
-
-Reference = Mapping[Any, Any] | None  # values of the paper, if they are to be marked
-
-
 def group_runs(folders: Sequence[Path]) -> list[Group]:
     """The runs in `folders`; those that differ in their seed alone are in one group.
+
+    If there are several budgets of elastic training, they get shades of its colour.
 
     Raises:
         UserError: a folder holds no finished run, or two hold the same setting and seed.
@@ -184,50 +184,24 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
             if other.config["seed"] == run.config["seed"]:
                 raise UserError(f"{run.folder}: has the setting and the seed of {other.folder}; name one of them")
         alike.append(run)
-    groups = [Group(runs) for runs in found.values()]
-    order = [*LOOKS, *sorted({group.train_type for group in groups} - {*LOOKS})]
-    return sorted(groups, key=lambda group: (order.index(group.train_type), group.first.summary["rho"] or 0))
+    groups = [Group(runs, look_of(runs[0].summary["train_type"]).colour) for runs in found.values()]
+    order = [*_STYLES, *sorted({group.train_type for group in groups} - {*_STYLES})]
+    groups.sort(key=lambda group: (order.index(group.train_type), group.rho or 0))
+    budgets = [*dict.fromkeys(group.rho for group in groups if group.train_type == "elastic_training")]
+    if len(budgets) < 2:
+        return groups
+    shades = {("elastic_training", rho): SHADES[k % len(SHADES)] for k, rho in enumerate(budgets)}
+    return [Group(group.runs, shades.get((group.train_type, group.rho), group.colour)) for group in groups]
 
 
-def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
-    """The network of a run, with random weights, and its timing table, whichever machine the table is from.
-
-    Raises:
-        UserError: there is no such table, or it is of another network.
-    """
-    load_tensorflow()
-    import keras
-
-    import models
-    from elastic_trainer.cli.commands import profiler_command
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.task import ImageClassification
-    from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
-
-    keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
-    network, logdir = replace(command.network, weights="none"), command.run.logdir
-    model = models.build(network)
-    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    remake = profiler_command(network, command.data, logdir)
-    folder = table_folder(network, logdir)
-    graph = graph_digest(ImageClassification(model), network.batch_size)
-    settings = table_settings(network)
-    return model, load_table(folder, settings, tensor_names(model), shapes, graph, remake, allow_stale=True)
+def seconds(run: FinishedRun) -> np.ndarray:
+    """Training and testing up to the end of each epoch."""
+    return np.array(run.column("train_seconds")) + np.array(run.column("validation_seconds"))
 
 
-def network_label(run: FinishedRun) -> str:
-    """The network's name in figures; drawn as `figure_text`."""
-    name, alpha = run.config["model_name"], run.config.get("alpha", 1)
-    return NETWORK_LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
-
-
-def dataset_label(run: FinishedRun) -> str:
-    """The data set's name in figures; drawn as `figure_text`."""
-    name = run.config["dataset_name"]
-    if name == "image_folder":
-        return Path(run.config["data_dir"]).name
-    return DATASET_LABELS.get(name, name)
+def deviation(values: np.ndarray) -> float:
+    """Standard deviation of a sample; 0 for a single value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
 def caption(groups: Sequence[Group]) -> str:
@@ -244,57 +218,62 @@ def caption(groups: Sequence[Group]) -> str:
     sizes, batches = ([run.config[name] for run in runs] for name in ("input_size", "batch_size"))
     random = ", random weights" if any(run.config.get("weights") == "none" for run in runs) else ""
     seeds = max(len(group.runs) for group in groups)
+    networks, datasets = (all_of(group.place[k] for group in groups) for k in range(2))
     return (
-        f"{figure_text(f'{all_of(map(network_label, runs))} on {all_of(map(dataset_label, runs))}')}, "
-        f"{all_of(sizes)} px, batch {all_of(batches)}, "
+        f"{figure_text(f'{networks} on {datasets}')}, {all_of(sizes)} px, batch {all_of(batches)}, "
         f"{all_of(map(length, runs))}{random}, {seeds} seed{'s' if seeds > 1 else ''}"
     )
 
 
-def new_figure(width: float, height: float, title: str, scale: str = "full") -> Figure:
-    """A figure in the common style.
-
-    Args:
-        width, height: in inches.
-        title: small text above the figure.
-        scale: of the runs (`run_figure.SCALES`); the title starts with it unless it is "full".
-    """
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """A figure in the common style: width and height in inches, and small text above it."""
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
     figure = Figure(figsize=(width, height), layout="constrained")
-    title = title if scale == "full" else f"{scale}: {title}"
     characters = int(width * 22)  # of this size, in a line
     figure.suptitle("\n".join(textwrap.wrap(title, characters)), fontsize=7, color="0.35")
     return figure
 
 
-def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, colour: str, look: Look, label: str) -> None:
+class Sheet(NamedTuple):
+    """Where a figure is written, and what else than its runs it shows.
+
+    Attributes:
+        stem: of its files.
+        scale: of its runs, one of `run_figure.SCALES`; the title starts with it unless it is "full".
+        reference: values of the paper to mark, by the key of what they are compared with.
+    """
+
+    stem: Path
+    scale: str = "full"
+    reference: Mapping[Any, Any] = {}
+
+    def figure(self, width: float, height: float, title: str) -> Figure:
+        """A new figure; see `new_figure`."""
+        return new_figure(width, height, title if self.scale == "full" else f"{self.scale}: {title}")
+
+    def save(self, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the figure as PDF and PNG and its numbers as CSV; prints where."""
+        save_figure(figure, self.stem)
+        write_csv(self.stem.with_name(f"{self.stem.name}.csv"), [*rows[0]], [[*row.values()] for row in rows])
+        print(f"figure: {self.stem}.pdf and .png; its numbers: {self.stem}.csv")
+
+
+def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, group: Group) -> None:
     """The mean of `curves` [runs, points] over `places` [points], with a band of one standard deviation."""
-    mean = curves.mean(0)
-    axes.plot(places, mean, color=colour, ls=look.dashes, marker=look.marker, label=label)
+    mean, look = curves.mean(0), group.look
+    axes.plot(places, mean, color=group.colour, ls=look.dashes, marker=look.marker, label=group.label)
     if len(curves) > 1:
         spread = curves.std(0, ddof=1)
-        axes.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)
-
-
-def save(figure: Figure, stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write the figure as PDF and PNG and its numbers as CSV; prints where."""
-    save_figure(figure, stem)
-    write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
-    print(f"figure: {stem}.pdf and .png; its numbers: {stem}.csv")
+        axes.fill_between(places, mean - spread, mean + spread, color=group.colour, alpha=0.2, lw=0)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
     """One legend for the entire figure, below it."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
-
-
-def legend_once(axes: Axes) -> None:
-    """A legend with the first of several lines of the same label."""
-    axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
 
 
 def twin(axes: Axes, label: str) -> Axes:
@@ -305,23 +284,10 @@ def twin(axes: Axes, label: str) -> Axes:
     return right
 
 
-def mark_paper_values(lines: Callable[..., object], values: Mapping[int, float]) -> bool:
-    """A line at the paper's value across each bar that has one, by the bar's place; returns whether any has.
+def mark_paper_values(lines: Callable[..., object], values: Mapping[int, float]) -> None:
+    """A line at the paper's value across each bar that has one, by the bar's place.
 
     `lines`: `Axes.hlines`, or `Axes.vlines` for horizontal bars.
     """
     for place, value in values.items():
         lines(value, place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5, label="the paper's")
-    return bool(values)
-
-
-def colours(groups: Sequence[Group]) -> list[str]:
-    """A colour for each group; several budgets of elastic training get shades."""
-    schemes = [(group.train_type, group.first.summary["rho"]) for group in groups]
-    budgets = [*dict.fromkeys(rho for scheme, rho in schemes if scheme == "elastic_training")]
-    if len(budgets) < 2:
-        return [group.look.colour for group in groups]
-    return [
-        SHADES[budgets.index(rho) % len(SHADES)] if scheme == "elastic_training" else look_of(scheme).colour
-        for scheme, rho in schemes
-    ]

@@ -59,19 +59,32 @@ def _complete(groups: Sequence[Group], train_type: str) -> list[Group]:
     return [group for group in groups if group.train_type == train_type and not group.first.config["max_steps"]]
 
 
-def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group, str]]:
-    """Each group of elastic runs with the full training of the same network, data and length, and its name."""
-    return [
-        (elastic, full, f"{elastic.label} of {plotting.network_label(elastic.first)}")
-        for elastic in _complete(groups, "elastic_training")
-        for full in _complete(groups, "full_training")
-        if elastic.place == full.place and elastic.first.summary["epochs"] == full.first.summary["epochs"]
-    ]
+def _by_full(of: Callable[[Group, Group], float], rho: float | None = None) -> Callable[[list[Group]], Values]:
+    """`of` each group of elastic runs, of this rho if one is given, and full training of the same setting."""
+
+    def values(groups: list[Group]) -> Values:
+        return [
+            (of(elastic, full), f"{elastic.label} of {elastic.network}")
+            for elastic in _complete(groups, "elastic_training")
+            for full in _complete(groups, "full_training")
+            if elastic.place == full.place and elastic.first.summary["epochs"] == full.first.summary["epochs"]
+            if rho in (None, elastic.rho)
+        ]
+
+    return values
 
 
 def _gains(key: str) -> Callable[[list[Group]], Values]:
     """Full training's value of `key` in summary.json over elastic training's."""
-    return lambda groups: [(full.mean(key) / elastic.mean(key), name) for elastic, full, name in _pairs(groups)]
+    return _by_full(lambda elastic, full: full.mean(key) / elastic.mean(key))
+
+
+def _by_paper(of: Callable[[Group, float, float], float]) -> Callable[[list[Group]], Values]:
+    """`of` the runs that have a value of the paper (Fig 17), and its final accuracy in % and hours."""
+    paper = paper_figures.REFERENCE["17ac"]
+    return lambda groups: [
+        (of(group, *paper[group.paper_key]), group.label) for group in groups if group.paper_key in paper
+    ]
 
 
 def _overheads(groups: list[Group]) -> Values:
@@ -80,32 +93,12 @@ def _overheads(groups: list[Group]) -> Values:
     return [(float(np.median(shares)), "median")] if shares else []
 
 
-def _losses(groups: list[Group]) -> Values:
-    """By how many points elastic training at ρ = 0.5 is less accurate than full training."""
-    key, pairs = "final_accuracy", [pair for pair in _pairs(groups) if pair[0].first.summary["rho"] == 0.5]
-    return [(100 * (full.mean(key) - elastic.mean(key)), name) for elastic, full, name in pairs]
-
-
-def _in_the_papers_setting(groups: Sequence[Group]) -> list[tuple[Group, tuple[float, float]]]:
-    """The runs that have a value of the paper (Fig 17): final accuracy in % and hours."""
-    known = [(group, paper_figures.REFERENCE["17ac"].get(group.paper_key)) for group in groups]
-    return [(group, values) for group, values in known if values is not None]
-
-
-def _less_accurate(groups: list[Group]) -> Values:
-    """By how many points runs are less accurate than the paper's."""
-    found = _in_the_papers_setting(groups)
-    return [(percent - 100 * group.mean("final_accuracy"), group.label) for group, (percent, _) in found]
-
-
-def _longer(groups: list[Group]) -> Values:
-    """By how many % runs take longer than the paper's."""
-    found = _in_the_papers_setting(groups)
-    return [(100 * (group.mean("train_seconds") / 3600 / hours - 1), group.label) for group, (_, hours) in found]
-
-
+ACCURACY, SECONDS = "final_accuracy", "train_seconds"
+_losses = _by_full(lambda elastic, full: 100 * (full.mean(ACCURACY) - elastic.mean(ACCURACY)), rho=0.5)
+_less_accurate = _by_paper(lambda group, percent, hours: percent - 100 * group.mean(ACCURACY))
+_longer = _by_paper(lambda group, percent, hours: 100 * (group.mean(SECONDS) / 3600 / hours - 1))
 CLAIMS = (
-    Claim("up to 3.5 times faster than full training", _gains("train_seconds"), 3.5, "× faster", False),
+    Claim("up to 3.5 times faster than full training", _gains(SECONDS), 3.5, "× faster", False),
     Claim("60 % fewer FLOPs (2.5 times fewer)", _gains("train_flops"), 2.5, "× fewer FLOPs", False),
     Claim("2 to 3 times less energy", _gains("energy_joules"), 2.0, "× less energy", False),
     Claim("selecting costs less than 1 % of training", _overheads, 1, " % of training"),
@@ -150,13 +143,8 @@ def _number(figure: str) -> str:
     return f"Fig {figure}" if figure[0].isdigit() else f"Table {figure.removeprefix('table')}"
 
 
-def section(name: str, title: str, stem: Path) -> str:
-    """A figure: its picture, and its numbers in a section that opens on a click.
-
-    Args:
-        name: of the figure, in the page's links.
-        title: above it.
-        stem: of its .csv and .png file.
+def section(name: str, stem: Path) -> str:
+    """The figure `name`: its picture, and its numbers in a section that opens on a click; `stem`: of its files.
 
     Raises:
         UserError: one of its files is missing, empty or damaged.
@@ -169,9 +157,8 @@ def section(name: str, title: str, stem: Path) -> str:
     for path, content in ((table, rows), (png, picture)):
         if not content:
             raise UserError(f"{path}: is missing, empty or damaged; remove {table.name} and draw the figure again")
-    title = html.escape(title)
-    head, *rest = rows
-    numbers = _table(_row(head, "th"), [_row(map(_short, row)) for row in rest])
+    title = html.escape(heading(name))
+    numbers = _table(_row(rows[0], "th"), [_row(map(_short, row)) for row in rows[1:]])
     return (
         f'<h2 id="{name}">{title}</h2><img alt="{title}" src="data:image/png;base64,{picture}">'
         f"<details><summary>numbers</summary>{numbers}</details>"
@@ -211,14 +198,11 @@ def settings(groups: Sequence[Group]) -> str:
 
 def page(scale: str, logdir: Path, figures: Path) -> str:
     """The page, figures in the order of their numbers. Raises `UserError` if none was made, or one is damaged."""
-    stems: dict[str, Path] = {}
-    for name in FIGURES:
-        stems[name] = figures / f"figure{name}_{scale}"
-        if name in paper_figures.EGO:
-            stems[f"{name}_ego"] = figures / f"figure{name}_ego_{scale}"
-        if name == "13":
-            stems["13_subproblems"] = figures / f"figure13_{scale}_subproblems"
-    made = {name: stem for name, stem in stems.items() if stem.with_name(f"{stem.name}.csv").is_file()}
+    stems = {name: figures / f"figure{name}_{scale}" for one in FIGURES for name in (one, f"{one}_ego")}
+    stems["13_subproblems"] = figures / f"figure13_{scale}_subproblems"
+    order = [*FIGURES]
+    made = [name for name, stem in stems.items() if stem.with_name(f"{stem.name}.csv").is_file()]
+    made.sort(key=lambda name: order.index(name.partition("_")[0]))
     missing = ", ".join(_number(name) for name in FIGURES if name not in made)
     if not made:
         raise UserError(f"{figures}: holds no figure of scale {scale}; make one: run_figure15.sh --scale {scale}")
@@ -234,7 +218,7 @@ def page(scale: str, logdir: Path, figures: Path) -> str:
         f"<h1>ElasticTrainer: the paper's figures, {scale}</h1>"
         f"<p>{note}{f' Not made: {missing}.' if missing else ''}</p>"
         f"<h2>Claims</h2>{claims(groups)}<h2>Settings</h2>{settings(groups)}"
-        f"{''.join(section(name, heading(name), stem) for name, stem in made.items())}</html>\n"
+        f"{''.join(section(name, stems[name]) for name in made)}</html>\n"
     )
 
 

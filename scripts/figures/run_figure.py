@@ -22,15 +22,13 @@ from pathlib import Path
 import paper_figures
 import plotting  # first: it sets the import path
 from paper_figures import EGO, FIGURES
-from runner import Run, carry_out, count_classes, make_run, write_jobs
+from runner import Run, carry_out, count_classes, make_run, network_and_table, write_jobs
 
 import utils
-from elastic_trainer.cli.commands import profiler_flags
 from elastic_trainer.cli.flags import add_flag
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, file_to_write, stem_to_write
-from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings
 
@@ -41,19 +39,15 @@ SCALES = ("full", "quick")
 def make_runs(args: argparse.Namespace) -> list[Run]:
     """The runs of the figure that `args` (see `parse`) ask for, seed by seed."""
     given = {name: getattr(args, name) for name in ("data_dir", "weights", "input_size", "batch_size")}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None} | {"logdir": args.logdir}
     is_quick = args.scale == "quick"
-    profile_only = FIGURES[args.name.removesuffix("_ego")].plot == ("profiling",)
-    runs = []
-    for flags in paper_figures.runs_of(args.name, args.seeds, is_quick, args.dataset_name, args.model_name):
-        name = paper_figures.run_name(flags)
-        run = make_run({**flags, **given, "logdir": args.logdir, "run_name": name}, args.more, classes=_classes)
-        if paper_figures.is_elastic(flags):
-            profile = profiler_flags(run.command.network, run.command.data, args.logdir)
-            profile += ["--seconds", str(paper_figures.QUICK_SECONDS)] if is_quick else []
-            run = run._replace(profile=profile, profile_only=profile_only)
-        runs.append(run)
-    return runs
+    profile = {
+        "profile_seconds": paper_figures.QUICK_SECONDS if is_quick else None,
+        "profile_only": FIGURES[args.name.removesuffix("_ego")].plot == ("profiling",),
+    }
+    wanted = paper_figures.runs_of(args.name, args.seeds, is_quick, args.dataset_name, args.model_name)
+    named = [{**flags, **given, "run_name": paper_figures.run_name(flags)} for flags in wanted]
+    return [make_run(flags, args.more, classes=_classes, **profile) for flags in named]
 
 
 def _classes(images: DataSettings) -> int:
@@ -77,20 +71,18 @@ def estimated_hours(run: Run) -> float | None:
 
     For PruneTrain this is an upper bound, since its network gets faster.
     """
-    if not run.has_table:
+    if not run.has_table or run.profile_only:
         return None
-    model, table = plotting.network_and_table(run.command)
     from elastic_trainer.selection.schemes import trainable_mask
 
-    command, training = run.command, run.command.training
-    mask = trainable_mask(command.train_type, model, training.trained_layers)
-    step_ms = min(table.predict_ms(mask), table.full_step_ms)
-    if SCHEMES[command.train_type].is_elastic:
-        step_ms = training.rho * table.full_step_ms
-    batch_size, (train_images, test_images) = command.network.batch_size, image_counts(command.data)
+    model, table = network_and_table(run.command)
+    training, batch_size = run.command.training, run.command.network.batch_size
+    mask = trainable_mask(run.command.train_type, model, training.trained_layers)
+    rho = training.rho if run.is_elastic else min(table.predict_ms(mask) / table.full_step_ms, 1)
+    train_images, test_images = image_counts(run.command.data)
     schedule = Schedule.of(training, train_images // batch_size)
     test_batches = schedule.epochs * math.ceil(test_images / batch_size)
-    return (schedule.total_steps * step_ms + test_batches * table.forward_ms) / 3.6e6
+    return (schedule.total_steps * rho * table.full_step_ms + test_batches * table.forward_ms) / 3.6e6
 
 
 def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> None:
@@ -99,39 +91,33 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
     total, unknown = 0.0, 0
     for run in runs:
         state = "complete" if run.is_complete else "started" if run.folder.is_dir() else "to do"
-        estimate = None if run.profile_only else estimated_hours(run)
+        estimate = estimated_hours(run)
         if state != "complete":
             total, unknown = total + (estimate or 0), unknown + (estimate is None)
         text = "?" if estimate is None else f"{estimate:.2f}" if estimate >= 0.01 else f"{estimate:.4f}"
         print(f"{state:8}  {text:>8} h  {run.command.run.run_name}")
     more = f" and {unknown} runs without a table" if unknown else ""
     print(f"to do here, training and testing by the timing tables, started runs in full: {total:.3g} h{more}")
-    devices = [
-        f"{value:g} h on a {name}"
-        for value, name in zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
-        if value
-    ]
+    known = zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
+    devices = [f"{value:g} h on a {name}" for value, name in known if value]
     if devices:
         print(f"by the paper, or estimated from it: {', '.join(devices)}")
 
 
-def draw(
-    what: Sequence[str], runs: Sequence[Run], stem: Path, reference: plotting.Reference = None, scale: str = "full"
-) -> None:
-    """Draw a figure from its finished runs; `what`: `PaperFigure.plot`, `scale`: one of `SCALES`."""
+def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> None:
+    """Draw a figure from its finished runs; `what`: `PaperFigure.plot`."""
     import plot
-    import plot_costs
 
     kind, *quantities = what
     if kind == "profiling":
-        steps = {run.table_folder: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
-        plot_costs.draw_profiling(steps, stem, reference, scale)
+        plot.profiling(
+            {run.table: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}, sheet
+        )
         return
-    subproblems = stem.with_name(f"{stem.name}_subproblems")
-    if kind == "solver" and not subproblems.with_name(f"{subproblems.name}.csv").is_file():
-        plot_costs.draw_subproblems(subproblems, scale)
-    groups = plotting.group_runs([run.folder for run in runs])
-    plot.draw(kind, groups, stem, quantities, reference, scale)
+    subproblems = sheet._replace(stem=sheet.stem.with_name(f"{sheet.stem.name}_subproblems"))
+    if kind == "solver" and not subproblems.stem.with_name(f"{subproblems.stem.name}.csv").is_file():
+        plot.subproblems(subproblems)
+    plot.KINDS[kind](plotting.group_runs([run.folder for run in runs]), sheet, *quantities)
 
 
 def figure_parser() -> OneLineParser:
@@ -185,8 +171,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = parse()
     name = args.name.removesuffix("_ego")
-    figure = FIGURES[name]
-    runs = make_runs(args)
+    figure, runs = FIGURES[name], make_runs(args)
     if args.dry_run:
         dry_run(runs, figure.hours)
         return
@@ -194,10 +179,10 @@ def main() -> None:
         write_jobs(runs, args.jobs)
         return
     carry_out(runs)
-    reference = paper_figures.REFERENCE.get(name) if args.reference else None
-    if args.reference and reference is None:
+    reference = paper_figures.REFERENCE.get(name, {}) if args.reference else {}
+    if args.reference and not reference:
         print(f"--reference: no values of the paper are known for {args.name}")
-    draw(figure.plot, runs, args.output, reference, args.scale)
+    draw(figure.plot, runs, plotting.Sheet(args.output, args.scale, reference))
 
 
 if __name__ == "__main__":

@@ -15,36 +15,45 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from common import ROOT
+from plotting import ROOT
 
-from elastic_trainer.cli.commands import TrainCommand
+from elastic_trainer.cli.commands import TrainCommand, profiler_command, profiler_flags
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.files import write_text
+from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import first_change, without_effect
 from elastic_trainer.runs.reader import is_finished, read_run
 from elastic_trainer.settings import DataSettings
 
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.timing.table import TimingTable
+
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True)
+class Run:
     """One call of main.py.
 
     Attributes:
         command: as settings.
         words: the script, which takes the flags of main.py, and its flags.
-        profile: flags of profiler.py for its timing table; None if it needs none.
+        profile_seconds: for measuring its timing table; None: profiler.py's default.
         profile_only: only the table is wanted.
     """
 
     command: TrainCommand
     words: list[str]
-    profile: list[str] | None = None
+    profile_seconds: float | None = None
     profile_only: bool = False
 
     @property
@@ -53,7 +62,12 @@ class Run(NamedTuple):
         return self.command.run.folder
 
     @property
-    def table_folder(self) -> Path:
+    def is_elastic(self) -> bool:
+        """Whether it selects tensors within a time budget, which needs a timing table."""
+        return SCHEMES[self.command.train_type].is_elastic
+
+    @property
+    def table(self) -> Path:
         """The folder of its timing table."""
         from elastic_trainer.timing.table_file import table_folder
 
@@ -62,7 +76,13 @@ class Run(NamedTuple):
     @property
     def has_table(self) -> bool:
         """Whether its timing table was made."""
-        return (self.table_folder / "profile.json").is_file()
+        return (self.table / "profile.json").is_file()
+
+    @property
+    def profile_words(self) -> list[str]:
+        """The script and the flags that make its timing table."""
+        flags = profiler_flags(self.command.network, self.command.data, self.command.run.logdir)
+        return ["profiler.py", *flags, *(["--seconds", f"{self.profile_seconds:g}"] if self.profile_seconds else [])]
 
     @property
     def is_complete(self) -> bool:
@@ -90,19 +110,53 @@ def make_run(
     flags: Mapping[str, Any],
     more: Sequence[str] = (),
     classes: Callable[[DataSettings], int] = count_classes,
+    **others: Any,
 ) -> Run:
-    """A run without a timing table of its own.
+    """A run.
 
     Args:
         flags: of main.py, value by name.
         more: further words of the command line.
         classes: their number, if the flags do not give it.
+        others: attributes of `Run`.
     """
     words = [*as_words(flags), *more]
     command = parse_training(words)
     if command.network.num_classes is None:
         command = command.with_classes(classes(command.data))
-    return Run(command, ["main.py", *words, "--resume"])
+    return Run(command, ["main.py", *words, "--resume"], **others)
+
+
+def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
+    """The network of a run, with random weights, and its timing table, whichever machine the table is from.
+
+    Raises:
+        UserError: there is no such table, or it is of another network.
+    """
+    load_tensorflow()
+    import keras
+
+    import models
+    from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.timing.graph_digest import graph_digest
+    from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
+
+    keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
+    network, logdir = replace(command.network, weights="none"), command.run.logdir
+    model = models.build(network)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    graph = graph_digest(ImageClassification(model), network.batch_size)
+    remake = profiler_command(network, command.data, logdir)
+    folder, settings = table_folder(network, logdir), table_settings(network)
+    return model, load_table(folder, settings, tensor_names(model), shapes, graph, remake, allow_stale=True)
+
+
+def make_table(run: Run, core: int | None) -> None:
+    """Profile the network of a run unless its table is there. Raises as `carry_out`."""
+    if not run.has_table:
+        with _Commands() as commands:
+            commands.call(run.profile_words, core, run.table)
 
 
 def carry_out(
@@ -122,12 +176,13 @@ def carry_out(
     """
     missing = [run for run in runs if not run.is_complete]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are complete", flush=True)
+    for run in missing:
+        if run.is_elastic:
+            make_table(run, cores[0])
     waiting = iter(enumerate(missing, 1))
     failures: list[UserError] = []
     lock = threading.Lock()
     with _Commands() as commands, ThreadPoolExecutor(len(cores)) as pool:
-        for run in missing:
-            commands.profile(run, cores[0])
 
         def work(core: int | None) -> None:
             for number, run in waiting:
@@ -146,35 +201,6 @@ def carry_out(
             done.result()
     if failures:
         raise UserError(f"{failures[0]}" + (f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""))
-
-
-def write_jobs(runs: Sequence[Run], path: Path) -> None:
-    """Write the runs as shell commands to `path`, one a line, for other programs to carry out in the current folder.
-
-    What makes their timing tables, where they are missing, goes to `<its stem>_profiles`. The lines depend on the flags
-    alone, so that a run keeps its number.
-    """
-    tables = {run.table_folder / "profile.json": run.profile for run in runs if run.profile is not None}
-    first = [f"test -f {shlex.quote(str(file))} || {_shell(['profiler.py', *flags])}" for file, flags in tables.items()]
-    lines = [_shell(run.words) for run in runs if not run.profile_only]
-    profiles = path.with_stem(f"{path.stem}_profiles")
-    for file, content in ((profiles, first), (path, lines)):
-        write_text(file, "".join(f"{line}\n" for line in content))
-    words = shlex.join(["sh", str(profiles)])
-    print(f"{len(lines)} runs in {path}; before them, on an idle machine, their {len(first)} timing tables: {words}")
-    print("docs/paper_figures.md shows the runs on several machines; after them, this command without --jobs draws")
-
-
-def _shell(words: Sequence[str]) -> str:
-    """The command that runs a script with its flags; paths below the current folder are relative to it."""
-    here, paths = Path.cwd(), (Path(sys.executable), ROOT / words[0])
-    return shlex.join([*(str(path.relative_to(here) if here in path.parents else path) for path in paths), *words[1:]])
-
-
-def make_table(run: Run, core: int | None) -> None:
-    """Profile the network of a run unless its table is there. Raises as `carry_out`."""
-    with _Commands() as commands:
-        commands.profile(run, core)
 
 
 class _Commands:
@@ -198,19 +224,8 @@ class _Commands:
             for process in self._running:
                 process.send_signal(number)
 
-    def profile(self, run: Run, core: int | None) -> None:
-        """Make the timing table that a run needs unless it is there. Raises as `carry_out`."""
-        if run.profile is not None and not run.has_table:
-            self.call(["profiler.py", *run.profile], core, run.table_folder)
-
     def call(self, words: Sequence[str], core: int | None, log: Path) -> None:
-        """Run a script to its end. Raises as `carry_out`.
-
-        Args:
-            words: the script and its flags.
-            core: see `carry_out`.
-            log: the output goes to a file of this name with .log at its end, unless `core` is None.
-        """
+        """Run a script, the first of `words`, to its end; `core`: see `carry_out`, its output goes to `log`.log."""
         self._check()
         command, where, settings = [sys.executable, str(ROOT / words[0]), *words[1:]], "", dict[str, Any]()
         with contextlib.ExitStack() as stack:
@@ -231,3 +246,26 @@ class _Commands:
     def _check(self) -> None:
         if self._stopped_by:
             raise Stopped(self._stopped_by, "stopped; start it again to continue")
+
+
+def write_jobs(runs: Sequence[Run], path: Path) -> None:
+    """Write the runs as shell commands to `path`, one a line, for other programs to carry out in the current folder.
+
+    What makes their timing tables, where they are missing, goes to `<its stem>_profiles`. The lines depend on the flags
+    alone, so that a run keeps its number.
+    """
+    tables = {run.table / "profile.json": run.profile_words for run in runs if run.is_elastic}
+    first = [f"test -f {shlex.quote(str(file))} || {_shell(words)}" for file, words in tables.items()]
+    lines = [_shell(run.words) for run in runs if not run.profile_only]
+    profiles = path.with_stem(f"{path.stem}_profiles")
+    for file, content in ((profiles, first), (path, lines)):
+        write_text(file, "".join(f"{line}\n" for line in content))
+    words = shlex.join(["sh", str(profiles)])
+    print(f"{len(lines)} runs in {path}; before them, on an idle machine, their {len(first)} timing tables: {words}")
+    print("docs/paper_figures.md shows the runs on several machines; after them, this command without --jobs draws")
+
+
+def _shell(words: Sequence[str]) -> str:
+    """The command that runs a script with its flags; paths below the current folder are relative to it."""
+    here, paths = Path.cwd(), (Path(sys.executable), ROOT / words[0])
+    return shlex.join([*(str(path.relative_to(here) if here in path.parents else path) for path in paths), *words[1:]])

@@ -22,25 +22,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
-import plotting  # first: it sets the import path
-from common import ROOT
+import plotting  # noqa: F401 (first: it sets the import path)
+from plotting import ROOT
 from results_page import REFERENCE, points_at, read_rows
-from runner import Run, carry_out, make_run, make_table
+from runner import Run, carry_out, make_run, make_table, network_and_table
 from study_data import INPUT_SIZES, split_folder
-from study_parts import PARTS, REFERENCE_BATCH
-from study_runs import StudyRun, full_seconds
+from study_parts import PARTS, REFERENCE_BATCH, Basis, StudyRun
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser, as_words
+from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import write_csv
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.runs.reader import is_finished, read_run
-from elastic_trainer.settings import DataSettings
 
-IDENTITY = ("setting", "data", "split", "budget", "learning_rate", "seed")  # columns that no two rows share
-OWN_NETWORKS = f"{ROOT}/scripts/study/study_networks.py"
 FROM_SUMMARY = (
     "steps",
     "epochs",
@@ -65,27 +61,22 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
 
     Raises `UserError` if the images or the weights are not there.
     """
-    flags = {"model_name": f"{OWN_NETWORKS}:{run.network}", "logdir": args.logdir / run.data}
-    if run.data == "digits":
-        return {**flags, "dataset_name": "digits", "weights": "none", "input_size": 32, "optimizer": "adam"}
     if args.data_root is None or args.weights_file is None:
         raise UserError(f"--data_root, --weights_file: are needed for the part {args.part}")
-    weights = args.logdir / f"{run.network}.keras"
-    if run.network == "mobilenetv2":
-        flags |= {"model_name": run.network, "alpha": 0.35}
-        weights = args.weights_file
-    elif not weights.exists():
-        raise UserError(
-            f"{weights}: is missing; make it with scripts/tools/convert_{run.network}.py FILE.pth {weights}"
-        )
+    network: dict[str, Any] = {"model_name": run.network, "alpha": 0.35, "weights": args.weights_file}
+    if run.network != "mobilenetv2":
+        weights = args.logdir / f"{run.network}.keras"
+        network = {"model_name": f"{ROOT}/scripts/study/study_networks.py:{run.network}", "weights": weights}
+        if not weights.exists():
+            tool = f"scripts/tools/convert_{run.network}.py"
+            raise UserError(f"{weights}: is missing; make it with {tool} FILE.pth {weights}")
     return {
-        **flags,
+        **network,
+        "logdir": args.logdir / run.data,
         "input_size": INPUT_SIZES[run.data],
         "batch_size": run.batch_size,
         "dataset_name": "image_folder",
         "data_dir": split_folder(args.data_root, run.data, run.split, args.logdir / "data"),
-        "weights": weights,
-        "recipe": run.more.get("recipe", "paper"),
     }
 
 
@@ -95,88 +86,74 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
     from elastic_trainer.datasets.sources import find
     from elastic_trainer.networks.tensors import head_mask
 
-    found: dict[str, Run] = {}
-    kinds: dict[str, list[StudyRun]] = {}
-    for run in wanted:
-        kinds.setdefault(repr(shared_flags(args, run)), []).append(run)
-    for of_kind in kinds.values():
-        shared = shared_flags(args, of_kind[0])
-        images = find(DataSettings(shared["dataset_name"], shared.get("data_dir")))
-        basis = make_run(shared)
-        make_table(basis._replace(profile=as_words(shared)), core)
-        model, table = plotting.network_and_table(basis.command)
-        batch_size = basis.command.network.batch_size
-        steps = images.train.count // batch_size
-        reference = _reference_seconds(args, of_kind[0], images.train.count, core)
-        for run in of_kind:
-            flags = {**shared, **run.flags(table, head_mask(model), steps, reference), "run_name": run.name}
-            found[run.name] = make_run(flags)
-    return [found[run.name] for run in wanted]
+    found: dict[str, Basis] = {}
+
+    def basis_of(run: StudyRun) -> Basis:
+        flags = shared_flags(args, run)
+        if repr(flags) not in found:
+            profiled = make_run(flags)
+            make_table(profiled, core)
+            model, table = network_and_table(profiled.command)
+            images = find(profiled.command.data).train.count
+            steps = images // profiled.command.network.batch_size
+            found[repr(flags)] = Basis(flags, table, head_mask(model), steps)
+        return found[repr(flags)]
+
+    def reference_seconds(run: StudyRun) -> float | None:
+        if run.part in ("equal_time", "memory"):
+            return basis_of(replace(run, batch_size=REFERENCE_BATCH)).full_seconds
+        return wall_seconds(args) if run.part == "one_command" else None
+
+    return [make_run({**run.flags(basis_of(run), reference_seconds(run)), "run_name": run.name}) for run in wanted]
 
 
-def _reference_seconds(args: argparse.Namespace, run: StudyRun, train_count: int, core: int) -> float | None:
-    """What the budgets of `run` are shares of, if that is not full training at its own batch size.
-
-    Raises `UserError` if wall times of full training are needed, and there are none.
-    """
-    if run.part == "one_command":
-        path = args.results / f"equal_time_{args.data}.csv"
-        points = points_at(path) if path.exists() else {}
-        if REFERENCE not in points:
-            raise UserError(f"{path}: has no row of full training at batches of 4; run the part equal_time first")
-        return float(points[REFERENCE].elapsed_seconds.mean())
-    if run.part not in ("equal_time", "memory"):
-        return None
-    shared = shared_flags(args, replace(run, batch_size=REFERENCE_BATCH))
-    basis = make_run(shared)
-    make_table(basis._replace(profile=as_words(shared)), core)
-    return full_seconds(plotting.network_and_table(basis.command)[1], train_count // REFERENCE_BATCH)
+def wall_seconds(args: argparse.Namespace) -> float:
+    """What full training at batches of 4 took in all. Raises `UserError` if there are no rows of it."""
+    path = args.results / f"equal_time_{args.data}.csv"
+    points = points_at(path) if path.exists() else {}
+    if REFERENCE not in points:
+        raise UserError(f"{path}: has no row of full training at batches of 4; run the part equal_time first")
+    return float(points[REFERENCE].elapsed_seconds.mean())
 
 
 def results(args: argparse.Namespace) -> Path:
     """The file of a row a run."""
-    return args.results / ("rows.csv" if args.part == "rows" else f"{args.part}_{args.data}.csv")
+    return args.results / f"{args.part}_{args.data}.csv"
 
 
-def written(args: argparse.Namespace) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The rows that are there, of this or an earlier session, by `IDENTITY`."""
+def written(args: argparse.Namespace, columns: Sequence[str]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The rows that are there, of this or an earlier session, by `columns`."""
     path = results(args)
-    return {_identity(row): row for row in read_rows(path)} if path.exists() else {}
+    return {tuple(row[name] for name in columns): row for row in read_rows(path)} if path.exists() else {}
+
+
+def key_of(run: StudyRun) -> tuple[str, ...]:
+    """The key of its row."""
+    return tuple(map(str, run.settings.values()))
 
 
 def write(args: argparse.Namespace, runs: Sequence[StudyRun]) -> None:
     """Write a row for each finished run. Other rows stay; those of runs that are not in `runs` come last."""
-    rows = dict.fromkeys(_identity(_settings_of(run)) for run in runs) | written(args)
-    finished = [run for run in runs if is_finished(run.folder(args.logdir))]
-    rows |= {_identity(_settings_of(run)): _row(run, run.folder(args.logdir)) for run in finished}
+    rows = dict.fromkeys(map(key_of, runs)) | written(args, [*runs[0].settings])
+    rows |= {key_of(run): _row(run, args.logdir) for run in runs if is_finished(run.folder(args.logdir))}
     found = [row for row in rows.values() if row]
     if found:
         columns = [*max(found, key=len)]  # earlier rows may lack some
         write_csv(results(args), columns, [[row.get(name) for name in columns] for row in found])
 
 
-def _row(run: StudyRun, folder: Path) -> dict[str, Any]:
-    finished = read_run(folder)
-    summary, place = finished.summary, finished.config["environment"]
+def _row(run: StudyRun, logdir: Path) -> dict[str, Any]:
+    finished = read_run(run.folder(logdir))
+    place = finished.config["environment"]
     curve = zip(finished.column("train_seconds"), finished.column("test_accuracy"), strict=True)
     return {
-        **_settings_of(run),
-        **{name: summary.get(name) for name in FROM_SUMMARY},
+        **run.settings,
+        **{name: finished.summary.get(name) for name in FROM_SUMMARY},
         "commit": place.get("commit"),
         "tensorflow": place["packages"]["tensorflow"],
         "processor": place.get("processor"),
         "curve": " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in curve if accuracy == accuracy),
     }
-
-
-def _settings_of(run: StudyRun) -> dict[str, Any]:
-    """The columns of `IDENTITY`."""
-    values = (run.label, run.data, run.split, run.budget, run.rate, run.seed)
-    return dict(zip(IDENTITY, values, strict=True))
-
-
-def _identity(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in IDENTITY)
 
 
 def study_parser() -> OneLineParser:
@@ -208,8 +185,8 @@ def main() -> None:
         for run in make_runs(args, wanted, cores[0]):
             print(run.folder.name, shlex.join(run.words))
         return
-    rows = written(args)
-    missing = [run for run in wanted if _identity(_settings_of(run)) not in rows]
+    rows = written(args, [*runs[0].settings])
+    missing = [run for run in wanted if key_of(run) not in rows]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} runs have a row")
     carry_out(make_runs(args, missing, cores[0]), cores, lambda: write(args, runs))
     write(args, runs)

@@ -1,7 +1,6 @@
-"""The study's own networks, as `--model_name scripts/study/study_networks.py:gru` takes them.
+"""EfficientNet-Lite0, as `--model_name scripts/study/study_networks.py:efficientnet_lite` takes it.
 
-efficientnet_lite  EfficientNet-Lite0; convert_efficientnet_lite.py makes its weights, which are ImageNet's
-gru, vit           read an image row by row
+scripts/tools/convert_efficientnet_lite.py makes its weights, which are ImageNet's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ LITE_STAGES = (  # of EfficientNet-Lite0: width, blocks, kernel size, stride, ti
     *((16, 1, 3, 1, 1), (24, 2, 3, 2, 6), (40, 2, 5, 2, 6), (80, 3, 3, 2, 6)),
     *((112, 3, 5, 1, 6), (192, 4, 5, 2, 6), (320, 1, 3, 1, 6)),
 )
-WIDTH, DEPTH, HEADS = 64, 4, 4
 
 
 def efficientnet_lite(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -40,32 +38,3 @@ def _lite_block(x: keras.KerasTensor, width: int, kernel_size: int, stride: int,
 
 def _lite_part(x: keras.KerasTensor, convolution: layers.Layer) -> keras.KerasTensor:
     return layers.ReLU(6.0)(layers.BatchNormalization(epsilon=1e-3)(convolution(x)))
-
-
-def _rows(input_shape: tuple[int, int, int]) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """The input, and its rows [batch, height, width * channels] in -1…1."""
-    inputs = keras.Input(input_shape)
-    scaled = layers.Rescaling(1 / 127.5, offset=-1.0)(inputs)
-    return inputs, layers.Reshape((input_shape[0], input_shape[1] * input_shape[2]))(scaled)
-
-
-def gru(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """`DEPTH` gated recurrent layers over the rows."""
-    inputs, x = _rows(input_shape)
-    for index in range(DEPTH):
-        x = layers.GRU(WIDTH, return_sequences=index < DEPTH - 1)(x)
-    return keras.Model(inputs, layers.Dense(num_classes)(x))
-
-
-def vit(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """A vision transformer of `DEPTH` blocks whose patches are the rows (Dosovitskiy et al., arXiv 2010.11929)."""
-    inputs, x = _rows(input_shape)
-    x = layers.Dense(WIDTH)(x)
-    x = x + layers.Embedding(input_shape[0], WIDTH)(keras.ops.arange(input_shape[0]))
-    for _ in range(DEPTH):
-        normalised = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(normalised, normalised)
-        hidden = layers.Dense(2 * WIDTH, activation="gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dense(WIDTH)(hidden)
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    return keras.Model(inputs, layers.Dense(num_classes)(x))

@@ -1,33 +1,146 @@
-"""The parts of the study, each a list of runs. All but those of `rows`, whose epochs are fixed, have a time budget."""
+"""The parts of the study, each a list of runs.
+
+Every run gets a time budget: a share of what full training takes for `EPOCHS` epochs. It trains as many steps as fit,
+with a cosine schedule over them. What a step takes is read from the timing table, so lengths do not depend on what else
+the machine does during a run.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from results_page import TRAIN_TYPES, scheme_of
-from study_runs import StudyRun
+import numpy as np
+from results_page import FIRST_WORDS, scheme_of
 
+from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import RATE_BATCH, RECIPES, rate_at
+from elastic_trainer.timing.table import TimingTable
 
+EPOCHS = 12  # of full training, the paper's (section 6)
+LOOP_MS = 1.0  # of a step beside its own time: images, records
+SELECTION_SECONDS = 1.5
+AVERAGING_SECONDS = 0.5  # of two heads at the end, beside the forward pass over all images
+MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
+VIEWS = 2  # of an image, with --augment flip
 SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 3, 1 / 2, 1.0)  # of full training's time at `REFERENCE_BATCH`
 REFERENCE_BATCH, REFERENCE_RATE = 4, 3e-3  # tuned (docs/log/learning_rate.md)
 LARGE_BATCH, LARGE_RATE = RATE_BATCH, RECIPES["robust"]["learning_rate"]
 MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the head alone needs 1,380
-FLAGS: dict[str, Any] = {"recipe": "robust", "save_model": False}  # without its first model
+
+
+class Basis(NamedTuple):
+    """What runs share that train the same network on the same images at the same batch size.
+
+    Attributes:
+        flags: of profiler.py and main.py.
+        table: the network's timing table.
+        head: bool [N] over `model.trainable_variables`, its tensors.
+        steps: an epoch.
+    """
+
+    flags: dict[str, Any]
+    table: TimingTable
+    head: np.ndarray
+    steps: int
+
+    @property
+    def full_seconds(self) -> float:
+        """What full training takes for `EPOCHS` epochs, without its validations."""
+        return EPOCHS * self.steps * (self.table.full_step_ms + LOOP_MS) / 1e3
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One run.
+
+    Attributes:
+        part: of the study.
+        label: of the setting in tables; runs of one label differ in budget, rate and seed.
+        data, split: see `study_data`.
+        train_type, rho: flags. An elastic run without rho gets its budget as a deadline, and chooses its epochs.
+        rate: learning rate.
+        budget: share of full training's time for `EPOCHS` epochs; in the part `one_command` of its wall time in all.
+        batch_size: of the network's steps. In the parts `equal_time`, `one_command` and `memory`, a budget is
+            a share of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
+        network: mobilenetv2, or a function of `study_networks`.
+        more: further flags of main.py.
+    """
+
+    part: str
+    label: str
+    data: str
+    split: str
+    train_type: str
+    rate: float
+    budget: float
+    seed: int = 0
+    rho: float | None = None
+    batch_size: int = 4
+    network: str = "mobilenetv2"
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        label = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.label)
+        return f"{self.part}_{self.data}_{self.split}_{label}_b{self.budget:.3g}_r{self.rate:g}_s{self.seed}"
+
+    def folder(self, logdir: Path) -> Path:
+        """Of its results."""
+        return logdir / self.data / self.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What no two rows of a part's results share."""
+        names = ("setting", "data", "split", "budget", "learning_rate", "seed")
+        values = (self.label, self.data, self.split, self.budget, self.rate, self.seed)
+        return dict(zip(names, values, strict=True))
+
+    def flags(self, basis: Basis, reference_seconds: float | None = None) -> dict[str, Any]:
+        """Flags of main.py; `reference_seconds`: what the budget is a share of, by default `basis.full_seconds`."""
+        if not self.budget:  # the head in closed form
+            return {**basis.flags, "train_type": self.train_type, "seed": self.seed}
+        seconds = self.budget * (reference_seconds or basis.full_seconds)
+        own = {"train_type": self.train_type, "learning_rate": self.rate, "seed": self.seed, **self.more}
+        is_elastic = SCHEMES[self.train_type].is_elastic
+        if is_elastic and self.rho is None:
+            return {**basis.flags, **own, "deadline": round(seconds, 1)}
+        steps = self._steps(basis, seconds)
+        own |= {"num_epochs": max(math.ceil(steps / basis.steps), 1), "max_steps": steps}
+        if is_elastic:
+            own |= {"rho": self.rho, "interval": round(steps / basis.steps + 5e-4, 3)}  # it selects once
+        return {**basis.flags, **own}
+
+    def _steps(self, basis: Basis, left: float) -> int:
+        """How many steps fit into `left` seconds."""
+        table = basis.table
+        left -= AVERAGING_SECONDS + basis.steps * table.forward_ms / 1e3
+        if self.train_type == "traditional_tl_training":
+            head_ms = table.predict_ms(basis.head, 0.0) + LOOP_MS
+            caching_ms = table.forward_ms * np.minimum(np.arange(1, MAX_HEAD_EPOCHS + 1), VIEWS)
+            ends = basis.steps * (caching_ms + np.arange(1, MAX_HEAD_EPOCHS + 1) * head_ms) / 1e3
+            return max(int(np.count_nonzero(ends <= left)), 1) * basis.steps
+        step_ms = table.full_step_ms
+        if SCHEMES[self.train_type].is_elastic:
+            assert self.rho is not None, "an elastic run has a rho"
+            step_ms *= self.rho
+            left -= SELECTION_SECONDS
+        return max(int(1e3 * left / (step_ms + LOOP_MS)), basis.steps // 2)
 
 
 def _full(part: str, data: str) -> StudyRun:
-    """Full training at batches of 32, in all of its time."""
-    return StudyRun(
-        part, "full, batch 32", data, "test", "full_training", LARGE_RATE, 1.0, batch_size=LARGE_BATCH, more=FLAGS
-    )
+    """Full training at batches of 32, in all of its time, by the robust recipe, which is the default for photos."""
+    run = StudyRun(part, "full, batch 32", data, "test", "full_training", LARGE_RATE, 1.0)
+    return replace(run, batch_size=LARGE_BATCH, more={"save_model": False})  # without its first model
 
 
 def _selecting(full: StudyRun, label: str) -> StudyRun:
     """Elastic training at rho 0.5 that selects once: the upper part, by importance (*elastic*) or at random."""
-    train_type = TRAIN_TYPES[scheme_of(label)]
+    train_type = FIRST_WORDS[scheme_of(label)][0]
     more = {"importance_batches": 4} if train_type == "elastic_training" else {}
     return replace(full, label=label, train_type=train_type, rho=0.5, more={**full.more, **more})
 
@@ -54,7 +167,7 @@ def equal_time(data: str, seeds: int) -> list[StudyRun]:
 def one_command(data: str, seeds: int) -> list[StudyRun]:
     """What `main.py --deadline` reaches in a share of the wall time that full training at batches of 4 takes in all."""
     full = _full("one_command", data)
-    run = replace(full, label="deadline", train_type="elastic_training_upper_part", more={"recipe": "robust"})
+    run = replace(full, label="deadline", train_type="elastic_training_upper_part", more={})
     return _each_seed(seeds, [replace(run, budget=share) for share in (1 / 4, 1 / 3, 1 / 2)])
 
 
@@ -84,30 +197,9 @@ def second_network(data: str, seeds: int) -> list[StudyRun]:
     return _each_seed(seeds, [*found, replace(full, budget=1 / 3)])
 
 
-def rows(data: str, seeds: int) -> list[StudyRun]:
-    """Recurrent and attention networks that read the digits row by row, from random weights; `data` is not used."""
-    more = {"augment": "none", "num_epochs": 40}
-    found = []
-    for network in ("gru", "vit"):
-        run = StudyRun("rows", "", "digits", "test", "full_training", 1e-3, 1.0, network=network, more=more)
-        for scheme in ("full", "elastic", "upper"):
-            is_elastic = scheme != "full"
-            found.append(
-                replace(
-                    run,
-                    label=f"{network}, {scheme}",
-                    train_type=TRAIN_TYPES[scheme],
-                    rho=0.5 if is_elastic else None,
-                    more={**more, "interval": 10} if is_elastic else more,
-                )
-            )
-    return _each_seed(seeds, found)
-
-
 PARTS: dict[str, Callable[[str, int], Sequence[StudyRun]]] = {
     "equal_time": equal_time,
     "one_command": one_command,
     "memory": memory,
     "second_network": second_network,
-    "rows": rows,
 }

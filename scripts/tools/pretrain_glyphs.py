@@ -34,6 +34,7 @@ from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.options import file_to_write
 
 SIZE = 64
+SEED, IMAGES, EPOCHS = 0, 16_000, 12
 ALPHA = 0.35
 # Lower-case letters with the shape of their capital are left out: at a random size the two look the same.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "abdefghijlmnqrty"
@@ -87,21 +88,21 @@ def build_classifier() -> tuple[keras.Model, keras.Model]:
     return backbone, keras.Model(inputs, keras.layers.Dense(len(LETTERS))(features))
 
 
-def train_on_glyphs(classifier: keras.Model, seed: int, count: int, epochs: int) -> float:
-    """Train on `count` drawn letters; returns the accuracy on newly drawn ones, 0…1."""
-    rng = np.random.default_rng(seed)
-    images, labels = draw_dataset(count, rng)
+def train_on_glyphs(classifier: keras.Model) -> float:
+    """Train on drawn letters; returns the accuracy on newly drawn ones, 0…1."""
+    rng = np.random.default_rng(SEED)
+    images, labels = draw_dataset(IMAGES, rng)
     test_images, test_labels = draw_dataset(2_000, rng)
     batch = 64
-    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images), seed=seed)
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(IMAGES, seed=SEED)
     data = data.batch(batch, drop_remainder=True).prefetch(2)
-    schedule = keras.optimizers.schedules.CosineDecay(3e-3, epochs * len(data))
+    schedule = keras.optimizers.schedules.CosineDecay(3e-3, EPOCHS * len(data))
     classifier.compile(
         keras.optimizers.Adam(schedule),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    classifier.fit(data, epochs=epochs, verbose=2)
+    classifier.fit(data, epochs=EPOCHS, verbose=2)
     _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=batch, verbose=0)
     return float(accuracy)
 
@@ -110,22 +111,19 @@ def main() -> None:
     parser = OneLineParser(
         prog="pretrain_glyphs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--images", type=int, default=16_000, help="letters to train on (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--output", type=file_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 
-    keras.utils.set_random_seed(args.seed)
+    keras.utils.set_random_seed(SEED)
     network, classifier = build_classifier()
-    accuracy = train_on_glyphs(classifier, args.seed, args.images, args.epochs)
+    accuracy = train_on_glyphs(classifier)
     with atomic_path(args.output) as path:
         network.save_weights(path)
     record = {
         "made_by": "scripts/tools/pretrain_glyphs.py",
-        "seed": args.seed,
-        "train_images": args.images,
-        "epochs": args.epochs,
+        "seed": SEED,
+        "train_images": IMAGES,
+        "epochs": EPOCHS,
         "input_size": SIZE,
         "alpha": ALPHA,
         "classes": LETTERS,

@@ -3,11 +3,8 @@
 import benchmark_rho
 import keras
 import numpy as np
-import pytest
 
-import profiler
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
-from elastic_trainer.settings import NetworkSettings, Settings
 
 
 def test_standardize_gives_normalised_outputs_and_keeps_layers_frozen():
@@ -29,22 +26,3 @@ def test_standardize_gives_normalised_outputs_and_keeps_layers_frozen():
     np.testing.assert_allclose(np.var(outputs[0], axis=(0, 1, 2)), 1, atol=0.02)
     for before, variable in zip(statistics, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(before, variable.numpy())
-
-
-def test_measure_starts_every_run_from_the_same_weights(monkeypatch: pytest.MonkeyPatch):
-    starts: list[list[np.ndarray]] = []
-
-    def run_that_trains(model: keras.Model, data: object, settings: Settings, *others: object) -> dict[str, float]:
-        starts.append(model.get_weights())
-        model.set_weights([weights + 1 for weights in starts[-1]])
-        return {"measured": settings.rho, "whole_run": settings.rho}
-
-    monkeypatch.setattr(benchmark_rho, "run", run_that_trains)
-    monkeypatch.setattr(benchmark_rho, "feasible_rhos", lambda model, table: (0.4, 0.6))
-    monkeypatch.setattr(profiler, "profile", lambda model, network, folder: None)
-    network = NetworkSettings("mobilenetv2", 32, num_classes=10, batch_size=4, weights="none", alpha=0.35)
-    _, runs = benchmark_rho.measure(network, 2, 6, Settings())
-    assert [one["measured"] for rho in runs for one in runs[rho]] == [0.4, 0.4, 0.6, 0.6]
-    for start in starts[1:]:
-        for before, now in zip(starts[0], start, strict=True):
-            np.testing.assert_array_equal(before, now)

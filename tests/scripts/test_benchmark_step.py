@@ -1,24 +1,16 @@
-"""The steps that benchmark_step.py compares, and PyTorch's beside them."""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
+"""The steps that benchmark_step.py compares."""
 
 import benchmark_step
 import keras
 import numpy as np
 import pytest
-import torch_worker
 from benchmark_step import keras_step, upper_masks, variants_of
 from command_line import ROOT
 from conftest import BATCH, SIZE, make_small_model, make_table
 from small_networks import as_if_trained, values
-from torch_worker import TorchWorker, check_network, prepare_environment
 
 import models
-from elastic_trainer.errors import UserError
-from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
+from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import idle_optimizer
@@ -95,75 +87,3 @@ def test_peak_memory_is_that_of_a_new_process():
     count = len(models.build(network).trainable_variables)
     measured_mb = benchmark_step.variant_memory_mb(network, np.ones(count, bool), "folded")
     assert measured_mb is not None and 1 < measured_mb < 300
-
-
-# --- PyTorch ----------------------------------------------------------------------------------------------------------
-
-WORKER = """
-import json, sys
-print(json.dumps({"version": "1", "variants": ["eager"], "missing": {"compiled": "no compiler"}}), flush=True)
-for line in sys.stdin:
-    if line == "broken\\n":
-        sys.exit("first line\\nthe reason")
-    print(1000.0, flush=True)
-"""
-MADE = torch_worker.ENVIRONMENT / ".installed"
-needs_torch = pytest.mark.skipif(not MADE.is_file(), reason="benchmark_step.py --torch was not run here")
-
-
-def test_step_time_is_what_the_worker_measures_and_its_end_is_one_line(tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    with TorchWorker(NETWORK, Path(sys.executable), script=script) as worker:
-        assert worker.variants == ["eager"] and worker.record["missing"] == {"compiled": "no compiler"}
-        assert benchmark_step.measure_runs({}, worker, 0.1)[0] == {"torch": {"eager": pytest.approx(1000, rel=0.05)}}
-        with pytest.raises(UserError, match=r"^--torch: the process that runs PyTorch ended: the reason$"):
-            worker.step("broken")
-
-
-def test_an_installation_that_fails_is_one_line_and_leaves_no_stamp(tmp_path):
-    requirements = tmp_path / "requirements-torch.txt"
-    requirements.write_text("./there-is-no-such-package\n")
-    with pytest.raises(UserError, match=r"^--torch: pip could not install PyTorch: "):
-        prepare_environment(tmp_path / "environment", requirements)
-    assert not (tmp_path / "environment" / ".installed").exists()
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        (NetworkSettings("efficientnetb0"), "no efficientnetb0 in PyTorch here; choose resnet50, vgg16"),
-        (NetworkSettings("resnet50", mixed_precision=True), "leave out --mixed_precision"),
-    ],
-)
-def test_a_network_that_pytorch_has_not_is_refused(network, message):
-    with pytest.raises(UserError, match=message):
-        check_network(network)
-
-
-@needs_torch
-@pytest.mark.parametrize(
-    ("name", "alpha"), [("mobilenetv2", 1.0), ("mobilenetv2", 0.35), ("resnet50", 1.0), ("vgg16", 1.0), ("vit", 1.0)]
-)
-def test_pytorch_networks_have_the_weights_of_keras_networks(name, alpha):
-    code = (
-        "import json, sys, torch_steps as t; name, alpha = sys.argv[1:];"
-        "print(json.dumps([[*w.shape] for w in t.build(name, 32, 7, float(alpha)).parameters()]))"
-    )
-    words = [torch_worker.ENVIRONMENT / "bin" / "python", "-c", code, name, str(alpha)]
-    done = subprocess.run(words, cwd=ROOT / "scripts" / "benchmarks", capture_output=True, text=True, check=True)
-    shapes = json.loads(done.stdout.splitlines()[-1])
-    model = models.build_model(name, 32, 7, alpha=alpha)
-    expected = {}
-    for path, variable in zip(tensor_names(model), model.trainable_variables, strict=True):
-        expected[path] = sorted(variable.shape)
-    assert sorted(map(sorted, shapes)) == sorted(expected.values())
-
-
-@needs_torch
-def test_pytorch_runs_steps_on_request():
-    network = NetworkSettings("mobilenetv2", 32, 3, 2, weights="none", alpha=0.35)
-    with TorchWorker(network, prepare_environment(), compiled=False) as worker:
-        assert worker.variants == ["eager", "channels_last"]
-        for variant in worker.variants:
-            worker.step(variant)

@@ -6,12 +6,12 @@ import matplotlib.axes
 import numpy as np
 import paper_figures
 import plot
-import plot_costs
 import plotting
 import pytest
 from command_line import error_line
 from conftest import make_small_model, make_table
 from made_up_runs import EPOCHS, made_up_run, rows_of
+from plotting import Sheet
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import NetworkSettings
@@ -25,7 +25,7 @@ def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
     assert [len(group.runs) for group in groups] == [1, 3]
     table = plot.table(groups)
     assert "48.0%" in table and "48.0 " in table and "0.42" in table  # the mean of seeds; elastic over it: 20 / 48
-    plot.draw_curves(groups, tmp_path / "curves")
+    plot.curves(groups, Sheet(tmp_path / "curves"))
     rows = rows_of(tmp_path / "curves")
     assert len(rows) == 4 * EPOCHS
     last = [row for row in rows if row["seed"] == "2"][-1]
@@ -36,7 +36,7 @@ def test_bars_show_mean_and_spread_and_nan_for_unknown_energy(tmp_path):
     runs = [made_up_run(tmp_path / f"full{k}", seed=k, scale=1 + 0.2 * k) for k in range(3)]
     runs += [made_up_run(tmp_path / f"elastic{rho}", "elastic_training", rho, scale=rho) for rho in (0.4, 0.6)]
     groups = plotting.group_runs(runs)
-    plot.draw_bars(groups, ("accuracy", "hours", "energy"), tmp_path / "bars")
+    plot.bars(groups, Sheet(tmp_path / "bars"), "accuracy", "hours", "energy")
     rows = {(row["scheme"], row["quantity"]): row for row in rows_of(tmp_path / "bars")}
     full = rows["Full training", "test accuracy (%)"]
     assert float(full["mean"]) == pytest.approx(48) and float(full["standard_deviation"]) == pytest.approx(8)
@@ -46,7 +46,7 @@ def test_bars_show_mean_and_spread_and_nan_for_unknown_energy(tmp_path):
 
 def test_flops_of_an_epoch_are_the_increase_of_the_total(tmp_path):
     runs = [made_up_run(tmp_path / "full"), made_up_run(tmp_path / "elastic", "elastic_training", 0.5, scale=0.5)]
-    plot_costs.draw_flops(plotting.group_runs(runs), tmp_path / "flops")
+    plot.flops(plotting.group_runs(runs), Sheet(tmp_path / "flops"))
     by_scheme: dict[str, list[float]] = {}
     for row in rows_of(tmp_path / "flops"):
         by_scheme.setdefault(row["scheme"], []).append(float(row["tflops"]))
@@ -57,9 +57,8 @@ def test_flops_of_an_epoch_are_the_increase_of_the_total(tmp_path):
 
 
 def test_maps_show_the_tensors_of_each_selection(tmp_path):
-    plot_costs.draw_maps(
-        plotting.group_runs([made_up_run(tmp_path / "elastic", "elastic_training", 0.5)]), tmp_path / "maps"
-    )
+    groups = plotting.group_runs([made_up_run(tmp_path / "elastic", "elastic_training", 0.5)])
+    plot.maps(groups, Sheet(tmp_path / "maps"))
     rows = rows_of(tmp_path / "maps")
     assert [(int(row["tensor"]), int(row["trained"])) for row in rows[:4]] == [(0, 1), (1, 1), (0, 0), (1, 1)]
 
@@ -69,7 +68,7 @@ def test_layers_are_sorted_by_their_number_with_their_step_times(tmp_path):
         made_up_run(tmp_path / f"layers{k}", "last_layers_training", scale=0.1 * k, trained_layers=k)
         for k in (5, 1, 10)
     ]
-    plot_costs.draw_layers(plotting.group_runs(runs), tmp_path / "layers")
+    plot.layers(plotting.group_runs(runs), Sheet(tmp_path / "layers"))
     rows = rows_of(tmp_path / "layers")
     assert [int(row["layers"]) for row in rows] == [1, 5, 10]
     assert [float(row["step_ms"]) for row in rows] == pytest.approx([10, 50, 100])
@@ -81,7 +80,7 @@ def test_similarity_and_overhead_fall_with_the_interval(tmp_path):
         made_up_run(tmp_path / f"batches{k}", "elastic_training", 0.5, importance_batches=k, max_steps=8)
         for k in (1, 4)
     ]
-    plot_costs.draw_importance(plotting.group_runs(runs), tmp_path / "importance")
+    plot.importance(plotting.group_runs(runs), Sheet(tmp_path / "importance"))
     rows = rows_of(tmp_path / "importance")
     interval = [row for row in rows if row["kind"] == "interval"]
     # Two tensors a right angle apart: the cosine of the angle that importance has turned.
@@ -97,7 +96,7 @@ def test_time_to_accuracy_is_compared_with_the_best_baseline(tmp_path):
         made_up_run(tmp_path / "full", scale=2.0),  # reaches 0.4 at its second epoch, 44 s
         made_up_run(tmp_path / "head", "traditional_tl_training", scale=0.5),  # never
     ]
-    plot_costs.draw_time_to_accuracy(plotting.group_runs(runs), tmp_path / "time")
+    plot.time_to_accuracy(plotting.group_runs(runs), Sheet(tmp_path / "time"))
     rows = rows_of(tmp_path / "time")
     assert [row["best_baseline"] for row in rows] == ["Full training"] * 3
     assert [float(row["accuracy"]) for row in rows] == pytest.approx([0.36, 0.38, 0.4])
@@ -117,7 +116,7 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
     table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
     save_table(replace(table, details={"profiling_seconds": 30.0}), tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
-    plot_costs.draw_profiling({tmp_path / "net": 1500}, tmp_path / "profiling", reference)
+    plot.profiling({tmp_path / "net": 1500}, Sheet(tmp_path / "profiling", reference=reference))
     [row] = rows_of(tmp_path / "profiling")
     assert float(row["percent"]) == pytest.approx(10) and drawn == [0.42]
 
@@ -128,7 +127,7 @@ def test_paper_values_are_marked_only_for_the_papers_setting(tmp_path, monkeypat
     runs.append(made_up_run(tmp_path / "small", **{**config, "batch_size": 8}, num_epochs=12))
     drawn = []
     monkeypatch.setattr(matplotlib.axes.Axes, "hlines", lambda self, y, *place, **how: drawn.append(y))
-    plot.draw_bars(plotting.group_runs(runs), ("memory",), tmp_path / "bars", paper_figures.REFERENCE["22"])
+    plot.bars(plotting.group_runs(runs), Sheet(tmp_path / "bars", reference=paper_figures.REFERENCE["22"]), "memory")
     assert drawn == [7.3]
 
 
@@ -151,16 +150,15 @@ def test_colours_differ_between_budgets_and_not_between_data_sets(tmp_path):
         for rho in (0.4, 0.5)
     ]
     runs.append(made_up_run(tmp_path / "full"))
-    groups = plotting.group_runs(runs)
-    colours = dict(zip(((g.place[1], g.first.summary["rho"]) for g in groups), plotting.colours(groups), strict=True))
+    colours = {(group.dataset, group.rho): group.colour for group in plotting.group_runs(runs)}
     assert colours["digits", 0.4] == colours["Oxford-IIIT Pet", 0.4] != colours["digits", 0.5]
-    alone = [group for group in groups if group.first.summary["rho"] in (0.5, None)]
-    assert {*plotting.colours(alone)} == {look.colour for look in [*plotting.LOOKS.values()][:2]}
+    one_budget = plotting.group_runs([tmp_path / name for name in ("digits0.5", "full")])
+    assert [group.colour for group in one_budget] == [group.look.colour for group in one_budget]
 
 
 def test_title_of_a_quick_figure_names_the_scale_and_the_length_of_its_runs(tmp_path):
     groups = plotting.group_runs([made_up_run(tmp_path / "few", max_steps=12, weights="none")])
-    title = plotting.new_figure(plotting.PAGE, 2, plotting.caption(groups), "quick").get_suptitle()
+    title = Sheet(tmp_path / "few", "quick").figure(plotting.PAGE, 2, plotting.caption(groups)).get_suptitle()
     assert title.startswith("quick: ") and "12 steps, random weights, 1 seed" in title
 
 
@@ -180,25 +178,23 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
         made_up_run(tmp_path / "it", "elastic_training", 0.5, **odd),
     ]
     groups = plotting.group_runs(runs)
-    plot.draw_curves(groups, tmp_path / "curves")
-    plot.draw_bars(groups, ("accuracy",), tmp_path / "bars")
-    plot_costs.draw_maps(groups[:1], tmp_path / "maps")
-    plot_costs.draw_time_to_accuracy(groups, tmp_path / "time")
+    plot.curves(groups, Sheet(tmp_path / "curves"))
+    plot.bars(groups, Sheet(tmp_path / "bars"), "accuracy")
+    plot.maps(groups[:1], Sheet(tmp_path / "maps"))
+    plot.time_to_accuracy(groups, Sheet(tmp_path / "time"))
     table = replace(
         make_table(make_small_model()), settings=table_settings(NetworkSettings("resnet50", num_classes=200))
     )
     table.details["profiling_seconds"] = 3.0
     save_table(table, tmp_path / "$^$")
-    plot_costs.draw_profiling({tmp_path / "$^$": 1500}, tmp_path / "profiling")
+    plot.profiling({tmp_path / "$^$": 1500}, Sheet(tmp_path / "profiling"))
     for stem in ("curves", "bars", "maps", "time", "profiling"):
         assert rows_of(tmp_path / stem)
 
 
-@pytest.mark.parametrize("kind", ["curves", "bars", "maps"])
-def test_a_folder_as_output_is_refused_in_one_line(kind):
-    for output in (".", "/"):
-        line = error_line("scripts/figures/plot.py", kind, "RUN", "--output", output)
-        assert f"--output: '{output}' is a folder; add a name, such as " in line
+def test_a_folder_as_output_is_refused_in_one_line():
+    line = error_line("scripts/figures/plot.py", "curves", "RUN", "--output", ".")
+    assert "--output: '.' is a folder; add a name, such as " in line
 
 
 @pytest.mark.parametrize("broken", ["summary.json", "metrics.csv", None])

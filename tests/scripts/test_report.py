@@ -17,7 +17,7 @@ def test_page_contains_the_figures_and_a_verdict_on_each_claim(tmp_path):
     logs = tmp_path / "logs"
     made_up_run(logs / "full", scale=4.0)
     made_up_run(logs / "elastic", "elastic_training", 0.5, scale=1.0)
-    plot.draw_bars(plotting.group_runs([*logs.iterdir()]), ("accuracy",), tmp_path / "figure20_quick")
+    plot.bars(plotting.group_runs([*logs.iterdir()]), plotting.Sheet(tmp_path / "figure20_quick"), "accuracy")
     text = report.page("quick", logs, tmp_path)
     assert text.count("<img ") == 1 and "data:image/png;base64,iVBOR" in text and "http" not in text
     verdicts = dict(re.findall(r"<tr><td>([^<]*)</td><td class=\"\w+\">([^<]*)</td>", text))

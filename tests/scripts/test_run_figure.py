@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -30,6 +29,13 @@ from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 from main import train_run
 
+SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")
+
+
+def make_runs(*words):
+    """The runs of a figure, by the words of its command line."""
+    return run_figure.make_runs(run_figure.parse([*map(str, words)]))
+
 
 def check_two_steps(folder, name):
     """The run in `folder` trained two steps on the data set `name`."""
@@ -42,32 +48,25 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
     script = ROOT / "scripts" / (f"run_{name}.sh" if name.startswith("table") else f"run_figure{name}.sh")
     assert f'/figure.sh" {name} "$@"' in script.read_text() and script.stat().st_mode & 0o111
     for scale in ("full", "quick"):
-        runs = run_figure.make_runs(run_figure.parse([name, "--scale", scale, "--seeds", "2"]))
+        runs = make_runs(name, "--scale", scale, "--seeds", 2)
         assert len({run.folder for run in runs}) == len(runs) and {run.command.network.seed for run in runs} == {0, 1}
         for run in runs:
             command = run.command
             assert command.network.num_classes == paper_figures.CLASSES[command.data.dataset_name]
             assert command.train_type in run.folder.name and run.folder.name.endswith(f"_seed{command.network.seed}")
             assert run.words[0] == "main.py" and run.words[-1] == "--resume"
-            if SCHEMES[command.train_type].is_elastic:
-                assert run.profile is not None
-                profiled = parse_profiler(run.profile)
-                for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
-                    assert getattr(profiled.network, key) == getattr(command.network, key), key
-            else:
-                assert run.profile is None and not name.endswith("_ego")
+            assert run.is_elastic or not name.endswith("_ego")
+            profiled = parse_profiler(run.profile_words[1:])
+            for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
+                assert getattr(profiled.network, key) == getattr(command.network, key), key
         if scale == "full":
             networks = [run.command.network for run in runs]
             assert {(network.input_size, network.batch_size) for network in networks} == {(224, 4)}
-            assert {run.command.data.dataset_name for run in runs} <= {
-                name for name in DATASETS if DATASETS[name].is_tfds
-            }
+            assert all(DATASETS[run.command.data.dataset_name].is_tfds for run in runs)
 
 
 def test_figures_with_runs_of_one_setting_share_their_folders():
-    folders = {
-        name: {run.folder for run in run_figure.make_runs(run_figure.parse([name]))} for name in run_figure.NAMES
-    }
+    folders = {name: {run.folder for run in make_runs(name)} for name in run_figure.NAMES}
     assert folders["15ad"] < folders["15"] and folders["15ad"] < folders["17ac"]
     assert folders["17bd"] == folders["17ac"] and folders["22"] == folders["23"] < folders["17ac"]
     assert folders["18"] < folders["17ac"] and len(folders["17ac"] & folders["19"]) == 4
@@ -75,28 +74,23 @@ def test_figures_with_runs_of_one_setting_share_their_folders():
 
 def test_dataset_name_and_model_name_replace_the_papers():
     more = ["--dataset_name", "oxford_iiit_pet", "--model_name", "mobilenetv2", "--", "--alpha", "0.5"]
-    runs = run_figure.make_runs(run_figure.parse(["15", *more]))
-    assert len(runs) == 4, "three data sets become one"
-    commands = [run.command for run in runs]
+    commands = [run.command for run in make_runs("15", *more)]
+    assert len(commands) == 4, "three data sets become one"
     assert {(command.data.dataset_name, command.network.model_name, command.network.alpha) for command in commands} == {
         ("oxford_iiit_pet", "mobilenetv2", 0.5)
     }
 
 
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
-    args = run_figure.parse(["17ac", "--logdir", str(tmp_path)])
-    run_figure.dry_run(run_figure.make_runs(args), paper_figures.FIGURES["17ac"].hours)
+    run_figure.dry_run(make_runs("17ac", "--logdir", tmp_path), paper_figures.FIGURES["17ac"].hours)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("to do  ")]) == 9
-    assert "9 runs without a table" in lines[-2] and lines[-1].endswith(
-        "15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B"
-    )
+    assert len([line for line in lines if line.startswith("to do  ")]) == 9 and "9 runs without a table" in lines[-2]
+    assert lines[-1].endswith("15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B")
     assert not [*tmp_path.iterdir()]
 
 
 def test_estimated_hours_follow_the_timing_table(tmp_path):
-    network = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-    runs = run_figure.make_runs(run_figure.parse(["17ac", "--scale", "quick", "--logdir", str(tmp_path), *network]))
+    runs = make_runs("17ac", "--scale", "quick", "--logdir", tmp_path, *SMALL, "--batch_size", 64)
     images = run_figure.image_counts(runs[0].command.data)
     assert images == (898, 899) and {run_figure.estimated_hours(run) for run in runs} == {None}
     settings = runs[0].command.network
@@ -114,10 +108,10 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
         assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
-@pytest.mark.parametrize("name", run_figure.NAMES)
+@pytest.mark.parametrize("name", ["15", "17ac", "19_ego", "table1"])
 def test_jobs_are_the_runs_of_the_figure_and_the_profiles_that_they_need(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    runs = run_figure.make_runs(run_figure.parse([name, "--seeds", "2", "--jobs", "my jobs.txt", "--", "--rho", ".6"]))
+    runs = make_runs(name, "--seeds", 2, "--jobs", "my jobs.txt", "--", "--rho", ".6")
     write_jobs(runs, Path("my jobs.txt"))
     [*lines], [*first] = (Path(f"my jobs{end}.txt").read_text().splitlines() for end in ("", "_profiles"))
     python, wanted = [sys.executable, str(ROOT / "main.py")], [run for run in runs if not run.profile_only]
@@ -127,11 +121,11 @@ def test_jobs_are_the_runs_of_the_figure_and_the_profiles_that_they_need(name, t
         (run.folder, run.command.training) for run in wanted
     ]
     assert all(one.run.resume and (one.training.rho == 0.6) for one in commands)
-    tables = {run.table_folder: run.profile for run in runs if run.profile is not None}
-    assert [shlex.split(line)[:6] for line in first] == [
-        ["test", "-f", f"{folder}/profile.json", "||", sys.executable, str(ROOT / "profiler.py")] for folder in tables
+    tables = {run.table: run.profile_words[1:] for run in runs if run.is_elastic}
+    profiler = [sys.executable, str(ROOT / "profiler.py")]
+    assert [shlex.split(line) for line in first] == [
+        ["test", "-f", f"{folder}/profile.json", "||", *profiler, *flags] for folder, flags in tables.items()
     ]
-    assert [shlex.split(line)[6:] for line in first] == [*tables.values()]
     out = capsys.readouterr().out
     assert f"{len(wanted)} runs in my jobs.txt" in out and f"{len(tables)} timing tables" in out
 
@@ -139,7 +133,7 @@ def test_jobs_are_the_runs_of_the_figure_and_the_profiles_that_they_need(name, t
 def test_jobs_in_a_checkout_name_no_path_of_it(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "executable", str(ROOT / ".venv" / "bin" / "python"))
-    write_jobs(run_figure.make_runs(run_figure.parse(["15"])), tmp_path / "jobs.txt")
+    write_jobs(make_runs("15"), tmp_path / "jobs.txt")
     lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     assert len(lines) == 12 + 3 and not any(str(ROOT) in line for line in lines)
 
@@ -147,77 +141,59 @@ def test_jobs_in_a_checkout_name_no_path_of_it(tmp_path, monkeypatch):
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_figure_continues_keeps_finished_runs_and_repeats_an_unfinished_one(tmp_path):
-    script = ROOT / "scripts" / "figures" / "run_figure.py"
-    words = [sys.executable, script, "15_ego", "--scale", "quick", "--seeds", "2"]
-    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-    words += ["--logdir", tmp_path / "logs", "--output", tmp_path / "figure", "--", "--max_steps", "20"]
-
-    def make():
-        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=400, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-    with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
-        start = time.monotonic()
-        while not [*(tmp_path / "logs").glob("*/events.out.*")] and first.poll() is None:
-            assert time.monotonic() - start < 200
-            time.sleep(0.1)
-        first.terminate()
-        _, errors = first.communicate(timeout=60)
-    assert first.returncode == 128 + signal.SIGTERM and "stopped; start it again to continue" in errors, errors
-    assert len([*(tmp_path / "logs").glob("*/checkpoints/*")]) == 1, "the run had time to save its checkpoint"
-    assert "0 of 2 runs are complete" in make()
-    rows = rows_of(tmp_path / "figure")
-    assert {(row["scheme"], row["seed"]) for row in rows} == {("ElasticTrainer ρ=50%", seed) for seed in "01"}
-    folders = sorted(path.parent for path in (tmp_path / "logs").glob("*/summary.json"))
-    assert len(folders) == 2
-    kept = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
-    (folders[0] / "summary.json").unlink()  # as if the run had been interrupted before its end
-    again = make()
-    assert "1 of 2 runs are complete" in again and again.count("\nrun 1 of 1: ") == 1
-    changed = [folder for folder in folders if (folder / "summary.json").stat().st_mtime_ns != kept[folder]]
-    assert changed == folders[:1]
-    for folder in folders[1:]:
-        assert len([*folder.glob("events.out.*")]) == 1, "one event file for each run"
-    with pytest.raises(UserError, match=r"holds a run made with --learning_rate 0.002, not 1.0; give another"):
-        carry_out(run_figure.make_runs(run_figure.parse([*map(str, words[2:]), "--learning_rate", "1"])))
+def wait_for(pattern, folder, process):
+    """Wait until a file appears while a process runs."""
+    start = time.monotonic()
+    while not [*folder.glob(pattern)] and process.poll() is None:
+        assert time.monotonic() - start < 200
+        time.sleep(0.02)
 
 
-def test_a_figure_only_draws_what_its_jobs_have_made(tmp_path):
-    """The second job is killed and started again."""
-    script, jobs = ROOT / "scripts" / "figures" / "run_figure.py", tmp_path / "jobs.txt"
-    words = [sys.executable, script, "15_ego", "--scale", "quick", "--seeds", "2", "--output", tmp_path / "figure"]
-    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
-    more = ["--", "--max_steps", "40", "--checkpoint_minutes", "0", "--num_epochs", "4", "--rho", "0.9"]
+def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_repeated(tmp_path):
+    words = [sys.executable, str(ROOT / "scripts/figures/run_figure.py"), "15_ego", "--scale", "quick", "--seeds", "2"]
+    words += [*SMALL, "--batch_size", "64", "--output", str(tmp_path / "figure")]
+    more = ["--", "--max_steps", "40", "--num_epochs", "4", "--rho", "0.9"]
+    logs, jobs = tmp_path / "logs" / "figures_quick", tmp_path / "jobs.txt"
 
     def run(*command):
         done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    assert "2 runs in" in run(*words, "--jobs", jobs, *more) and not (tmp_path / "logs").exists()
+    assert "2 runs in" in run(*words, "--jobs", jobs, *more) and not logs.exists()
     run("sh", tmp_path / "jobs_profiles.txt")
-    [profile] = (tmp_path / "logs" / "figures_quick").glob("profiles/*/profile.json")
+    [profile] = logs.glob("profiles/*/profile.json")
     made = profile.stat().st_mtime_ns
     run("sh", tmp_path / "jobs_profiles.txt")
-    assert profile.stat().st_mtime_ns == made, "it is kept"
-    lines = jobs.read_text().splitlines()
-    with subprocess.Popen(["sh", "-c", f"exec {lines[1]}"], cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
-        start = time.monotonic()
-        while not [*tmp_path.glob("logs/*/*/checkpoints/*.npz")] and killed.poll() is None:
-            assert time.monotonic() - start < 200
-            time.sleep(0.02)
+    assert profile.stat().st_mtime_ns == made, "the table is kept"
+    # The second job is killed, then a figure is stopped while it does the first.
+    job = f"exec {jobs.read_text().splitlines()[1]} --checkpoint_minutes 0"
+    with subprocess.Popen(["sh", "-c", job], cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
+        wait_for("*seed1/checkpoints/*.npz", logs, killed)
         killed.kill()
     assert killed.returncode == -signal.SIGKILL
+    with subprocess.Popen([*words, *more], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as stopped:
+        wait_for("*seed0/events.out.*", logs, stopped)
+        stopped.terminate()
+        _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + signal.SIGTERM and "stopped; start it again to continue" in errors, errors
+    assert len([*logs.glob("*seed0/checkpoints/*")]) == 1, "the run had time to save its checkpoint"
     run("sh", jobs)
-    assert profile.stat().st_mtime_ns == made
     assert "2 of 2 runs are complete" in run(*words, *more)
-    assert {row["seed"] for row in rows_of(tmp_path / "figure")} == {"0", "1"}
+    rows = rows_of(tmp_path / "figure")
+    assert {(row["scheme"], row["seed"]) for row in rows} == {("ElasticTrainer ρ=90%", seed) for seed in "01"}
+    summaries = sorted(logs.glob("*/summary.json"))
+    kept = [path.stat().st_mtime_ns for path in summaries]
+    summaries[0].unlink()  # as if the run had been interrupted before its end
+    again = run(*words, *more)
+    assert "1 of 2 runs are complete" in again and again.count("\nrun 1 of 1: ") == 1
+    assert [path.stat().st_mtime_ns != time for path, time in zip(summaries, kept, strict=True)] == [True, False]
+    with pytest.raises(UserError, match=r"holds a run made with --learning_rate 0.002, not 1.0; give another"):
+        carry_out(make_runs(*words[2:], "--logdir", logs, *more, "--learning_rate", "1"))
 
 
 def train_or_profile(run):
-    """A run in this process; `carry_out` starts those of the tests above in others."""
+    """A run in this process; `carry_out` starts those of the test above in others."""
     if run.profile_only:
         carry_out([run])
     else:
@@ -227,13 +203,11 @@ def train_or_profile(run):
 
 def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tmp_path, monkeypatch):
     prepare_small(paper_figures.CUB, tmp_path / "data", monkeypatch)
-    folders = ["--data_dir", str(tmp_path / "data"), "--logdir", str(tmp_path / "logs")]
-    small = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--weights", "none", "--input_size", "16"]
     started = set()
     for figure in paper_figures.FIGURES:
         # The head alone takes more than 35 % of a step of this small network.
         more = ["--max_steps", "2", *([] if figure == "2" else ["--rho", "0.95"])]
-        run = run_figure.make_runs(run_figure.parse([figure, *folders, *small, "--", *more]))[0]
+        run = make_runs(figure, "--data_dir", tmp_path / "data", "--logdir", tmp_path / "logs", *SMALL, "--", *more)[0]
         train_or_profile(run)
         assert run.is_complete
         if not run.profile_only:
@@ -246,10 +220,10 @@ def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tm
 @pytest.mark.parametrize("name", [paper_figures.PET, paper_figures.DOGS])
 def test_full_training_of_figure_15_trains_two_steps_on_data_as_tfds_prepares_it(name, tmp_path, monkeypatch):
     prepare_small(name, tmp_path / "data", monkeypatch)
-    figure = ["15", "--data_dir", str(tmp_path / "data"), "--logdir", str(tmp_path / "logs")]
-    small = ["--model_name", "mobilenetv2", "--weights", "none", "--input_size", "32"]
-    runs = run_figure.make_runs(run_figure.parse([*figure, *small, "--", "--max_steps", "2"]))
+    runs = make_runs(
+        "15", "--data_dir", tmp_path / "data", "--logdir", tmp_path / "logs", *SMALL, "--", "--max_steps", 2
+    )
     [run] = [run for run in runs if run.command.data.dataset_name == name and run.command.train_type == "full_training"]
     train_or_profile(run)
-    assert re.fullmatch(rf"mobilenetv2_{name}_full_training_seed0", run.folder.name)
+    assert run.folder.name == f"zoo.py-branches_{name}_full_training_seed0"
     check_two_steps(run.folder, name)
