@@ -88,7 +88,8 @@ def test_the_wheel_has_the_package_and_the_solver_and_nothing_else(checkout: Pat
     files = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(checkout).as_posix() for path in (checkout / "elastic_trainer").rglob("*.py")}
     assert len(package) > 50
-    expected = {*package, "elastic_trainer/py.typed", "selection_solver_DP.py"}
+    app = "elastic_trainer/extensions/fleet/app/pyproject.toml"
+    expected = {*package, app, "elastic_trainer/py.typed", "selection_solver_DP.py"}
     assert {name for name in files if ".dist-info/" not in name} == expected
 
 
