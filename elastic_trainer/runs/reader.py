@@ -16,8 +16,10 @@ from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, 
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
-# Flags of earlier versions that did not change results: a run that was started with them is continued without.
-FORMER_FLAGS = ("--save_txt", "--allow_tensorflow_kernels", "--checkpoint_steps")
+# Flags of earlier versions. A run that was started with one that changes training is not trained further.
+FORMER_FLAGS = {"--save_txt", "--allow_tensorflow_kernels", "--checkpoint_steps"}
+FORMER_TRAINING = {"--cached_views", "--warmup", "--validation_share", "--average_head", "--grace", "--message_seconds"}
+FORMER_TRAINING |= {"--prune_interval", "--prune_ratio", "--prune_threshold"}
 
 _NAME = text(r"\w+")  # another program may have registered schemes and data sets of its own
 _SIZE, _COUNT = number(1, kind=int), number(0, kind=int)
@@ -116,13 +118,23 @@ def is_finished(folder: Path) -> bool:
 
 
 def started_with(folder: Path) -> list[str]:
-    """The command line that started the run in `folder`, in words. Raises `UserError` if there is no run."""
+    """The command line that started the run in `folder`, in words, without flags of earlier versions.
+
+    Raises:
+        UserError: there is no run, or such a flag would change the rest of its training.
+    """
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
     words: list[str] = []
     is_former = False
     for word in read_config(folder).get("command") or []:
-        is_former = word.partition("=")[0] in FORMER_FLAGS or (is_former and not word.startswith("--"))
+        flag = word.partition("=")[0]
+        if flag in FORMER_TRAINING and not is_finished(folder):
+            raise UserError(
+                f"--resume {folder}: was started with {flag}, which this version does not have; continue it with the "
+                "version that started it, or start another run"
+            )
+        is_former = flag in FORMER_FLAGS | FORMER_TRAINING or (is_former and not word.startswith("--"))
         words += [] if is_former else [word]
     return words
 

@@ -113,6 +113,14 @@ def test_flags_of_earlier_versions_that_changed_no_result_are_left_out_when_a_ru
     assert started_with(folder) == ["--seed", "1", "--alpha", "0.35"]
 
 
+def test_a_run_with_a_former_flag_that_changes_training_is_finished_but_not_trained_further(tmp_path):
+    folder = made_up_run(tmp_path / "old", command=["--warmup", "0.2", "--seed=1"])
+    assert started_with(folder) == ["--seed=1"]  # it is finished
+    (folder / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"--resume .*old: was started with --warmup, which this version does not have"):
+        parse_training(["--resume", str(folder)])
+
+
 def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--resume .*: contains no run \(no config.json\)"):
         parse_training(["--resume", str(tmp_path)])
