@@ -19,7 +19,6 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -29,26 +28,17 @@ import utils
 from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
 from elastic_trainer.errors import figure_text
 from elastic_trainer.files import save_figure, writing
-from elastic_trainer.machine import load_tensorflow, resident_memory_mb
+from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable, save_table, table_folder, table_settings
 from elastic_trainer.timing.trace import read_trace
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
-
-    from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.memory.step_memory import MemoryPeaks
-    from elastic_trainer.task import Task
-    from elastic_trainer.timing.memory_check import TracedSteps
-
-
-PEAK_FACTOR = 1.35  # of what a second process is predicted to take, which must be there
 
 
 def profile(
@@ -68,7 +58,7 @@ def profile(
     Raises:
         UserError: TensorFlow wrote no trace.
     """
-    return profile_task(*idle_training(model, network), table_settings(network), folder, timing, seconds)
+    return profile_task(idle_training(model, network), table_settings(network), folder, timing, seconds)
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
@@ -110,10 +100,6 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
         )
     if table.doubt is not None:
         yield f"warning: {table.warning('was the device busy? Profile again')}"
-    if table.peaks is not None:
-        pairs = zip(*table.peaks, strict=True)
-        errors = ", ".join(f"{mine:,.0f} ({100 * (mine / real - 1):+.0f} %)" for mine, real in pairs)
-        yield f"memory of steps in MB: predicted {errors}; later predictions are corrected by these errors"
     if not details["operation_ms"]["updates"]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:
@@ -177,34 +163,8 @@ def _measured_table(model: keras.Model, network: NetworkSettings, command: Profi
     steps.check(partial(steps.needed_mb, all_mask(model)), network.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        peaks = _memory_peaks(steps, network.batch_size)
         seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
-        table = profile(model, network, folder, command.timing, seconds)
-    if peaks is not None:
-        table.details["memory_peaks"] = peaks._asdict()
-    return table
-
-
-def _memory_peaks(steps: TracedSteps, batch_size: int) -> MemoryPeaks | None:
-    """Measured before this process takes memory for the timing table; None if they cannot be measured."""
-    from elastic_trainer.networks.tensors import all_mask, head_mask
-    from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks
-
-    if not can_measure():
-        return None
-    own_mb, model = resident_memory_mb() or 0.0, steps.model  # the second process takes as much before it trains
-    if steps.memory.fits(own_mb + PEAK_FACTOR * steps.needed_mb(all_mask(model), batch_size)):
-        with contextlib.suppress(EOFError, OSError):
-            return measure_peaks(partial(idle_training_of, steps.network), head_mask(model))
-    print("memory: there is none for a second process, so later predictions are not corrected by measured peaks")
-    return None
-
-
-def idle_training_of(network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
-    """As `measuring.idle_training`, of a network that is built here: in a process of its own."""
-    import models
-
-    return idle_training(models.build(network), network)
+        return profile(model, network, folder, command.timing, seconds)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,7 @@ from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.task import CompiledTask, build
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, save_table
+from elastic_trainer.timing.table import TimingTable, load_table, save_table
 from elastic_trainer.trainer import Trainer
 
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended

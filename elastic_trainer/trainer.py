@@ -102,9 +102,7 @@ class Trainer:
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
-        self.training = TrainState(
-            task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch, self.scheme.peaks
-        )
+        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].takes("micro_batch")
         self.history = History()
         self.allows_infinite_loss = False

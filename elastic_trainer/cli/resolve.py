@@ -43,8 +43,7 @@ from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import NoTimeToMeasureError, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable, load_table, save_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)
@@ -288,7 +287,7 @@ def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, unti
         folder.mkdir(parents=True, exist_ok=True)
     training, wanted = idle_training(steps.model, network), table_settings(network)
     with memory.reusing(MEASURED_SHARE):
-        save_table(profile_task(*training, wanted, folder, "trace", QUICK_SECONDS, quick_until=until), folder)
+        save_table(profile_task(training, wanted, folder, "trace", QUICK_SECONDS, quick_until=until), folder)
 
 
 # --- the length of a run with a deadline ------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ given to tensors as in `timing.attribution`: those of the error chain run if any
 tensor's own gradient if that tensor trains. So the bytes that a step keeps follow from its selection, and are the sum
 over what the forward pass writes. When the backward pass starts, all of it is there:
 
-    training = max(forward, beside + own[trained] + chain[down to the deepest] + kept[read by what runs])
+    training = max(forward, always + own[trained] + chain[down to the deepest] + kept[read by what runs])
 
 forward   if the forward pass takes the most
-beside    whatever trains: the largest tensors of the backward pass, TensorFlow itself, validation
+always    the largest tensors of the backward pass, TensorFlow itself, validation
 own       of a tensor: the operations of its gradient and its update, and the optimizer's variables
 chain     the operations that pass the error on to a tensor
 kept      results of the forward pass
@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.memory.execution import ALIASES, size_of
+from elastic_trainer.files import Kinds, number
+from elastic_trainer.memory.simulation import size_of, source
 from elastic_trainer.memory.step_memory import (
     OPERATION_MB,
     TENSORS_FACTOR,
     TRAINED_FACTOR,
     beside_steps_mb,
     forward_memory,
+    split_graph_mb,
     step_memory,
-    two_parts_mb,
     variables_mb,
 )
 
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 NO_CHAIN = -1
+_MB, _PLACE = number(0, 1e9), number(0, kind=int)
+COSTS: dict[str, Kinds] = {  # `MemoryCosts` in profile.json
+    **dict.fromkeys(("forward_mb", "beside_mb", "two_parts_mb"), _MB),
+    **{"own_mb": [_MB], "chain_mb": [_MB], "kept": [([_PLACE], number(NO_CHAIN, kind=int), _MB)]},
+}
 
 
 class Kept(NamedTuple):
@@ -54,37 +60,38 @@ class Kept(NamedTuple):
 
 
 class MemoryCosts(NamedTuple):
-    """See the module's header, in MB; arrays [N] are in backward order. `two_parts_mb` as of `memory.step_memory`."""
+    """See the module's header, in MB; arrays [N] are in backward order. `split_graph_mb` as of `memory.step_memory`."""
 
     forward_mb: float
-    beside_mb: float
-    two_parts_mb: float
+    always_mb: float
+    split_graph_mb: float
     own_mb: np.ndarray
     chain_mb: np.ndarray
     kept: list[Kept]
 
     def predict(self, selected: np.ndarray) -> float:
         """MB that training `selected`, bool [N] in backward order, takes beyond what was there before."""
-        total, reached, trained = self.whatever_mb(selected), _reached(selected), {*np.flatnonzero(selected).tolist()}
+        total, reached, trained = self.fixed_mb(selected), _reached(selected), {*np.flatnonzero(selected).tolist()}
         for kept in self.kept:
             if (kept.chain > NO_CHAIN and reached[kept.chain]) or not trained.isdisjoint(kept.owners):
                 total += kept.megabytes
         return max(total, self.forward_mb)
 
-    def whatever_mb(self, selected: np.ndarray) -> float:
+    def fixed_mb(self, selected: np.ndarray) -> float:
         """The part of `predict` that does not depend on the batch."""
-        return self.beside_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
+        return self.always_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types."""
-        return {**self._asdict(), "own_mb": self.own_mb.tolist(), "chain_mb": self.chain_mb.tolist()}
+        """All of it in JSON's types, under the names of `COSTS`."""
+        own_mb, chain_mb = self.own_mb.tolist(), self.chain_mb.tolist()
+        return dict(zip(COSTS, (*self[:3], own_mb, chain_mb, self.kept), strict=True))
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> MemoryCosts:
         """What `to_record` returned."""
-        kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in record["kept"]]
-        arrays = {name: np.array(record[name]) for name in ("own_mb", "chain_mb")}
-        return cls(**{**record, **arrays, "kept": kept})
+        forward_mb, always_mb, split_graph_mb, own_mb, chain_mb, kept = (record[name] for name in COSTS)
+        kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in kept]
+        return cls(forward_mb, always_mb, split_graph_mb, np.array(own_mb), np.array(chain_mb), kept)
 
 
 def _reached(selected: np.ndarray) -> np.ndarray:
@@ -106,10 +113,10 @@ def memory_costs(full: TrainStep, attribution: Attribution) -> MemoryCosts:
         for places in (np.concatenate([attribution.own, attribution.update]), attribution.shared)
     )
     own_mb += TRAINED_FACTOR * np.array([variables_mb([full.variables[k]]) for k in attribution.positions])
-    beside_mb = whole.megabytes - sum(each.megabytes for each in kept) - float(own_mb.sum() + chain_mb.sum())
-    at_least, run_mb = forward._replace(tensors_mb=0.0).megabytes, beside_steps_mb(forward, full.inputs)
-    whatever_mb = max(beside_mb, at_least) + run_mb
-    return MemoryCosts(forward.megabytes + run_mb, whatever_mb, two_parts_mb(forward), own_mb, chain_mb, kept)
+    always_mb = whole.megabytes - sum(each.megabytes for each in kept) - float(own_mb.sum() + chain_mb.sum())
+    run_mb = beside_steps_mb(forward, full.inputs)
+    always_mb = max(always_mb, forward.fixed_mb) + run_mb
+    return MemoryCosts(forward.megabytes + run_mb, always_mb, split_graph_mb(forward), own_mb, chain_mb, kept)
 
 
 def _kept(graph: Any, attribution: Attribution) -> list[Kept]:
@@ -122,7 +129,7 @@ def _kept(graph: Any, attribution: Attribution) -> list[Kept]:
         own, shared = int(attribution.own[index]), int(attribution.shared[index])
         if attribution.in_forward[index] or (own < 0 and shared < 0):
             continue
-        for tensor in map(_source, op.inputs):
+        for tensor in map(source, op.inputs):
             if not attribution.in_forward[place[tensor.op.name]] or tensor.op.type in ("Const", "Placeholder"):
                 continue
             sizes[tensor.name] = size_of(tensor)
@@ -136,10 +143,3 @@ def _kept(graph: Any, attribution: Attribution) -> list[Kept]:
         others = (owner for owner in owners[name] if chain == NO_CHAIN or owner < chain)
         totals[tuple(sorted(others)), chain] += TENSORS_FACTOR * size / 1e6
     return [Kept(*key, megabytes) for key, megabytes in totals.items() if megabytes > 0]
-
-
-def _source(tensor: Any) -> Any:
-    """The tensor whose memory `tensor` shares."""
-    while tensor.op.type in ALIASES and tensor.op.inputs:
-        tensor = tensor.op.inputs[0]
-    return tensor

@@ -122,7 +122,7 @@ def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> f
     Args:
         table: timing table of the network.
         head: bool [N] over `model.trainable_variables`.
-        misses: of cached features, see `timing.forward_costs`; 1 without any.
+        misses: of cached features, see `timing.fit`; 1 without any.
     """
     if head.all():
         return 1.0
@@ -367,7 +367,7 @@ class DeadlineBudget(TimeBudget):
 
 
 def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
-    """`misses` (`timing.forward_costs`) of this many steps, after `cached_steps` on the same features.
+    """`misses` (`timing.fit`) of this many steps, after `cached_steps` on the same features.
 
     1 where a cache would save less than `MIN_CACHE_SAVING` of the prefix.
     """

@@ -60,7 +60,7 @@ class ElasticScheme(Scheme):
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self.data, self.settings, self.budget, self.table = data, settings, budget, budget.table
-        self.head, self.peaks = head_mask(task.model), budget.table.peaks
+        self.head = head_mask(task.model)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.memory.step_memory import MemoryPeaks
 from elastic_trainer.networks.tensors import all_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.budget import Progress, TimeBudget
@@ -46,12 +45,7 @@ class Scheme:
     """What a run trains: which tensors from which step on, in which network, with what added to the loss.
 
     The training loop asks. A scheme never steps, times, records or saves. Only `select` must be defined.
-
-    Attributes:
-        peaks: measured memory of steps, which corrects what is predicted of others; None if there is none.
     """
-
-    peaks: MemoryPeaks | None = None
 
     def settings_for(self, settings: Settings) -> Settings:
         """The settings of a run under this scheme, given those that were asked for."""

@@ -111,7 +111,7 @@ def select_tensors(
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
         rho: step time over a full step's, both in table time; 1 sets no limit, whatever the fit's error.
         time_resolution: T_q, see `selection_solver_DP.solve`.
-        misses: of cached features, see `timing.forward_costs`; making them is part of the step time.
+        misses: of cached features, see `timing.fit`; making them is part of the step time.
         room_mb: memory that training may take; the head is selected even if it takes more.
         kept_batches: number of batches whose features are kept, see `TimingTable.predict_mb`.
 
@@ -173,7 +173,7 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
     Args:
         table: timing table of the network.
         plan, current: what may train from now on, and what trains now.
-        misses: of the features that `current` has already, see `timing.forward_costs`.
+        misses: of the features that `current` has already, see `timing.fit`.
         changing_ms: time of a change, a step that is left of the run.
     """
     current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.making_ms

@@ -49,7 +49,7 @@ def solve_both(
     x, y, z = range(count), range(count, 2 * count), range(2 * count, 2 * count + len(kept))
     rows.append(({**dict(zip(x, t_dw, strict=True)), **dict(zip(y, t_dy, strict=True))}, -np.inf, time_budget))
     megabytes = [*memory.own_mb, *memory.chain_mb, *(each.megabytes for each in kept)]
-    rows.append((dict(enumerate(megabytes)), -np.inf, memory_budget_mb - memory.beside_mb))
+    rows.append((dict(enumerate(megabytes)), -np.inf, memory_budget_mb - memory.always_mb))
     rows += [({y[k]: 1.0, x[k]: -1.0}, 0.0, np.inf) for k in range(count)]
     rows += [({y[k]: 1.0, y[k + 1]: -1.0}, 0.0, np.inf) for k in range(count - 1)]
     for index, each in enumerate(kept):

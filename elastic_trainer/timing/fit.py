@@ -1,9 +1,8 @@
 """From operation times to wall time: a linear model, fitted to the measured steps of a few selections.
 
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
-operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass, `timing.forward_costs`).
-It predicts a step within a few per cent, and the solver can keep to it exactly. The paper (section 4) adds operation
-times up.
+operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass). It predicts a step within
+a few per cent, and the solver can keep to it exactly. The paper (section 4) adds operation times up.
 
 An operation takes a few microseconds more than its traced time. Where operations are short, as in small networks, that
 is as long as the operations themselves. So every operation that has a time counts `untraced_ms` more. A table of a
@@ -11,6 +10,21 @@ foreign trace (`--from_trace`) has no fit, and counts nothing more.
 
 What is recomputed behind the prefix grows with depth as the error chain does. So a factor of its own could not be told
 from a (docs/log/time_model.md).
+
+The forward pass depends on depth alone, with and without cached features:
+
+    depth      tensors of the backward order from the output down to the deepest selected one; 0 trains nothing
+    R(depth)   forward operations that depend on one of these tensors: every step recomputes them
+    P(depth)   forward operations that depend on the images and on none of these tensors: the frozen prefix
+    M(depth)   what passes from there to the rest, the features of a batch, in MB
+    misses     examples whose features must be computed, over all examples that the steps train on
+
+    computed   the prefix runs in every step:   c·(R + P)
+    cached     its features are kept:           c·R + reading_factor·M + misses·(c·P + writing_factor·M)
+
+The cheaper way is taken; at 1 miss an example, a cache is not worth it. Without M, going deeper never costs less, since
+it moves time from P to R, and misses <= 1. So the solver stays exact; where fewer MB pass at a deeper cut, it is given
+the largest time so far.
 """
 
 from __future__ import annotations
@@ -21,11 +35,25 @@ from typing import NamedTuple
 import numpy as np
 
 
+class ForwardCosts(NamedTuple):
+    """Wall times in ms a step, float [N+1] by depth.
+
+    Attributes:
+        step_ms: of the forward pass within the step itself.
+        making_ms: of computing features for the cache; 0 without one.
+        is_cached: bool [N+1], whether features are used.
+    """
+
+    step_ms: np.ndarray
+    making_ms: np.ndarray
+    is_cached: np.ndarray
+
+
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + t_dy_factor · (sum of t_dy down to the deepest) + t_dw_factor · (sum of t_dw)
-    + t_fw_factor · (R + P, or R from cached features; `timing.forward_costs`). reading_factor and writing_factor are
-    what a MB of features takes, in ms; they are measured, not fitted. untraced_ms is part of a table's operation times.
+    + t_fw_factor · (R + P, or R from cached features). reading_factor and writing_factor are what a MB of features
+    takes, in ms; they are measured, not fitted. untraced_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -44,6 +72,25 @@ class Fit:
     writing_factor: float = 0.0
     untraced_ms: float = 0.0
 
+    def forward_costs(
+        self, t_fw_ms: np.ndarray, preprocessing_ms: float, features_mb: np.ndarray, misses: float = 1.0
+    ) -> ForwardCosts:
+        """What the forward pass costs in the cheaper way to each depth, see the module's header.
+
+        Args:
+            t_fw_ms, preprocessing_ms, features_mb: as of `timing.attribution`; [N].
+            misses: see the module's header.
+        """
+        recomputed_ms, prefix_ms = (self.t_fw_factor * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
+        features_mb = np.concatenate([[0.0], features_mb])
+        cached_ms = recomputed_ms + self.reading_factor * features_mb
+        making_ms = misses * (prefix_ms + self.writing_factor * features_mb)
+        # Behind the last tensor is preprocessing alone, which is not cached by itself.
+        is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + making_ms <= recomputed_ms + prefix_ms)
+        is_cached &= misses < 1
+        step_ms = np.where(is_cached, cached_ms, recomputed_ms + prefix_ms)
+        return ForwardCosts(step_ms, np.where(is_cached, making_ms, 0.0), is_cached)
+
 
 class StepSums(NamedTuple):
     """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R + P or R."""
@@ -51,6 +98,12 @@ class StepSums(NamedTuple):
     t_dy_ms: float
     t_dw_ms: float
     forward_ms: float
+
+
+def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarray, np.ndarray]:
+    """R and P, float [N+1] by depth, from `Attribution.t_fw_ms` [N] and its `preprocessing_ms`."""
+    recomputed_ms = np.concatenate([[0.0], np.cumsum(t_fw_ms)])
+    return recomputed_ms, preprocessing_ms + recomputed_ms[-1] - recomputed_ms
 
 
 def with_kernels(selected: np.ndarray, kernels: np.ndarray) -> np.ndarray:

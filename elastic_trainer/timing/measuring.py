@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -47,6 +47,20 @@ QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 4.0, 40, 2
 
 class NoTimeToMeasureError(Exception):
     """A timing table would not be complete in time."""
+
+
+class Training(NamedTuple):
+    """What steps are measured with.
+
+    Attributes:
+        task: what is trained.
+        optimizer: built for all of `task.model.trainable_variables`. Weights change unless its rate is 0.
+        batch: that every step trains on.
+    """
+
+    task: Task
+    optimizer: keras.optimizers.Optimizer
+    batch: Batch
 
 
 def calibration_masks(
@@ -121,22 +135,21 @@ def made_up_images(task: Task, batch_size: int) -> Batch:
     return Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
 
 
-def idle_training(model: keras.Model, network: NetworkSettings) -> tuple[Task, keras.optimizers.Optimizer, Batch]:
-    """What steps of an image classifier are measured with: its task, its `idle_optimizer`, a batch of noise."""
+def idle_training(model: keras.Model, network: NetworkSettings) -> Training:
+    """What steps of an image classifier are measured with: its `idle_optimizer`, and a batch of noise."""
     from elastic_trainer.task import ImageClassification
 
     task = ImageClassification(model)
     optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    return task, optimizer, made_up_images(task, network.batch_size)
+    return Training(task, optimizer, made_up_images(task, network.batch_size))
 
 
-def compile_steps(
-    task: Task, optimizer: keras.optimizers.Optimizer, batch: Batch, masks: Sequence[np.ndarray | None]
-) -> list[tuple[TrainStep, partial[Any]]]:
-    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on `batch`."""
+def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> list[tuple[TrainStep, partial[Any]]]:
+    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on the batch."""
     from elastic_trainer.training.step import TrainStep
 
     steps: list[tuple[TrainStep, partial[Any]]] = []
+    task, optimizer, batch = training
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
         step = TrainStep(task, optimizer, len(batch), mask)
         run = partial(step, batch.inputs, batch.targets, batch.weights)
@@ -212,20 +225,16 @@ class Measurement:
 
 
 def measure(
-    task: Task,
-    optimizer: keras.optimizers.Optimizer,
-    batch: Batch,
+    training: Training,
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
     quick_until: float | None = None,
 ) -> Measurement:
-    """Measure steps of a few selections, which change the weights unless the rate of `optimizer` is 0.
+    """Measure steps of a few selections.
 
     Args:
-        task: what is trained.
-        optimizer: built for all of `task.model.trainable_variables`.
-        batch: that every step trains on.
+        training: what they train.
         seconds: time for measuring steps; at least five rounds are measured, however long they take, or two before
             `quick_until`.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
@@ -239,8 +248,8 @@ def measure(
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import AllGradients, forward_pass
 
-    start, is_quick = time.perf_counter(), quick_until is not None
-    [(full, run_full)] = compile_steps(task, optimizer, batch, [None])
+    start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
+    [(full, run_full)] = compile_steps(training, [None])
     fewest = MIN_ROUNDS
     if quick_until is not None and quick_until < np.inf:
         compiling, full_seconds = time.perf_counter() - start, measure_ms([run_full], 1).item() / 1e3
@@ -252,7 +261,7 @@ def measure(
     calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
     masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
     start = time.perf_counter()
-    runs = [*(run for _, run in compile_steps(task, optimizer, batch, masks[:-1])), run_full]
+    runs = [*(run for _, run in compile_steps(training, masks[:-1])), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]
     compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
     cached = [index for index, run in enumerate(from_features) if run is not None]

@@ -41,7 +41,7 @@ class Problem(NamedTuple):
     ) -> Problem:
         """The problem beside bool [N] `head`, in a step that may take `budget_ms`.
 
-        `importance` [N], too, is over `model.trainable_variables`; `misses` as in `timing.forward_costs`.
+        `importance` [N], too, is over `model.trainable_variables`; `misses` as in `timing.fit`.
         """
         always, kernels = head[table.positions], table.kernels
         t_dy_ms = table.wall_t_dy_ms(misses)

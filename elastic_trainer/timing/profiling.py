@@ -17,10 +17,9 @@ from tqdm import tqdm
 
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
-from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, selection_sums
+from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, forward_sums, selection_sums
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.forward_costs import forward_sums
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, copying_ms, measure
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
 
@@ -88,10 +87,10 @@ def profile_compiled(
     settings, changed = compiled_settings(task, len(batch)), [*model.variables, *model.metrics_variables]
     with restored([*changed, *model.optimizer.variables]), tempfile.TemporaryDirectory() as folder:
         plain = _plain_step(model, batch)
-        table = profile_task(task, optimizer, batch, settings, Path(folder), "trace", seconds, with_features, plain)
-        table.details["plain_step_ms"] /= model.steps_per_execution
-        names = numbered_names(model)
-        return replace(table, names=[names[k] for k in table.positions])
+        training = Training(task, optimizer, batch)
+        table = profile_task(training, settings, Path(folder), "trace", seconds, with_features, plain)
+        names, plain_ms = numbered_names(model), (table.plain_step_ms or 0.0) / model.steps_per_execution
+        return replace(table, names=[names[k] for k in table.positions], plain_step_ms=plain_ms)
 
 
 def numbered_names(model: keras.Model) -> list[str]:
@@ -124,9 +123,7 @@ def compiled_settings(task: Task, batch_size: int) -> dict[str, Any]:
 
 
 def profile_task(
-    task: Task,
-    optimizer: keras.optimizers.Optimizer,
-    batch: Batch,
+    training: Training,
     settings: dict[str, Any],
     folder: Path,
     timing: str = "trace",
@@ -135,10 +132,10 @@ def profile_task(
     plain: Callable[[], object] | None = None,
     quick_until: float | None = None,
 ) -> TimingTable:
-    """Measure the timing table of a task. Its weights change unless the rate of `optimizer` is 0.
+    """Measure the timing table of a task.
 
     Args:
-        task, optimizer, batch, seconds, with_features, plain, quick_until: as of `measuring.measure`.
+        training, seconds, with_features, plain, quick_until: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
         timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
@@ -148,7 +145,7 @@ def profile_task(
         UserError: TensorFlow wrote no trace. As of `measuring.measure`.
     """
     start = time.perf_counter()
-    measurement = measure(task, optimizer, batch, seconds, with_features, plain, quick_until)
+    measurement = measure(training, seconds, with_features, plain, quick_until)
     table = make_table(measurement, settings, folder, timing)
     table.details["profiling_seconds"] = time.perf_counter() - start
     return table
@@ -168,9 +165,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     measured_ms = np.concatenate([median_ms, cached_ms])
     max_untraced_ms = MAX_UNTRACED * float(np.median([*timed.values()]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), max_untraced_ms)
-    full_step_ms = float(median_ms[-1])
     times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
-    computed, from_features = ([_step_sums(times, each, skips) for each in selected] for skips in (False, True))
     reading_factor, writing_factor = copying_ms()
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
@@ -183,20 +178,12 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "measured_selections": [
             {
                 "trained_tensors": int(mask.sum()),
-                "t_dy_ms": row.t_dy_ms,
-                "t_dw_ms": row.t_dw_ms,
-                "recomputed_ms": rest.forward_ms,
-                "prefix_ms": row.forward_ms - rest.forward_ms,
                 "step_ms": float(median),
                 "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
             }
-            for index, (mask, row, rest, median) in enumerate(
-                zip(masks, computed, from_features, median_ms, strict=True)
-            )
+            for index, (mask, median) in enumerate(zip(masks, median_ms, strict=True))
         ],
-        "compiling_ms": measurement.compiling_ms,
         "is_quick": measurement.is_quick,
-        **({} if measurement.plain_ms is None else {"plain_step_ms": measurement.plain_ms}),
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
@@ -206,11 +193,13 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         measurement.full,
         attribution,
         times,
-        measurement.forward_ms,
-        full_step_ms,
-        measurement.gradient_pass_ms,
-        fit,
         details,
+        fit=fit,
+        forward_ms=measurement.forward_ms,
+        full_step_ms=float(median_ms[-1]),
+        gradient_pass_ms=measurement.gradient_pass_ms,
+        compiling_ms=measurement.compiling_ms,
+        plain_step_ms=measurement.plain_ms,
     )
 
 
@@ -293,8 +282,11 @@ def table_of_trace(
         "operation_ms": _sums(times),
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
+    times_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms}
     pass_ms = full_step_ms - float(times.update_ms.sum())
-    return _timing_table(task, settings, full, attribution, times, forward_ms, full_step_ms, pass_ms, fit, details)
+    return _timing_table(
+        task, settings, full, attribution, times, details, fit=fit, **times_ms, gradient_pass_ms=pass_ms
+    )
 
 
 def _timing_table(
@@ -303,11 +295,8 @@ def _timing_table(
     full: TrainStep,
     attribution: Attribution,
     times: OperationTimes,
-    forward_ms: float,
-    full_step_ms: float,
-    gradient_pass_ms: float,
-    fit: Fit,
     details: dict[str, Any],
+    **measured: Any,
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
     from elastic_trainer.memory.costs import memory_costs
@@ -326,14 +315,11 @@ def _timing_table(
         kernels=attribution.kernels,
         features_mb=attribution.features_mb,
         preprocessing_ms=times.preprocessing_ms,
-        forward_ms=forward_ms,
-        full_step_ms=full_step_ms,
-        gradient_pass_ms=gradient_pass_ms,
-        fit=fit,
         settings=settings,
+        memory=memory_costs(full, attribution),
+        **measured,
         details={
             **details,
-            "memory": memory_costs(full, attribution).to_record(),
             "tensors_without_gradient": without_gradient,
             "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
         },

@@ -1,28 +1,90 @@
-"""The timing table: what each tensor of a network costs, and how that adds up to the time of a step.
+"""The timing table: what each tensor of a network costs, how that adds up to a step, and its file.
 
-`profiler.py` makes it; the time budget asks it what a selection will take.
+`profiler.py` makes it; the time budget asks it what a selection takes. It is kept in
+logs/profiles/<model>_<input>_<classes>_<batch>/ as table.csv (a row a tensor) and profile.json (everything else).
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.memory.costs import MemoryCosts
-from elastic_trainer.memory.step_memory import MemoryPeaks
-from elastic_trainer.timing.fit import Fit, depth_of, selection_sums, with_kernels
-from elastic_trainer.timing.forward_costs import ForwardCosts, forward_costs, forward_sums
+from elastic_trainer.files import (
+    OBJECT,
+    TEXT,
+    TRUTH,
+    Kinds,
+    alone_in,
+    nullable,
+    number,
+    read_json,
+    reading,
+    require,
+    text,
+    write_csv,
+    write_json,
+)
+from elastic_trainer.machine import environment
+from elastic_trainer.memory.costs import COSTS, MemoryCosts
+from elastic_trainer.networks.names import model_label
+from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
 
 # Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
 # predictions are not relied on.
 MAX_ERROR, MAX_FREE = 0.15, 0.15
+# The settings of a network that a table is made for; it is of no use for others.
+TABLE_SETTINGS = (
+    *("model_name", "alpha", "input_size", "num_classes"),
+    *("batch_size", "optimizer", "mixed_precision", "clips_gradients"),
+)
+# What a table depends on besides the network: keys of `machine.environment()` and their names in messages.
+_ORIGIN = {
+    "tensorflow": "TensorFlow",
+    "machine": "machine",
+    "processor": "processor",
+    "cores": "cores",
+    "usable_cores": "usable cores",
+    "thread_settings": "thread settings",
+    "system": "system",
+}
+_LONGEST_MS = 1e9  # eleven days a step: beyond any device, and far below what arithmetic loses
+_MS, _MS_ABOVE_0, _SIZE = number(0, _LONGEST_MS), number(0, _LONGEST_MS, above=True), number(1, kind=int)
+_COUNT = number(0, kind=int)
+_FIT: dict[str, Kinds] = {
+    **dict.fromkeys(("constant_ms", "t_dy_factor", "t_dw_factor", "t_fw_factor"), _MS),
+    **dict.fromkeys(("reading_factor", "writing_factor", "untraced_ms"), _MS),
+    **dict.fromkeys(("median_error_percent", "p95_error_percent"), nullable(_MS)),
+    **dict.fromkeys(("selections", "rounds"), _COUNT),
+}
+_PROFILE: dict[str, Kinds] = {  # profile.json; what nothing reads is kept as it is
+    **{"optimizer": TEXT, "model_name?": TEXT, "alpha?": number()},
+    **dict.fromkeys(("mixed_precision?", "clips_gradients?"), TRUTH),
+    **dict.fromkeys(("input_size?", "num_classes?", "batch_size?"), _SIZE),
+    **dict.fromkeys(("forward_ms", "preprocessing_ms", "compiling_ms?"), _MS),
+    **dict.fromkeys(("full_step_ms", "gradient_pass_ms", "plain_step_ms?", "profiling_seconds?"), _MS_ABOVE_0),
+    **{"fit": _FIT, "memory?": COSTS, "environment?": {"packages?": OBJECT}, "graph_digest?": TEXT},
+}
+_ROW: dict[str, Kinds] = {  # table.csv
+    "name": text(".+"),
+    "shape": text(r"(\d{1,9}(x\d{1,9})*)?"),
+    "order": _COUNT,
+    **dict.fromkeys(("t_dw_ms", "t_dy_ms", "t_fw_ms"), _MS),
+    "kernel?": TEXT,
+    "features_mb?": _MS,
+}
+_TEXTS = ("name", "shape", "kernel")
+# Numbers of a table, one each, that profile.json has under the same names.
+_NUMBERS = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms", "compiling_ms", "plain_step_ms")
 
 
 class StepPrediction(NamedTuple):
@@ -52,7 +114,10 @@ class TimingTable:
         forward_ms, full_step_ms: measured wall times.
         gradient_pass_ms: measured wall time of all gradients without an update.
         fit: from operation times to wall time.
-        settings: that it was measured with, such as those in `table_file.TABLE_SETTINGS`.
+        settings: that it was measured with, such as those in `TABLE_SETTINGS`.
+        memory: what the tensors cost in memory, at the batch size of the table; None: the table does not know.
+        compiling_ms: mean wall time of compiling a step, and that from features, first calls included; None: unknown.
+        plain_step_ms: wall time of a step of Keras' own `fit`; None: not measured.
         details: further measurements, kept in profile.json.
     """
 
@@ -69,8 +134,11 @@ class TimingTable:
     full_step_ms: float
     gradient_pass_ms: float
     fit: Fit
-    settings: dict[str, Any]
-    details: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryCosts | None = None
+    compiling_ms: float | None = None
+    plain_step_ms: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
     def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
         """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
@@ -101,14 +169,9 @@ class TimingTable:
         return f"the timing table is unreliable: {self.doubt}; {then}"
 
     @property
-    def compiling_ms(self) -> float | None:
-        """Mean wall time of compiling a step, and that from features, first calls included; None: not measured."""
-        return self.details.get("compiling_ms")
-
-    @property
     def plain_over_full(self) -> float:
         """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
-        return (self.details.get("plain_step_ms") or self.full_step_ms) / self.full_step_ms
+        return (self.plain_step_ms or self.full_step_ms) / self.full_step_ms
 
     @property
     def _tensors_mb(self) -> np.ndarray:
@@ -118,18 +181,6 @@ class TimingTable:
     def tensors_mb(self, mask: np.ndarray) -> float:
         """MB of `mask`'s tensors in float32; the sums of their gradients over parts of a batch take as much."""
         return float(self._tensors_mb[mask[self.positions]].sum())
-
-    @cached_property
-    def memory(self) -> MemoryCosts | None:
-        """What the tensors cost in memory, at the batch size of the table; None in tables of earlier versions."""
-        record = self.details.get("memory")
-        return None if record is None else MemoryCosts.from_record(record)
-
-    @property
-    def peaks(self) -> MemoryPeaks | None:
-        """What was measured of the memory of steps; None in tables that no process was started for."""
-        record = self.details.get("memory_peaks")
-        return None if record is None else MemoryPeaks(**record)
 
     def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
         """MB that training `mask`, bool [N] over `model.trainable_variables`, takes (`memory.costs`).
@@ -145,14 +196,14 @@ class TimingTable:
             raise UserError("--memory: the timing table does not contain what tensors cost in memory; profile again")
         features_mb = 0.0
         if kept_batches:
-            features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.two_parts_mb
+            features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.split_graph_mb
         return self.memory.predict(mask[self.positions]) + features_mb
 
     def parts_mb(self, mask: np.ndarray) -> tuple[float, float]:
-        """Of `predict_mb`: what training `mask` takes whatever the batch, and what the examples of a batch take."""
+        """Of `predict_mb`: what training `mask` takes with any batch, and what the examples of this batch take."""
         assert self.memory is not None, "the table does not contain what tensors cost in memory"
-        whatever_mb = self.memory.whatever_mb(mask[self.positions])
-        return whatever_mb, max(self.predict_mb(mask) - whatever_mb, 0.0)
+        fixed_mb = self.memory.fixed_mb(mask[self.positions])
+        return fixed_mb, max(self.predict_mb(mask) - fixed_mb, 0.0)
 
     def in_parts(self, count: int) -> TimingTable:
         """The table of steps on `count` times as many examples, in parts like those that this one is of.
@@ -164,13 +215,14 @@ class TimingTable:
             return self
         names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "features_mb", "preprocessing_ms", "forward_ms")
         scaled = {name: count * getattr(self, name) for name in (*names, "full_step_ms", "gradient_pass_ms")}
-        details = {**self.details}
-        if self.memory is not None:
-            details["memory"] = self.memory._replace(own_mb=self.memory.own_mb + self._tensors_mb).to_record()
-        if "plain_step_ms" in details:
-            details["plain_step_ms"] *= count
-        fit = replace(self.fit, constant_ms=count * self.fit.constant_ms)
-        return replace(self, **scaled, fit=fit, details=details)
+        memory, plain_ms = self.memory, self.plain_step_ms
+        return replace(
+            self,
+            **scaled,
+            fit=replace(self.fit, constant_ms=count * self.fit.constant_ms),
+            memory=None if memory is None else memory._replace(own_mb=memory.own_mb + self._tensors_mb),
+            plain_step_ms=None if plain_ms is None else count * plain_ms,
+        )
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""
@@ -192,16 +244,8 @@ class TimingTable:
             yield self.with_kernels(upper) | head
 
     def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
-        """What the forward pass costs a step, by the depth of its selection; `misses` as in `timing.forward_costs`."""
-        recomputed_ms, prefix_ms = forward_sums(self.t_fw_ms, self.preprocessing_ms)
-        features_mb = np.concatenate([[0.0], self.features_mb])
-        return forward_costs(
-            self.fit.t_fw_factor * recomputed_ms,
-            self.fit.t_fw_factor * prefix_ms,
-            self.fit.reading_factor * features_mb,
-            self.fit.writing_factor * features_mb,
-            misses,
-        )
+        """What the forward pass costs a step, by the depth of its selection; `misses` as in `timing.fit`."""
+        return self.fit.forward_costs(self.t_fw_ms, self.preprocessing_ms, self.features_mb, misses)
 
     def depth(self, mask: np.ndarray) -> int:
         """How many tensors of the backward order a step that trains `mask` (as for `predict`) reaches back to."""
@@ -225,3 +269,181 @@ class TimingTable:
         single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
         times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.features_mb, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
+
+
+def table_settings(network: NetworkSettings) -> dict[str, Any]:
+    """Those settings of a network that a table is made for."""
+    return {key: getattr(network, key) for key in TABLE_SETTINGS}
+
+
+def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None = None) -> Path:
+    """Where the timing table of a network is kept; one made from another board's trace is kept apart."""
+    label = model_label(network.model_name, network.alpha)
+    name = f"{label}_{network.input_size}_{network.num_classes}_{network.batch_size}"
+    name += "_clipped" if network.clips_gradients else ""
+    board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
+    return logdir / "profiles" / (name + board)
+
+
+def save_table(table: TimingTable, folder: Path) -> None:
+    """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
+    with alone_in(folder):
+        (folder / "profile.json").unlink(missing_ok=True)
+        times = np.stack([table.t_dw_ms, table.t_dy_ms, table.t_fw_ms], axis=1)
+        kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
+        rows = zip(table.names, table.shapes, times, kernels, table.features_mb, strict=True)
+        write_csv(
+            folder / "table.csv",
+            [name.removesuffix("?") for name in _ROW],
+            (
+                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{megabytes:.6f}")
+                for order, (name, shape, row, kernel, megabytes) in enumerate(rows)
+            ),
+        )
+        record = {name: getattr(table, name) for name in _NUMBERS}
+        record |= {"backward_ms": table.full_step_ms - table.forward_ms, "fit": asdict(table.fit)}
+        record["memory"] = None if table.memory is None else table.memory.to_record()
+        present = {name: value for name, value in record.items() if value is not None}
+        write_json(folder / "profile.json", {**table.settings, **present, **table.details})
+
+
+def load_table(
+    folder: Path,
+    wanted: dict[str, Any],
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    graph: str,
+    remake_command: str,
+    allow_stale: bool = False,
+) -> TimingTable:
+    """The timing table in `folder`, checked.
+
+    Args:
+        folder: see `table_folder`.
+        wanted: the settings it must have been measured with, such as `table_settings`.
+        names, shapes: of `model.trainable_variables`, in their order.
+        graph: the network's `graph_digest`.
+        remake_command: makes the table; part of error messages.
+        allow_stale: only warn of a table of another graph, or from another machine or TensorFlow.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
+    """
+    if not (folder / "profile.json").is_file() or not (folder / "table.csv").is_file():
+        raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
+    advice = f"make it again: {remake_command}"
+    try:
+        record = read_profile(folder)
+        settings = {key: record.pop(key, None) for key in wanted}
+        others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
+        if others:
+            raise UserError(f"{folder}: measured with {'; '.join(others)}")
+        table = _table_of(_read_rows(folder / "table.csv"), record, settings, [*names])
+        _check_tensors(table, dict(zip(names, shapes, strict=True)), folder)
+    except UserError as error:
+        raise UserError(f"{error}; {advice}") from error
+    why = _stale_because(table.details, graph)
+    if why and not allow_stale:
+        raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
+    if why:
+        print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
+    return table
+
+
+def read_profile(folder: Path) -> dict[str, Any]:
+    """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
+    path = folder / "profile.json"
+    record = read_json(path, _PROFILE)
+    unknown = {*record["fit"]} - {each.name for each in fields(Fit)}
+    if unknown:
+        raise UserError(f"{path}: fit: {min(unknown)}: is of another version")
+    return record
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
+    rows: list[dict[str, Any]] = []
+    lines: dict[tuple[str, Any], int] = {}
+    with reading(path), path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        for cells in reader:
+            line, row = reader.line_num, {key: cells[key] if key in _TEXTS else _number(cells[key]) for key in cells}
+            require(row, _ROW, f"line {line}: ")
+            for column in ("name", "order"):
+                first = lines.setdefault((column, row[column]), line)
+                if first != line:
+                    raise ValueError(f"line {line}: {column}: {row[column]} is a duplicate of line {first}")
+            rows.append(row)
+        if not any(row["t_dw_ms"] + row["t_dy_ms"] for row in rows):
+            raise ValueError("holds no time above 0")
+    return sorted(rows, key=lambda row: row["order"])
+
+
+def _number(cell: Any) -> Any:
+    """The number in a cell; the cell itself if it is none."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError, TypeError):
+            return kind(cell)
+    return cell
+
+
+def _table_of(
+    rows: Sequence[dict[str, Any]], record: dict[str, Any], settings: dict[str, Any], names: list[str]
+) -> TimingTable:
+    """The table of these rows, and of a profile.json that holds `record` and `settings`; its tensors are unchecked."""
+    places = {row["name"]: place for place, row in enumerate(rows)}
+    memory = record.pop("memory", None)
+    return TimingTable(
+        names=[row["name"] for row in rows],
+        shapes=[tuple(int(size) for size in row["shape"].split("x") if size) for row in rows],
+        positions=np.array([names.index(row["name"]) if row["name"] in names else -1 for row in rows]),
+        kernels=np.array([places.get(row.get("kernel"), -1) for row in rows]),
+        t_dw_ms=np.array([row["t_dw_ms"] for row in rows], float),
+        t_dy_ms=np.array([row["t_dy_ms"] for row in rows], float),
+        t_fw_ms=np.array([row["t_fw_ms"] for row in rows], float),
+        features_mb=np.array([row.get("features_mb") or 0.0 for row in rows]),
+        **{name: record.pop(name, None) for name in _NUMBERS},
+        fit=Fit(**record.pop("fit")),
+        settings=settings,
+        memory=None if memory is None else MemoryCosts.from_record(memory),
+        details=record,
+    )
+
+
+def _check_tensors(table: TimingTable, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+    """Raise `UserError` unless the table is of the network whose tensors have these `shapes`, by name."""
+    for name, shape in zip(table.names, table.shapes, strict=True):
+        if name not in shapes:
+            raise UserError(f"{folder}: not the timing table of this network, which has no tensor {name}")
+        if shape != shapes[name]:
+            raise UserError(f"{folder}: holds {name} with shape {shape}, not {shapes[name]}")
+    if len(table.names) != len(shapes):
+        raise UserError(f"{folder}: holds {len(table.names)} of this network's {len(shapes)} tensors")
+
+
+def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
+    """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is.
+
+    What the older environment did not record is not compared.
+    """
+    if profile.get("environment") is None:
+        return "profiled on a different setup: no machine recorded"
+    places = [{**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment())]
+    pairs = {name: [place.get(key) for place in places] for key, name in _ORIGIN.items()}
+    differences = [
+        f"{name} {_shown(old)}, here {_shown(new)}"
+        for name, (old, new) in pairs.items()
+        if old is not None and new is not None and old != new
+    ]
+    if differences:
+        return f"profiled on a different setup: {'; '.join(differences)}"
+    if profile.get("graph_digest") != graph:
+        return "profiled with other operations: a layer of the network has changed, such as its stride or activation"
+    return None
+
+
+def _shown(value: Any) -> str:
+    """A recorded value in one piece of text."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={setting}" for name, setting in value.items()) or "unset"
+    return str(value) or "unknown"

@@ -15,7 +15,7 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.machine import release_memory
 from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.memory.step_memory import MemoryPeaks, training_mb, two_parts_mb
+from elastic_trainer.memory.step_memory import split_graph_mb, training_mb
 from elastic_trainer.task import Task
 from elastic_trainer.training.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
@@ -70,7 +70,6 @@ class TrainState:
         features: the cache of the frozen prefix; by default nothing is cached.
         memory: what the process may take; by default what the machine has.
         rows: examples of most steps. Where `batch_size` is None, their memory is predicted if there is a limit.
-        peaks: measured memory of steps on as many examples.
 
     Attributes:
         task, optimizer: as given, or with the network that last replaced it.
@@ -97,9 +96,8 @@ class TrainState:
         features: FeatureCache | None = None,
         memory: MemoryBudget | None = None,
         rows: int | None = None,
-        peaks: MemoryPeaks | None = None,
     ) -> None:
-        self._batch_size, self._penalty, self._rows, self._peaks = batch_size, penalty, rows, peaks
+        self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
         self.parts = (rows or 1) // batch_size if batch_size and rows else 1
         why_not = task.micro_batch_obstacle()
         if self.parts > 1 and why_not is not None:
@@ -161,13 +159,13 @@ class TrainState:
             if not self.memory.has_limit:
                 return
             step = self.make_step(self._rows, step.mask)
-        step_mb, forward = training_mb(step, self._peaks)
+        step_mb, forward = training_mb(step)
         needed_mb = self.memory.needed_mb(step_mb)
         self._forward_mb = forward.tensors_mb
         if self._batch_size is not None:
-            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - two_parts_mb(forward))
+            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - split_graph_mb(forward))
         if self.features.split is not None:
-            needed_mb += two_parts_mb(forward) + self.features.kept_mb
+            needed_mb += split_graph_mb(forward) + self.features.kept_mb
         self.predicted_mb = None if self.memory.start_mb is None else needed_mb
 
     def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:

@@ -2,9 +2,9 @@
 """Predicted against measured memory of training steps (`memory.step_memory`).
 
 Each selection trains three steps in a fresh process: measured is its largest resident memory above that before the step
-was traced. Predicted is by the traced step, then corrected by three measured selections, as profiler.py does. A third
-prediction is by the costs of tensors that selections are solved with, uncorrected: sums, which are above the step's
-prediction where few tensors train far down. The script prints one JSON object as its last line.
+was traced, since TensorFlow keeps what it took. Predicted is by the traced step. A second prediction is by the costs of
+tensors that selections are solved with: sums, which are above the step's prediction where few tensors train far down.
+The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_memory.py --model_name resnet50 --input_size 224 --batch_size 32
 """
@@ -12,24 +12,35 @@ prediction where few tensors train far down. The script prints one JSON object a
 from __future__ import annotations
 
 import argparse
-from functools import partial
+import contextlib
 from itertools import product
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import common  # first: it sets the import path
 import numpy as np
 from common import Setting, errors
 
+import models
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import (
+    can_reset_peak,
+    has_gpu,
+    in_own_process,
+    peak_memory_mb,
+    reset_peak,
+    resident_memory_mb,
+)
 from elastic_trainer.memory.costs import memory_costs
-from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory
+from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, step_memory
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.measuring import calibration_masks
-from elastic_trainer.timing.memory_peaks import can_measure, measure_peaks, measure_selections
+from elastic_trainer.timing.measuring import calibration_masks, idle_training
 from elastic_trainer.training.step import TrainStep
-from profiler import idle_training_of
 
+STEPS = 3  # after which a process takes hardly more
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
 CALIBRATION = [*product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
 SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections")}
@@ -37,37 +48,44 @@ SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections"
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Peaks of some selections, and their predictions."""
-    if not can_measure():
+    if resident_memory_mb() is None or not can_reset_peak() or has_gpu():
         raise UserError("the system does not report how much memory a process takes")
     network = args.network
-    task, optimizer, _ = idle_training_of(network)
+    task, optimizer, _ = idle_training(models.build(network), network)
     model = task.model
-    head, here = head_mask(model), partial(idle_training_of, network)
-    peaks = measure_peaks(here, head)
     full = TrainStep(task, optimizer, network.batch_size)
     attribution = attribute(full, model.trainable_variables)
     costs = memory_costs(full, attribution)
     run_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)  # no part of a step
-    masks = calibration_masks(attribution.positions, attribution.kernels, head, CALIBRATION)
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
     points: list[dict[str, Any]] = []
-    predicted, measured = np.array(measure_selections(here, chosen)).T
+    predicted, measured = np.array([in_own_process(_send_peak, network, mask) for mask in chosen]).T
     for mask, predicted_mb, measured_mb in zip(chosen, predicted, measured, strict=True):
         points.append(
             {
                 "tensors": int(mask.sum()),
                 "measured_mb": measured_mb,
                 "predicted_mb": predicted_mb,
-                "corrected_mb": peaks.corrected_mb(predicted_mb),
                 "predicted_by_costs_mb": costs.predict(mask[attribution.positions]) - run_mb,
             }
         )
-    return {
-        "peaks": peaks._asdict(),
-        "selections": points,
-        **errors(predicted, measured),
-        **errors(np.array([point["corrected_mb"] for point in points]), measured, "corrected_"),
-    }
+    return {"selections": points, **errors(predicted, measured)}
+
+
+def _send_peak(sender: Connection, network: NetworkSettings, mask: np.ndarray) -> None:
+    """Send predicted and measured MB of steps that train `mask`, above what this process took before their trace."""
+    with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    task, optimizer, batch = idle_training(models.build(network), network)
+    values = batch.inputs, batch.targets, batch.weights
+    before_mb = resident_memory_mb() or 0.0
+    reset_peak()
+    step = TrainStep(task, optimizer, len(batch), mask)
+    for _ in range(STEPS):
+        step(*values)
+    measured_mb = (peak_memory_mb() or 0.0) - before_mb
+    sender.send((step_memory(step.graph, step.variables).megabytes, measured_mb))
 
 
 if __name__ == "__main__":

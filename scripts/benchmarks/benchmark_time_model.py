@@ -31,8 +31,7 @@ from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.profiling import make_table
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import table_settings
+from elastic_trainer.timing.table import TimingTable, table_settings
 
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
@@ -83,10 +82,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network, measure other selections for `seconds`, and compare them with what the table predicts."""
     network = args.network
     model = models.build(network)
-    task, optimizer, batch = measuring.idle_training(model, network)
+    training = measuring.idle_training(model, network)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        measurement = measuring.measure(task, optimizer, batch)
+        measurement = measuring.measure(training)
         table = make_table(measurement, table_settings(network), Path(folder))
         profiling_seconds = time.perf_counter() - start
         by_flops = make_table(measurement, table_settings(network), Path(folder), timing="flops")
@@ -95,9 +94,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/log/time_model.md).
-    runs = [
-        run for _, run in measuring.compile_steps(task, optimizer, batch, [*masks, *measurement.masks[MEASURED_AGAIN]])
-    ]
+    runs = [run for _, run in measuring.compile_steps(training, [*masks, *measurement.masks[MEASURED_AGAIN]])]
     tested, again = runs[: len(masks)], runs[len(masks) :]
     on_features = {index: run for index, each in enumerate(tested) if (run := measuring.compile_from_features(each))}
     step_ms = measuring.measure_steps([*tested, *on_features.values(), *again], args.seconds)

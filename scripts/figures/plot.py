@@ -34,7 +34,7 @@ from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.options import stem_to_write
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.table_file import read_profile
+from elastic_trainer.timing.table import read_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

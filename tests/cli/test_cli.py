@@ -33,10 +33,6 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     assert {"table.csv", "profile.json", "timing.png", "timing.pdf"} <= {path.name for path in folder.iterdir()}
     profile = json.loads((folder / "profile.json").read_text())
     assert profile["full_step_ms"] == pytest.approx(profile["forward_ms"] + profile["backward_ms"])
-    predicted_mb, measured_mb = profile["memory_peaks"]["predicted_mb"], profile["memory_peaks"]["measured_mb"]
-    assert len(predicted_mb) == 3 and predicted_mb == sorted(predicted_mb)
-    assert all(0.3 < mine / real < 3 for mine, real in zip(predicted_mb, measured_mb, strict=True))
-    assert "predictions are corrected by these errors" in profiled.stdout
 
     profile["environment"]["packages"]["tensorflow"] = "2.0.0"
     original = (folder / "profile.json").read_text()

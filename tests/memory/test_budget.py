@@ -83,7 +83,7 @@ def test_a_refusal_names_exactly_what_fits(limit_mb, parts, can_split, fits, mon
     kept = [Kept((0,), NO_CHAIN, 64.0)]
     costs = MemoryCosts(10.0, 40.0, 0.0, np.where(is_head, 1.0, 100.0), np.zeros(count), kept)
     shapes = [(750_000,) if always else (1,) for always in is_head]
-    table = replace(table, shapes=shapes, details={"memory": costs.to_record()})
+    table = replace(table, shapes=shapes, memory=costs)
     assert is_head.sum() == 2 and is_head[0] and table.predict_mb(head) == 106
     with pytest.raises(UserError) as refusal:
         selection_room_mb(MemoryBudget(limit_mb), table, head, 16, parts, can_split)

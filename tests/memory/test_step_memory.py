@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic_trainer.memory.execution import touched_bytes
+from elastic_trainer.memory.simulation import touched_bytes
 from elastic_trainer.memory.step_memory import StepMemory, forward_memory, step_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.task import ImageClassification
@@ -52,7 +52,6 @@ def test_what_nothing_needs_is_not_run():
 
 
 def test_one_thread_makes_a_random_mask_when_it_is_used_and_others_make_them_ahead():
-
     def with_masks(x):
         for _ in range(12):
             x = tf.matmul(x, x) * tf.random.uniform((SIDE, SIDE))

@@ -15,7 +15,7 @@ from plotting import Sheet
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.table_file import save_table, table_settings
+from elastic_trainer.timing.table import save_table, table_settings
 
 
 def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):

@@ -54,15 +54,14 @@ def fitting_epochs(table, seconds, data=DATA, most=12, interval=3.0, may_lengthe
     ],
 )
 def test_a_deadlines_epochs_are_those_that_fit_at_its_rho(seconds, compiling_ms, epochs, small_model):
-    details = {} if compiling_ms is None else {"compiling_ms": compiling_ms}
-    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, details=details)
+    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=20.0, compiling_ms=compiling_ms)
     data = ShuffledData("photos", 400, 40, 4)
     assert fitting_epochs(table, seconds, data)[0] == epochs
 
 
 def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
     """24 photos: an epoch is one step, and a selection takes as long as dozens of them."""
-    table = replace(make_table(small_model), full_step_ms=50.0, forward_ms=20.0, details={"compiling_ms": 1500.0})
+    table = replace(make_table(small_model), full_step_ms=50.0, forward_ms=20.0, compiling_ms=1500.0)
     few = ShuffledData("photos", 4, 4, 4)
     epochs, interval = fitting_epochs(table, 60.0, few, 500, 4)
     assert epochs > 100 and math.ceil(epochs / interval) * 1.5 <= 0.1 * 60
@@ -74,7 +73,7 @@ def test_selections_take_a_tenth_of_a_deadline_at_most(small_model):
 
 
 def test_epochs_that_are_not_validated_leave_time_for_more(small_model):
-    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=400.0, details={"compiling_ms": 0.0})
+    table = replace(make_table(small_model), full_step_ms=100.0, forward_ms=400.0, compiling_ms=0.0)
     data = ShuffledData("photos", 400, 40, 4)
     # An epoch takes 6 s of steps and 6 s of validation, which may take a tenth of that and 6 s at the end.
     assert fitting_epochs(table, 60.0, data, interval=12)[0] == 5
@@ -144,7 +143,7 @@ def test_a_deadline_may_limit_rho_and_starts_before_training(case):
 def test_a_deadline_keeps_the_time_of_the_first_selections(case):
     """Each compiles a step, and so do the gradient pass and validation; the device takes 1.5 of the table's time."""
     table, head = case
-    table, seconds = replace(table, details={"compiling_ms": 200.0}), 0.9 * 1200 * table.full_step_ms / 1e3
+    table, seconds = replace(table, compiling_ms=200.0), 0.9 * 1200 * table.full_step_ms / 1e3
     validations_ms = (11 + 1.5) * 1.5 * 3 * table.forward_ms
     for selection_steps in ([0], [0, 300, 600]):
         budget = deadline_budget((table, head), seconds, selection_steps)
@@ -234,7 +233,7 @@ def test_impossible_deadline_is_refused_and_a_missed_one_trains_the_head_only(ca
 def test_the_first_validation_before_a_deadline_is_compiled_too(case):
     table, head = case
     budgets = [
-        deadline_budget((replace(table, details=details), head), 60.0) for details in ({}, {"compiling_ms": 4000.0})
+        deadline_budget((replace(table, compiling_ms=compiling_ms), head), 60.0) for compiling_ms in (None, 4000.0)
     ]
     for elapsed, slowdown, expected in ((55.0, 1.0, False), (55.0, 1.5, True), (56.5, 1.0, True)):
         late = Progress(0, 12, 100, 1200, elapsed_seconds=elapsed, slowdown=slowdown)

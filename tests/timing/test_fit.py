@@ -1,9 +1,9 @@
-"""The fit of wall time to operation times."""
+"""The fit of wall time to operation times, and what the forward pass costs by depth."""
 
 import numpy as np
 import pytest
 
-from elastic_trainer.timing.fit import fit_wall_time
+from elastic_trainer.timing.fit import Fit, fit_wall_time, forward_sums
 
 
 def steps(rng, count=12):
@@ -55,3 +55,32 @@ def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     fit = fit_wall_time(sums, NONE, measured_ms, selections, rounds=1)
     assert fit.median_error_percent == pytest.approx(np.median(errors))
     assert fit.p95_error_percent == pytest.approx(np.percentile(errors, 95))
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_cheaper_way_equals_a_naive_comparison_and_never_gets_cheaper_with_depth(seed, copies):
+    rng = np.random.default_rng(seed)
+    t_fw_ms, features_mb = rng.exponential(size=12) * (rng.random(12) < 0.7), rng.exponential(size=12) * copies
+    fit = Fit(0.0, 1.0, 1.0, 0.8, None, None, 0, 0, reading_factor=0.5, writing_factor=0.7)
+    preprocessing_ms, misses = rng.choice([0.0, 0.5]), float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0]))
+    recomputed_ms, prefix_ms = (0.8 * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
+    costs = fit.forward_costs(t_fw_ms, preprocessing_ms, features_mb, misses)
+    for depth in range(13):
+        megabytes = features_mb[depth - 1] if depth else 0.0
+        computed = (recomputed_ms[depth] + prefix_ms[depth], 0.0, False)
+        cached = (recomputed_ms[depth] + 0.5 * megabytes, misses * (prefix_ms[depth] + 0.7 * megabytes), True)
+        is_possible = misses < 1 and prefix_ms[depth] > prefix_ms[12]
+        expected = cached if is_possible and sum(cached[:2]) <= computed[0] else computed
+        assert (costs.step_ms[depth], costs.making_ms[depth], costs.is_cached[depth]) == pytest.approx(expected)
+    assert copies or (np.diff(costs.step_ms + costs.making_ms) >= -1e-12).all()
+
+
+def test_recomputed_and_prefix_times_add_up_and_preprocessing_alone_is_never_cached():
+    t_fw_ms = np.array([1.0, 1.0, 0.0])
+    recomputed_ms, prefix_ms = forward_sums(t_fw_ms, 0.5)
+    np.testing.assert_array_equal(recomputed_ms, [0, 1, 2, 2])
+    np.testing.assert_array_equal(prefix_ms, [2.5, 1.5, 0.5, 0.5])
+    costs = Fit(0.0, 1.0, 1.0, 1.0, None, None, 0, 0).forward_costs(t_fw_ms, 0.5, np.zeros(3), misses=0.1)
+    np.testing.assert_array_equal(costs.is_cached, [True, True, False, False])
+    np.testing.assert_array_equal(costs.making_ms, [0.25, pytest.approx(0.15), 0, 0])

@@ -13,6 +13,7 @@ from elastic_trainer.timing.measuring import (
     QUICK_CALIBRATION,
     QUICK_ROUNDS,
     NoTimeToMeasureError,
+    Training,
     calibration_masks,
     idle_optimizer,
     made_up_images,
@@ -57,10 +58,10 @@ def test_a_short_table_tells_the_error_chain_from_weight_gradients(factors):
 
 def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
     model = make_small_model()
-    training = ImageClassification(model), idle_optimizer(model, "sgd")
-    batch = made_up_images(training[0], 4)
+    task = ImageClassification(model)
+    training = Training(task, idle_optimizer(model, "sgd"), made_up_images(task, 4))
     with pytest.raises(NoTimeToMeasureError):
-        measure(*training, batch, quick_until=time.perf_counter())
+        measure(training, quick_until=time.perf_counter())
     fewest = []
 
     def measure_steps(runs, seconds, at_least):
@@ -68,6 +69,6 @@ def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
         return np.ones((2, len(runs)))
 
     monkeypatch.setattr(measuring, "measure_steps", measure_steps)
-    assert measure(*training, batch, seconds=1e4, quick_until=time.perf_counter() + 600).is_quick
+    assert measure(training, seconds=1e4, quick_until=time.perf_counter() + 600).is_quick
     [(seconds, at_least)] = fewest
     assert 0 < seconds < 300 and at_least == QUICK_ROUNDS

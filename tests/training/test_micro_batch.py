@@ -19,13 +19,14 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.memory.budget import MemoryBudget
+from elastic_trainer.memory.costs import MemoryCosts
 from elastic_trainer.memory.step_memory import step_memory
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.table_file import table_folder
+from elastic_trainer.timing.table import table_folder
 from elastic_trainer.training.step import TrainStep
 from models import build_model
 
@@ -146,15 +147,8 @@ def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
     )
     assert part.tensors_mb < 0.5 * whole.tensors_mb
     table = make_table(model)
-    memory = {
-        "forward_mb": 1.0,
-        "beside_mb": 2.0,
-        "two_parts_mb": 1.0,
-        "own_mb": [0.0] * 18,
-        "chain_mb": [0.0] * 18,
-        "kept": [],
-    }
-    scaled = replace(table, details={"memory": memory}).in_parts(4)
+    memory = MemoryCosts(1.0, 2.0, 1.0, own_mb=np.zeros(18), chain_mb=np.zeros(18), kept=[])
+    scaled = replace(table, memory=memory).in_parts(4)
     sums_mb = sum(4e-6 * np.prod(shape) for shape in table.shapes)
     assert scaled.predict_mb(all_mask(model)) == pytest.approx(2.0 + sums_mb)
 

@@ -101,5 +101,5 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "preprocessing_ms", "forward_ms", "gradient_pass_ms")
     scaled = {name: factor * getattr(table, name) for name in names}
     fit = replace(table.fit, constant_ms=factor * table.fit.constant_ms + added_ms)
-    full_step_ms = factor * table.full_step_ms + added_ms
-    return replace(table, **scaled, full_step_ms=full_step_ms, fit=fit, details={})
+    scaled["full_step_ms"] = factor * table.full_step_ms + added_ms
+    return replace(table, **scaled, fit=fit, memory=None, compiling_ms=None, plain_step_ms=None)

@@ -119,7 +119,7 @@ class RoundScheme(Scheme):
     """
 
     def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
-        self.setup, self.table, self.peaks = setup, setup.table, setup.table.peaks
+        self.setup, self.table = setup, setup.table
         self.head = head_mask(setup.model)
         self._clock, self._step = clock, 0
         self._mask: np.ndarray | None = None
