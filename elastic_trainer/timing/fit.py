@@ -92,14 +92,6 @@ class Fit:
         return ForwardCosts(step_ms, np.where(is_cached, making_ms, 0.0), is_cached)
 
 
-class StepSums(NamedTuple):
-    """Sums of operation times in a step, in ms: t_dy down to the deepest tensor, t_dw of the selected, R + P or R."""
-
-    t_dy_ms: float
-    t_dw_ms: float
-    forward_ms: float
-
-
 def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarray, np.ndarray]:
     """R and P, float [N+1] by depth, from `Attribution.t_fw_ms` [N] and its `preprocessing_ms`."""
     recomputed_ms = np.concatenate([[0.0], np.cumsum(t_fw_ms)])
@@ -135,7 +127,8 @@ def fit_wall_time(
     """Non-negative least squares of relative errors, with the best `untraced_ms`.
 
     Args:
-        sums: [steps, 3], of each a `StepSums`.
+        sums: [steps, 3], operation times of each in ms: t_dy down to the deepest tensor, t_dw of the selected, and
+            R + P, or R from cached features.
         operations: [steps, 3], how many operations each sum is of.
         measured_ms: [steps] wall times.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.

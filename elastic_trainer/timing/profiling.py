@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from elastic_trainer.machine import environment
 from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
-from elastic_trainer.timing.fit import Fit, StepSums, depth_of, fit_wall_time, forward_sums, selection_sums
+from elastic_trainer.timing.fit import Fit, depth_of, fit_wall_time, forward_sums, selection_sums
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure
 from elastic_trainer.timing.table import TimingTable
@@ -161,7 +161,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
     selections = np.array([*range(len(masks)), *cached])
     selected = [mask[attribution.positions] for mask in masks]
-    sums, counts = (_fitted_sums(times, selected, cached) for times in (attribution.times(timed), ones))
+    sums, counts = (_step_sums(times, selected, cached) for times in (attribution.times(timed), ones))
     measured_ms = np.concatenate([median_ms, cached_ms])
     max_untraced_ms = MAX_UNTRACED * float(np.median([*timed.values()]))
     fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), max_untraced_ms)
@@ -173,7 +173,6 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "timing": timing,
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
-        "operation_ms": _sums(times),
         "operations": len(timed),
         "measured_selections": [
             {
@@ -203,19 +202,19 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     )
 
 
-def _fitted_sums(times: OperationTimes, selected: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
-    """A row of `StepSums` for each of `selected`, then for those of `cached` from features."""
-    computed = [_step_sums(times, each) for each in selected]
-    return np.array([*computed, *(_step_sums(times, selected[index], from_features=True) for index in cached)])
-
-
-def _step_sums(times: OperationTimes, selected: np.ndarray, from_features: bool = False) -> StepSums:
-    """Of the step that trains `selected`, bool [N] in backward order."""
+def _step_sums(times: OperationTimes, selected: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
+    """[steps, 3], see `fit_wall_time`: of a step for each of `selected`, then for those of `cached` from features."""
     recomputed_ms, prefix_ms = forward_sums(times.t_fw_ms, times.preprocessing_ms)
-    depth = depth_of(selected)
-    t_dy_ms, t_dw_ms = selection_sums(selected, times.t_dy_ms, times.t_dw_ms)
-    forward_ms = recomputed_ms[depth] + (0.0 if from_features else prefix_ms[depth])
-    return StepSums(t_dy_ms, t_dw_ms, float(forward_ms))
+    steps = [*((one, 1.0) for one in selected), *((selected[index], 0.0) for index in cached)]
+    return np.array(
+        [
+            [
+                *selection_sums(one, times.t_dy_ms, times.t_dw_ms),
+                recomputed_ms[depth_of(one)] + runs_prefix * prefix_ms[depth_of(one)],
+            ]
+            for one, runs_prefix in steps
+        ]
+    )
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
@@ -279,7 +278,6 @@ def table_of_trace(
         "planes": list(trace.planes),
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
-        "operation_ms": _sums(times),
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
     times_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms}
@@ -320,17 +318,14 @@ def _timing_table(
         **measured,
         details={
             **details,
+            "operation_ms": {
+                "forward": times.forward_ms,
+                "error_chain": float(times.t_dy_ms.sum()),
+                "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
+                "updates": float(times.update_ms.sum()),
+                "other": times.other_ms,
+            },
             "tensors_without_gradient": without_gradient,
             "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
         },
     )
-
-
-def _sums(times: OperationTimes) -> dict[str, float]:
-    return {
-        "forward": times.forward_ms,
-        "error_chain": float(times.t_dy_ms.sum()),
-        "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
-        "updates": float(times.update_ms.sum()),
-        "other": times.other_ms,
-    }

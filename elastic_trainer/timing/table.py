@@ -47,16 +47,8 @@ TABLE_SETTINGS = (
     *("model_name", "alpha", "input_size", "num_classes"),
     *("batch_size", "optimizer", "mixed_precision", "clips_gradients"),
 )
-# What a table depends on besides the network: keys of `machine.environment()` and their names in messages.
-_ORIGIN = {
-    "tensorflow": "TensorFlow",
-    "machine": "machine",
-    "processor": "processor",
-    "cores": "cores",
-    "usable_cores": "usable cores",
-    "thread_settings": "thread settings",
-    "system": "system",
-}
+# What a table depends on besides the network: keys of `machine.environment()`, and of the versions in it.
+_ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")
 _LONGEST_MS = 1e9  # eleven days a step: beyond any device, and far below what arithmetic loses
 _MS, _MS_ABOVE_0, _SIZE = number(0, _LONGEST_MS), number(0, _LONGEST_MS, above=True), number(1, kind=int)
 _COUNT = number(0, kind=int)
@@ -429,10 +421,10 @@ def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
     if profile.get("environment") is None:
         return "profiled on a different setup: no machine recorded"
     places = [{**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment())]
-    pairs = {name: [place.get(key) for place in places] for key, name in _ORIGIN.items()}
+    pairs = {key: [place.get(key) for place in places] for key in _ORIGIN}
     differences = [
-        f"{name} {_shown(old)}, here {_shown(new)}"
-        for name, (old, new) in pairs.items()
+        f"{key.replace('_', ' ')} {_shown(old)}, here {_shown(new)}"
+        for key, (old, new) in pairs.items()
         if old is not None and new is not None and old != new
     ]
     if differences:

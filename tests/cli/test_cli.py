@@ -38,7 +38,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     original = (folder / "profile.json").read_text()
     (folder / "profile.json").write_text(json.dumps(profile))
     stale = error_line("main.py", *flags)
-    assert "different setup: TensorFlow 2.0.0" in stale and "or use it anyway with --allow_stale" in stale
+    assert "different setup: tensorflow 2.0.0" in stale and "or use it anyway with --allow_stale" in stale
     assert len(list(tmp_path.iterdir())) == 1, "a refused run leaves nothing"
     here("--max_steps", 1, "--run_name", "stale", "--allow_stale_profile", "--rho", 0.9)
     out = capsys.readouterr().out

@@ -269,7 +269,7 @@ def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setti
 
 
 OTHER_ENVIRONMENTS = {
-    "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"TensorFlow 2\.0\.0, here 2\.\d+\.\d+"),
+    "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"tensorflow 2\.0\.0, here 2\.\d+\.\d+"),
     "machine": ("machine", "pdp11", r"machine pdp11, here \w+"),
     "processor": ("processor", "abacus", r"processor abacus, here .+"),
     "cores": ("cores", 999, r"cores 999, here \d+"),
