@@ -30,16 +30,7 @@ def reading(path: Path | str) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, csv.Error, RecursionError) as error:
-        raise UserError(f"{path}: {_first_field(error)}") from error
-
-
-def _first_field(error: Exception) -> str:
-    """Message of the error; for a `pydantic.ValidationError` (pydantic is not imported here), of its first field."""
-    if not hasattr(error, "errors"):
-        return first_line(error)
-    wrong = error.errors(include_url=False)[0]
-    shown = f", not {reprlib.repr(wrong['input'])}" if wrong["loc"] and wrong["type"] != "missing" else ""
-    return ": ".join([*map(str, wrong["loc"]), wrong["msg"].removeprefix("Value error, ") + shown])
+        raise UserError(f"{path}: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
