@@ -268,7 +268,7 @@ def test_the_table_is_measured_once_and_kept(tmp_path, capsys, monkeypatch):
         return "timing table kept in" in text
 
     assert fit(compiled())
-    assert not fit(compiled()), "another model of the same operations, whose layers Keras numbers anew, has it, too"
+    assert not fit(compiled()), "another model of the same operations, whose layers Keras numbers again, has it, too"
     (tmp_path / "table" / "profile.json").write_text("{}")
     assert fit(compiled()), "a damaged one is measured again"
 

@@ -21,7 +21,11 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 
-MEASURED = ("step", "step_flops", "step_ms", "slowdowns", "making_ms")  # of a selection, beside it in a checkpoint
+# Fields of a selection that a checkpoint has beside it, and their names there.
+MEASURED = {
+    **{name: name for name in ("step", "step_flops", "step_ms", "slowdowns")},
+    "caching_ms": "making_ms",
+}
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
 
 
@@ -137,7 +141,7 @@ class History:
 
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
-        self._measured_ms = sum(self.step_ms) + self.making_ms
+        self._measured_ms = sum(self.step_ms) + self.caching_ms
 
     @property
     def selection(self) -> Selection:
@@ -150,9 +154,9 @@ class History:
         return [ms for selection in self.selections for ms in selection.step_ms]
 
     @property
-    def making_ms(self) -> float:
+    def caching_ms(self) -> float:
         """Time of computing the features that are kept."""
-        return sum(selection.making_ms for selection in self.selections)
+        return sum(selection.caching_ms for selection in self.selections)
 
     @property
     def selection_seconds(self) -> float | None:
@@ -174,8 +178,8 @@ class History:
         """Count a step."""
         self.step += 1
         self.results.append(result)
-        self.selection.making_ms += result.making_ms
-        self._measured_ms += result.making_ms
+        self.selection.caching_ms += result.caching_ms
+        self._measured_ms += result.caching_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
@@ -282,7 +286,7 @@ class History:
             slowdown=latest.slowdown if latest else None,
             features_possible=features_possible,
             feature_steps=self._feature_steps() if features_possible else 0,
-            making_ms=latest.making_ms if latest else 0.0,
+            caching_ms=latest.caching_ms if latest else 0.0,
             first_model_seconds=self.first_model_seconds,
         )
 
@@ -326,11 +330,11 @@ def _is_validated(row: dict[str, Any]) -> bool:
 def _selection_record(selection: Selection) -> dict[str, Any]:
     importance = None if selection.importance is None else selection.importance.tolist()
     chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**{name: chosen.pop(name) for name in MEASURED}, "selection": chosen}
+    return {**{key: chosen.pop(name) for name, key in MEASURED.items()}, "selection": chosen}
 
 
 def _selection(record: dict[str, Any]) -> Selection:
-    measured = {name: record[name] for name in MEASURED}
+    measured = {name: record[key] for name, key in MEASURED.items()}
     selection = Selection(**record["selection"], **measured)
     selection.mask = np.array(selection.mask, bool)
     if selection.importance is not None:

@@ -60,12 +60,12 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "selection_part_seconds": {
             part: sum(one.seconds.get(part, 0.0) for one in history.selections) for part in SELECTION_PARTS
         },
-        "feature_seconds": history.making_ms / 1e3,
+        "feature_seconds": history.caching_ms / 1e3,
         "first_model_seconds": history.first_model_seconds,
         "average_head_seconds": history.average_head_seconds,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
-        "rho_measured": (sum(step_ms) + history.making_ms) / full_ms if full_ms else None,
+        "rho_measured": (sum(step_ms) + history.caching_ms) / full_ms if full_ms else None,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
@@ -95,7 +95,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     `full_ms`: of full training, for the measured steps; None without a budget.
     """
     step_ms, ratio = history.step_ms, None
-    measured_share = (sum(step_ms) + history.making_ms) / training_ms
+    measured_share = (sum(step_ms) + history.caching_ms) / training_ms
     if full_ms is None:
         missing = "no step was measured within a time budget"
     elif len(step_ms) < MIN_STEPS or measured_share < MIN_SHARE:

@@ -75,7 +75,7 @@ class Progress(NamedTuple):
         slowdown: when the last selection was made; None before the first.
         features_possible: whether features of the frozen prefix can be cached now.
         feature_steps: latest steps that used the features of one selection; 0 if the last step used none.
-        making_ms: what making features took since the last selection.
+        caching_ms: what making features took since the last selection.
         steps_per_epoch: of a complete epoch.
         first_model_seconds: what fitting and saving the model before training took; 0 if there was none.
     """
@@ -93,7 +93,7 @@ class Progress(NamedTuple):
     slowdown: float | None = None
     features_possible: bool = False
     feature_steps: int = 0
-    making_ms: float = 0.0
+    caching_ms: float = 0.0
     steps_per_epoch: int = 1
     first_model_seconds: float = 0.0
 
@@ -142,7 +142,7 @@ class TimeBudget:
         self.table, self.correction = table, 1.0
         self.smallest_rho = smallest_rho(table, head, misses)
         self.mask: np.ndarray | None = None  # of the latest plan
-        self._step_ms = self._making_ms = 0.0  # of the latest plan, in table time
+        self._step_ms = self._caching_ms = 0.0  # of the latest plan, in table time
 
     def allow(self, progress: Progress) -> Allowance:
         """The allowance of the next selection, corrected by what was measured since the last one."""
@@ -162,16 +162,16 @@ class TimeBudget:
 
     def adopt(self, plan: Plan) -> None:
         """Note that the tensors of `plan` train from now on."""
-        self.mask, self._step_ms, self._making_ms = plan.mask, plan.step_ms, plan.making_ms
+        self.mask, self._step_ms, self._caching_ms = plan.mask, plan.step_ms, plan.caching_ms
 
     def to_record(self) -> dict[str, float]:
         """What a checkpoint keeps of it, besides the mask."""
-        return {"correction": self.correction, "step_ms": self._step_ms, "making_ms": self._making_ms}
+        return {"correction": self.correction, "step_ms": self._step_ms, "making_ms": self._caching_ms}
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """Continue from what `to_record` returned while bool [N] `mask` trained."""
         self.mask, self.correction = mask, record["correction"]
-        self._step_ms, self._making_ms = record["step_ms"], record["making_ms"]
+        self._step_ms, self._caching_ms = record["step_ms"], record["making_ms"]
 
 
 class RhoBudget(TimeBudget):
@@ -204,7 +204,7 @@ class RhoBudget(TimeBudget):
             self.correction *= (statistics.median(ratios) / self.correction) ** gain
             self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
         if self._step_ms:
-            took = min((self._step_ms + self._making_ms) * self.correction / self.table.full_step_ms, 1.0)
+            took = min((self._step_ms + self._caching_ms) * self.correction / self.table.full_step_ms, 1.0)
             carried = min(max(self._allowed - took, -MAX_CARRY_OVER), MAX_CARRY_OVER)
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         return Allowance(self._allowed, latest_slowdown(progress), self.correction)
@@ -345,8 +345,8 @@ class DeadlineBudget(TimeBudget):
     def _making_seconds(self, progress: Progress, end: int) -> float:
         """What making features still takes until step `end`, before which the next selection is due."""
         start = max((step for step in self._selection_steps if step < progress.step), default=0)
-        planned_ms = self._making_ms * (progress.slowdown or 1.0) * (end - start)
-        return max(planned_ms - progress.making_ms, 0.0) / 1e3
+        planned_ms = self._caching_ms * (progress.slowdown or 1.0) * (end - start)
+        return max(planned_ms - progress.caching_ms, 0.0) / 1e3
 
     def _beside_steps(self, progress: Progress, slowdown: float, left: float) -> float:
         """What all but the steps takes of the seconds `left`: as measured, else by the table at this slowdown."""

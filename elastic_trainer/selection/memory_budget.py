@@ -63,8 +63,8 @@ def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[i
         room_mb: memory that they may take.
     """
     everything = np.ones(len(table.names), bool)
-    whatever_mb, by_rows_mb = table.parts_mb(everything)
-    fixed_mb = whatever_mb + MEASURED_WEIGHTS * table.tensors_mb(everything)
+    fixed_mb, by_rows_mb = table.parts_mb(everything)
+    fixed_mb += MEASURED_WEIGHTS * table.tensors_mb(everything)
     divisors = [rows for rows in range(batch_size, 0, -1) if batch_size % rows == 0]
     needed_mb = {rows: fixed_mb + by_rows_mb * rows / batch_size for rows in divisors}
     rows = next((rows for rows in divisors if needed_mb[rows] <= room_mb), 1)

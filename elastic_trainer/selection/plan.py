@@ -83,7 +83,7 @@ def run_plan_lines(
         if plan is None:
             yield f"{mark} {each:.2f}  {'not feasible':>10}"
             continue
-        step_ms = plan.step_ms + plan.making_ms
+        step_ms = plan.step_ms + plan.caching_ms
         training = schedule.total_steps * step_ms / 1e3
         in_all = training + run_time.beside(schedule.epochs, selections, training)
         kept = feature_batches(data, settings) * plan.uses_features

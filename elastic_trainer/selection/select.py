@@ -29,14 +29,14 @@ class Plan(NamedTuple):
     Attributes:
         mask: bool [N] over `model.trainable_variables`.
         importance: [N], or None for a selector that does not use it.
-        step_ms, making_ms, uses_features: as in `timing.table.StepPrediction`.
-        budget_ms: what step_ms and making_ms may be together.
+        step_ms, caching_ms, uses_features: as in `timing.table.StepPrediction`.
+        budget_ms: what step_ms and caching_ms may be together.
     """
 
     mask: np.ndarray
     importance: np.ndarray | None
     step_ms: float
-    making_ms: float
+    caching_ms: float
     uses_features: bool
     budget_ms: float
 
@@ -59,7 +59,7 @@ class Selection:
         step_flops: FLOPs of each of its steps.
         step_ms: their measured times.
         slowdowns: by each gradient pass among them, see `selection.budget`.
-        making_ms: computing the features that are kept (`training.features`), in all.
+        caching_ms: computing the features that are kept (`training.features`), in all.
     """
 
     mask: np.ndarray
@@ -77,7 +77,7 @@ class Selection:
     step_flops: float = 0.0
     step_ms: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
-    making_ms: float = 0.0
+    caching_ms: float = 0.0
 
     @property
     def predicted_share(self) -> float:
@@ -153,7 +153,7 @@ def select_upper_part(
         for each in dict.fromkeys((misses, 1.0)):  # features may not fit where the selection alone does
             plan = plan_of(table, mask, None, budget_ms, each)
             fits_memory = room_mb == inf or table.predict_mb(mask, kept_batches * plan.uses_features) <= room_mb
-            if fits_memory and plan.step_ms + plan.making_ms <= budget_ms:
+            if fits_memory and plan.step_ms + plan.caching_ms <= budget_ms:
                 best = plan
                 break
     return best
@@ -176,7 +176,7 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
         misses: of the features that `current` has already, see `timing.fit`.
         changing_ms: time of a change, a step that is left of the run.
     """
-    current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.making_ms
+    current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.caching_ms
     is_close = plan_ms - SHORTFALL * plan.budget_ms <= current_ms <= (1 + OVERRUN) * plan.budget_ms
     is_close |= abs(plan_ms - current_ms) <= changing_ms
     is_free = plan.importance is None and not plan.mask.all()

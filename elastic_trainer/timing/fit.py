@@ -40,12 +40,12 @@ class ForwardCosts(NamedTuple):
 
     Attributes:
         step_ms: of the forward pass within the step itself.
-        making_ms: of computing features for the cache; 0 without one.
+        caching_ms: of computing features for the cache; 0 without one.
         is_cached: bool [N+1], whether features are used.
     """
 
     step_ms: np.ndarray
-    making_ms: np.ndarray
+    caching_ms: np.ndarray
     is_cached: np.ndarray
 
 
@@ -84,12 +84,12 @@ class Fit:
         recomputed_ms, prefix_ms = (self.t_fw_factor * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
         features_mb = np.concatenate([[0.0], features_mb])
         cached_ms = recomputed_ms + self.reading_factor * features_mb
-        making_ms = misses * (prefix_ms + self.writing_factor * features_mb)
+        caching_ms = misses * (prefix_ms + self.writing_factor * features_mb)
         # Behind the last tensor is preprocessing alone, which is not cached by itself.
-        is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + making_ms <= recomputed_ms + prefix_ms)
+        is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + caching_ms <= recomputed_ms + prefix_ms)
         is_cached &= misses < 1
         step_ms = np.where(is_cached, cached_ms, recomputed_ms + prefix_ms)
-        return ForwardCosts(step_ms, np.where(is_cached, making_ms, 0.0), is_cached)
+        return ForwardCosts(step_ms, np.where(is_cached, caching_ms, 0.0), is_cached)
 
 
 def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,8 @@ from elastic_trainer.timing.table import TimingTable
 class Problem(NamedTuple):
     """Which tensors to train beside those that always train; arrays [N] in backward order, times in ms of a step.
 
-    What always trains gains nothing, and it and the way to it cost no more. A gamma and its kernel are one tensor, at
-    the place of the deeper one; the other gains and costs nothing.
+    Always-trained tensors have zero value; they and the chain to them are already paid for. A gamma and its kernel are
+    one tensor, at the place of the deeper one; the other has neither value nor cost.
 
     Attributes:
         t_dy_ms, t_dw_ms, importance: what going one tensor deeper and training it adds to a step, and what it gains.

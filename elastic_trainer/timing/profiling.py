@@ -94,7 +94,7 @@ def profile_compiled(
 
 
 def numbered_names(model: keras.Model) -> list[str]:
-    """Names of `model.trainable_variables` without those of layers, which Keras numbers anew for each model."""
+    """Names of `model.trainable_variables` without those of layers, which Keras numbers again for each model."""
     return [f"{k}/{variable.name}" for k, variable in enumerate(model.trainable_variables)]
 
 

@@ -42,7 +42,7 @@ from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_su
 # Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
 # predictions are not relied on.
 MAX_ERROR, MAX_FREE = 0.15, 0.15
-# The settings of a network that a table is made for; it is of no use for others.
+# The settings of a network that a table is made for; it is invalid for others.
 TABLE_SETTINGS = (
     *("model_name", "alpha", "input_size", "num_classes"),
     *("batch_size", "optimizer", "mixed_precision", "clips_gradients"),
@@ -84,12 +84,12 @@ class StepPrediction(NamedTuple):
 
     Attributes:
         step_ms: of the step itself.
-        making_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
+        caching_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
         uses_features: whether it runs on cached features; else it computes the prefix.
     """
 
     step_ms: float
-    making_ms: float
+    caching_ms: float
     uses_features: bool
 
 
@@ -135,7 +135,7 @@ class TimingTable:
     def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
         """Wall time [N] that going one tensor deeper adds to a step: to pass the error on, and forward."""
         costs = self.forward_costs(misses)
-        return self.fit.t_dy_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.making_ms))
+        return self.fit.t_dy_factor * self.t_dy_ms + np.diff(np.maximum.accumulate(costs.step_ms + costs.caching_ms))
 
     @property
     def wall_t_dw_ms(self) -> np.ndarray:
@@ -247,14 +247,14 @@ class TimingTable:
         """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheaper form."""
         t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
         backward_ms = self.fit.t_dy_factor * t_dy_ms + self.fit.t_dw_factor * t_dw_ms
-        step_ms, making_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
+        step_ms, caching_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
         step_ms += self.fit.constant_ms + backward_ms
-        return StepPrediction(float(step_ms), float(making_ms), bool(is_cached))
+        return StepPrediction(float(step_ms), float(caching_ms), bool(is_cached))
 
     def predict_ms(self, mask: np.ndarray, misses: float = 1.0) -> float:
         """Wall time of that step, with what making its features costs."""
         prediction = self.predict(mask, misses)
-        return prediction.step_ms + prediction.making_ms
+        return prediction.step_ms + prediction.caching_ms
 
     def digest(self) -> str:
         """Differs between tables with different times."""

@@ -29,7 +29,7 @@ class StepResult(NamedTuple):
     """One training step: loss on the batch, `Task.measures`, learning rate, and wall time.
 
     Either `step_ms` is None or `first_call_ms`, the time of the first step of a new graph, which TensorFlow then
-    optimises. `making_ms` is what it took before to compute features that are kept for this step and later ones.
+    optimises. `caching_ms` is what it took before to compute features that are kept for this step and later ones.
     """
 
     loss: float
@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
     learning_rate: float
     step_ms: float | None
     first_call_ms: float | None = None
-    making_ms: float = 0.0
+    caching_ms: float = 0.0
 
 
 def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -> UserError:
@@ -205,7 +205,7 @@ class TrainState:
 
     def train(self, batch: Batch) -> StepResult:
         """One step on one batch."""
-        making_ms = 1e3 * self.features.prepare(batch)
+        caching_ms = 1e3 * self.features.prepare(batch)
         step, is_cached = self._current_step(), self.features.split is not None
         inputs: Any = None if is_cached else batch.inputs  # as in the timing table, not part of the step
         start = time.perf_counter()
@@ -218,7 +218,7 @@ class TrainState:
         numbers = float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
-        return StepResult(*numbers, wall_ms if was_warm else None, None if was_warm else wall_ms, making_ms)
+        return StepResult(*numbers, wall_ms if was_warm else None, None if was_warm else wall_ms, caching_ms)
 
     def _train_in_parts(self, step: TrainStep | ClosedFormStep | SplitStep, batch: Batch) -> StepValues:
         """One step whose gradients are added up over parts of the batch; loss and measures are those of all."""

@@ -178,7 +178,7 @@ def alternating(full: Callable[[], object], busy_processes: int) -> Iterator[tup
             is_quiet = is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen)
             result = self.trainer.history.results[-1]
             own_ms = np.nan if result.step_ms is None else result.step_ms
-            times.append((own_ms, result.making_ms, self.full_ms, is_quiet))
+            times.append((own_ms, result.caching_ms, self.full_ms, is_quiet))
 
     try:
         yield Alternating(), times
@@ -214,8 +214,8 @@ def run(
         results = trainer.run()
     assert results is not None, "it ran to its end"
     selections = trainer.history.selections
-    own_ms, making_ms, full_ms, is_quiet = np.array(times).reshape(len(selections), -1, 4).transpose(2, 0, 1)
-    own_ms = own_ms + making_ms.mean(axis=1, keepdims=True)
+    own_ms, caching_ms, full_ms, is_quiet = np.array(times).reshape(len(selections), -1, 4).transpose(2, 0, 1)
+    own_ms = own_ms + caching_ms.mean(axis=1, keepdims=True)
     return {
         **step_ratios(np.array([own_ms.ravel(), full_ms.ravel(), is_quiet.ravel()]).T),
         "by_slowdown": results["rho_measured"],

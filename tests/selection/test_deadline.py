@@ -92,8 +92,8 @@ def test_a_run_before_a_deadline_has_the_steps_that_fit_at_the_latest_speed(case
     budget = deadline_budget(case, 100.0, validation_share=0.1)
     assert budget.fitting_steps(progress) == 100 + int((80 * 0.98 - 1.5 * 2) / (0.1 + 0.01))
     budget = deadline_budget(case, 100.0, [0, 400])
-    slow = progress._replace(validation_seconds=[20.0, 20.0], slowdown=1.5, making_ms=1e3)
-    budget.adopt(plan_of(table, head, None, 0.0, 1.0)._replace(making_ms=10.0))
+    slow = progress._replace(validation_seconds=[20.0, 20.0], slowdown=1.5, caching_ms=1e3)
+    budget.adopt(plan_of(table, head, None, 0.0, 1.0)._replace(caching_ms=10.0))
     left = 80 * 0.98 - 1.5 * 20 - (1.5 * 400 * 10.0 - 1e3) / 1e3
     assert budget.fitting_steps(slow) == 100 + int(left / (0.1 + 0.2)), "the validation takes longer than the steps"
 

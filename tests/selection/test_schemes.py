@@ -92,19 +92,19 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
     table, head = budget.table, head_mask(state.model)
     first = scheme.select(Progress(total_steps=240, features_possible=True), state)
-    making_ms = 0.1 * (len(head) - table.depth(first.mask))  # 24 images for 60 steps of 4
-    assert first.uses_features and budget._making_ms == pytest.approx(making_ms)
+    caching_ms = 0.1 * (len(head) - table.depth(first.mask))  # 24 images for 60 steps of 4
+    assert first.uses_features and budget._caching_ms == pytest.approx(caching_ms)
     assert first.predicted_step_ms == pytest.approx(table.predict_ms(first.mask, 0.0))
-    assert first.predicted_step_ms + making_ms <= first.budget_step_ms + 1e-9
+    assert first.predicted_step_ms + caching_ms <= first.budget_step_ms + 1e-9
     again = first.mask.astype(float)  # the same tensors matter
     monkeypatch.setattr(ImportanceEvaluator, "importance", lambda *_: again)
     cached = Progress(step=60, total_steps=240, features_possible=True, feature_steps=60)
     kept = scheme.select(cached, state)
-    assert (kept.mask == first.mask).all() and kept.uses_features and budget._making_ms == 0
+    assert (kept.mask == first.mask).all() and kept.uses_features and budget._caching_ms == 0
     half = scheme.select(cached._replace(step=120, feature_steps=3), state)
-    assert half.uses_features and budget._making_ms == pytest.approx(making_ms / 2)
+    assert half.uses_features and budget._caching_ms == pytest.approx(caching_ms / 2)
     none = scheme.select(Progress(step=180, total_steps=240), state)
-    assert not none.uses_features and budget._making_ms == 0 and none.mask.sum() < first.mask.sum()
+    assert not none.uses_features and budget._caching_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
 def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_without(monkeypatch):
@@ -181,8 +181,8 @@ def test_slowdown_and_correction_turn_a_plan_into_wall_time(monkeypatch):
     assert (selection.slowdown, selection.correction) == (2, 1.2)
     step_ms = budget.table.predict_ms(selection.mask, 0.0)
     assert selection.predicted_step_ms == pytest.approx(2 * 1.2 * step_ms)
-    making_ms = 2 * 1.2 * budget._making_ms
-    assert 0 < making_ms <= selection.budget_step_ms - selection.predicted_step_ms + 1e-9
+    caching_ms = 2 * 1.2 * budget._caching_ms
+    assert 0 < caching_ms <= selection.budget_step_ms - selection.predicted_step_ms + 1e-9
 
 
 def test_misses_are_the_expected_share_of_images_shown_for_the_first_time():

@@ -23,7 +23,7 @@ def test_selection_fits_the_budget_and_contains_the_head(small_model, misses):
         importance = rng.normal(0.2, 0.5, len(head))
         selection = select_tensors(table, importance, head, float(rho), misses=misses)
         assert selection.mask[head].all()
-        total_ms = selection.step_ms + selection.making_ms
+        total_ms = selection.step_ms + selection.caching_ms
         assert total_ms == pytest.approx(table.predict_ms(selection.mask, misses))
         assert total_ms <= selection.budget_ms + 1e-9
         assert not (selection.mask & ~head & (importance <= 0)).any()
@@ -138,6 +138,6 @@ def test_upper_part_stays_unless_another_is_clearly_closer_to_the_budget(small_m
 def test_the_same_tensors_keep_the_features_that_they_have(small_model):
     table, head = make_table(small_model, t_fw_ms=1.0), head_mask(small_model)
     plan = select_tensors(table, np.ones(len(head)), head, 0.6, misses=0.5)
-    assert plan.uses_features and plan.making_ms == pytest.approx(0.5 * (len(head) - table.depth(plan.mask)))
+    assert plan.uses_features and plan.caching_ms == pytest.approx(0.5 * (len(head) - table.depth(plan.mask)))
     kept = keep_if_close(table, plan, plan.mask, misses=0.0)
-    assert kept.uses_features and kept.making_ms == 0 and kept.step_ms == plan.step_ms
+    assert kept.uses_features and kept.caching_ms == 0 and kept.step_ms == plan.step_ms

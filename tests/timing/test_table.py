@@ -82,7 +82,7 @@ def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_fa
     assert table.predict_ms(mask, misses) == pytest.approx(plain.predict_ms(mask, misses) + added_ms)
     assert (table.wall_t_dy_ms(misses) >= 0).all()
     costs = table.forward_costs(misses)
-    most_ms = np.maximum.accumulate(costs.step_ms + costs.making_ms)
+    most_ms = np.maximum.accumulate(costs.step_ms + costs.caching_ms)
     chain_ms = np.cumsum(table.wall_t_dy_ms(misses) - table.fit.t_dy_factor * table.t_dy_ms)
     np.testing.assert_allclose(chain_ms, most_ms[1:] - most_ms[0])
 

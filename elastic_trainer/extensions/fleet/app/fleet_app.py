@@ -1,7 +1,7 @@
 """The Flower app: both ends of the network, each a messenger of the long-lived process beside it.
 
 Flower 1.42 starts a new process for every message that a board gets. It would load TensorFlow (8 s) and compile the
-step anew in every round. So the ClientApp passes the message on to `fleet.py join`, and the ServerApp, which starts
+step again in every round. So the ClientApp passes the message on to `fleet.py join`, and the ServerApp, which starts
 once, passes on what `fleet.py serve` wants to send. They talk over a socket of this machine, with a key that only their
 environment has.
 
