@@ -220,9 +220,9 @@ class Trainer:
             optimizer = self.training.optimizer
             updates = int(optimizer.iterations.numpy())
             raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, optimizer)
-        if is_full:
+        if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
-                history.record_slowdown(self.scheme.slowdown(history.step, batch))
+                history.selection.slowdowns.append(self.scheme.slowdown(batch))
         self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
 

@@ -24,7 +24,7 @@ from elastic_trainer.machine import environment
 from elastic_trainer.timing.table import save_table, table_folder, table_settings
 
 BEFORE = 4  # steps: an epoch has 3, so all features are made, and no validation follows
-MAX_FRAMES, MAX_FILES, MAX_OBJECTS = 7, 16, 22
+MAX_FRAMES, MAX_FILES, MAX_OBJECTS = 7, 14, 20
 OURS = {path for path in ROOT.iterdir() if path.suffix == ".py"}, ROOT / "elastic_trainer"
 
 

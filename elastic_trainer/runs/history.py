@@ -142,6 +142,7 @@ class History:
     def __post_init__(self) -> None:
         # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
         self._measured_ms = sum(self.step_ms) + self.caching_ms
+        self.first_step_seconds: float | None = None  # after the program's start; None before, and if resumed
 
     @property
     def selection(self) -> Selection:
@@ -177,6 +178,8 @@ class History:
     def record_step(self, result: StepResult) -> None:
         """Count a step."""
         self.step += 1
+        if self.step == 1:
+            self.first_step_seconds = self.clocks.elapsed()
         self.results.append(result)
         self.selection.caching_ms += result.caching_ms
         self._measured_ms += result.caching_ms
@@ -186,11 +189,6 @@ class History:
         if result.step_ms is not None:
             self.selection.step_ms.append(result.step_ms)
             self._measured_ms += result.step_ms
-
-    def record_slowdown(self, slowdown: float | None) -> None:
-        """Keep the slowdown by a gradient pass; None if there was none."""
-        if slowdown is not None:
-            self.selection.slowdowns.append(slowdown)
 
     @property
     def validated(self) -> list[dict[str, Any]]:

@@ -75,10 +75,6 @@ class RunLog(Listener):
         if self.trainer.history.selections:  # an earlier process did parts of what the clocks have counted
             self._reached["first_step"] = None
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if "first_step" not in self._reached:
-            self._reached["first_step"] = self.trainer.history.clocks.elapsed()
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._write_tables()
 
@@ -105,7 +101,9 @@ class RunLog(Listener):
             What comes after training is added by `summary.update_summary`.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        reached = {**self._reached, "end": self.trainer.history.clocks.elapsed()}
+        history = self.trainer.history
+        self._reached.setdefault("first_step", history.first_step_seconds)
+        reached = {**self._reached, "end": history.clocks.elapsed()}
         summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
         self.events.finish()
         write_json(self.folder / SUMMARY, summary)

@@ -127,13 +127,13 @@ class ElasticScheme(Scheme):
         # Gradient passes must be compiled. That pays where later selections use what they measure.
         is_used = len(steps) > 1 or self._evaluator.reads_gradients
         self._measures_speed = self._passes_fit and self.settings.correct_budget and is_used
-        self._pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
+        self.pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
     def is_due(self, step: int) -> bool:
         return step in self._due
 
-    def slowdown(self, step: int, batch: Batch) -> float | None:
-        return self._measured_slowdown(batch) if step in self._pass_steps else None
+    def slowdown(self, batch: Batch) -> float:
+        return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
 
     def is_out_of_time(self, progress: Progress) -> bool:
         return self.budget.is_out_of_time(progress, self.is_due(progress.step))
@@ -163,10 +163,7 @@ class ElasticScheme(Scheme):
         if progress.slowdowns and not self._has_new_table:
             return progress
         self._has_new_table = False
-        return progress._replace(slowdowns=[self._measured_slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
-
-    def _measured_slowdown(self, batch: Batch) -> float:
-        return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
+        return progress._replace(slowdowns=[self.slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
 
     def _limits(self, progress: Progress) -> tuple[Any, ...]:
         """The further arguments of the Tensor Selector."""
@@ -220,7 +217,7 @@ class ElasticScheme(Scheme):
         if rows < self._rows or needed_mb > self._room_mb:
             self._evaluator.set_micro_batch(rows)  # a pass over all tensors that measures the speed does not fit
             self._passes_fit = self._measures_speed = False
-            self._pass_steps = set()
+            self.pass_steps = set()
             if not self._evaluator.reads_gradients:
                 return
             if needed_mb > self._room_mb:

@@ -9,6 +9,7 @@ PruneTrain's scheme is in extensions/pruning/. `registry.SCHEMES` names them all
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,7 +46,12 @@ class Scheme:
     """What a run trains: which tensors from which step on, in which network, with what added to the loss.
 
     The training loop asks. A scheme never steps, times, records or saves. Only `select` must be defined.
+
+    Attributes:
+        pass_steps: steps, counted from 1, after which it asks for the device's slowdown.
     """
+
+    pass_steps: Collection[int] = ()
 
     def settings_for(self, settings: Settings) -> Settings:
         """The settings of a run under this scheme, given those that were asked for."""
@@ -70,9 +76,9 @@ class Scheme:
         """Let `state` train `selection` from now on, if it does not yet."""
         state.adopt(selection.mask, uses_features)
 
-    def slowdown(self, step: int, batch: Batch) -> float | None:
-        """The device's slowdown now, measured on the last batch after `step` steps, or None if not due."""
-        return None
+    def slowdown(self, batch: Batch) -> float:
+        """The device's slowdown now, measured on the last batch."""
+        raise NotImplementedError
 
     def penalty(self, model: keras.Model) -> tf.Tensor | None:
         """What is added to the loss within the step, besides the model's own regularisers, or None."""

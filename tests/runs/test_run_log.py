@@ -43,5 +43,4 @@ def test_a_run_that_continues_before_its_first_step_does_not_say_when_that_was(t
     log = RunLog(tmp_path, {}, ["a", "b"])
     log.set_trainer(SimpleNamespace(history=history))  # type: ignore[arg-type]
     log.on_train_begin()
-    log.on_train_batch_end(0)
     assert log._reached == {"first_step": None}

@@ -5,9 +5,7 @@ import pytest
 from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run
 
-import train
-from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
     MAX_CARRY_OVER,
@@ -21,6 +19,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportan
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import TrainState
@@ -49,27 +48,17 @@ def test_elastic_run_records_slowdown_and_correction(tmp_path):
     assert ratio > summary["rho_measured"] if ratio else "too short" in summary["time_over_full_missing"]
 
 
-def test_gradient_passes_do_not_change_the_weights(tmp_path, monkeypatch):
+def test_gradient_passes_do_not_change_the_weights():
     """At rho 1 selections depend only on importance, so runs with and without gradient passes are equal."""
-    weights, timed = [], []
-    original = ElasticScheme.slowdown
-
-    def recording(self, step, batch):
-        slowdown = original(self, step, batch)
-        timed.append((step, slowdown is not None))
-        return slowdown
-
-    monkeypatch.setattr(ElasticScheme, "slowdown", recording)
+    weights, passes = [], []
     for correct in (True, False):
         model = make_small_model()
         settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
-        budget = make_budget(model, make_small_data(), settings, make_table(model))
-        with RunLog(tmp_path / str(correct), {}, tensor_names(model)) as log:
-            train.elastic_training(model, make_small_data(), settings, log, budget)
+        trainer = Trainer(model, make_small_data(), settings=settings, table=make_table(model))
+        trainer.run()
         weights.append([variable.numpy() for variable in model.variables])
-    passes = {step for step, was_timed in timed[:24] if was_timed}
-    assert passes == gradient_pass_steps([0, 12, 24]) and len(passes) == 4
-    assert not any(was_timed for _, was_timed in timed[24:])
+        passes.append([len(selection.slowdowns) for selection in trainer.history.selections])
+    assert passes == [[2, 2], [0, 0]] and gradient_pass_steps([0, 12, 24]) == {3, 9, 15, 21}
     for with_passes, without in zip(*weights, strict=True):
         np.testing.assert_array_equal(with_passes, without)
 
