@@ -10,6 +10,8 @@ import math
 import shlex
 import signal
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.registry import EXPORTERS, SCHEMES
+from elastic_trainer.registry import AFTERWARDS, EXPORTERS, INSTEAD, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import compare_networks, network_record
 from elastic_trainer.runs.folder import check_run_folder, disk_line, disk_need, run_folder
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.timing.table import TimingTable
     from elastic_trainer.trainer import Trainer
 
 
@@ -44,12 +45,11 @@ def main() -> None:
         load_tensorflow()
         evaluate(command)
         return
-    if command.extra.get("load_board"):
-        load_tensorflow()
-        from elastic_trainer.extensions.board.results import load_board
-
-        print(load_board(command.extra["load_board"]))
-        return
+    for name, do in INSTEAD.items():
+        if command.options[name]:
+            load_tensorflow()
+            print(do(command.options[name]))
+            return
     for text in command.warnings:
         utils.warn(text)
     command = continued(command)
@@ -90,11 +90,9 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
     names = class_names(command.data)
     command = command.with_classes(len(names))
-    is_untrained = run.export is not None and EXPORTERS[run.export].is_untrained
-    if is_untrained and not run.plan:
-        from elastic_trainer.extensions.board.export import board_folder, check_folder
-
-        check_folder(board_folder(run))
+    exporter = EXPORTERS[run.export] if run.export else None
+    if exporter and not run.plan:
+        exporter.check(run)
     model = models.build(command.network, names)
     network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
     if network_of_user is not None:
@@ -113,16 +111,17 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         reached["images"] = time.perf_counter() - start
         return images
 
-    prepared = resolve(command, model, load, start, _board_table if command.run.is_for_board else None)
+    prepared = resolve(command, model, load, start)
     command, dataset = prepared.command, prepared.data
+    is_exported_now = exporter is not None and exporter.is_untrained and not run.plan
     if prepared.plan:
-        print("\n".join(prepared.plan if is_untrained and not run.plan else [*prepared.plan, disk]))
+        print("\n".join(prepared.plan if is_exported_now else [*prepared.plan, disk]))
     if run.plan:
         if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
-    if run.export and is_untrained:
-        print(EXPORTERS[run.export].export(command, model, dataset, prepared.table))
+    if exporter and is_exported_now:
+        print(exporter.export(command, model, dataset, prepared.table))
         return
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
@@ -139,18 +138,11 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             train.train(command.train_type, model, dataset, command.training, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(
-            lambda: _add_power(command, folder),
+            *_afterwards(command, folder),
             lambda: _export_best(command, model, dataset.held_out or dataset, folder, log.trainer),
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, command.training.deadline),
         )
-
-
-def _board_table(command: TrainCommand, table: TimingTable) -> TimingTable:
-    """The timing table in times of the board that measured `--board_times`."""
-    from elastic_trainer.extensions.board.results import board_table
-
-    return board_table(table, command.extra["board_times"], command.network.batch_size)
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:
@@ -230,7 +222,7 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
     utils.run_each(
-        lambda: _add_power(command, folder),
+        *_afterwards(command, folder),
         lambda: _export_again(command, folder, summary.get("wall_seconds")),
         lambda: print(end=f"{folder} is finished: "),
         lambda: _report(folder, command.training.deadline),
@@ -254,13 +246,14 @@ def _report(folder: Path, deadline: float | None) -> None:
     print(*result_lines(read_summary(folder), folder, deadline), sep="\n")
 
 
-def _add_power(command: TrainCommand, folder: Path) -> None:
-    record = command.extra.get("power_csv")
-    if record is not None:
-        load_tensorflow()
-        from elastic_trainer.extensions.energy.power_record import add_external_energy
+def _afterwards(command: TrainCommand, folder: Path) -> Iterable[Callable[[], None]]:
+    """What flags of extensions ask for after training."""
 
-        print(f"energy of training: {add_external_energy(folder, record):.6g} J")
+    def do(name: str) -> None:
+        load_tensorflow()
+        print(AFTERWARDS[name](folder, command.options[name]))
+
+    return [partial(do, name) for name in AFTERWARDS if command.options[name]]
 
 
 if __name__ == "__main__":

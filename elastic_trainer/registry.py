@@ -145,22 +145,29 @@ class Exporter:
             for it.
         is_untrained: it is written instead of training. `export` then takes the command, the model, `ImageData`, and
             the timing table of a `TrainCommand` if its scheme has one.
+        check: `settings.RunSettings` -> raises `UserError` where an untrained export could not be written.
     """
 
     export: Callable[..., str]
     files: tuple[str, ...]
     conversion_seconds: Callable[..., float] | None = None
     is_untrained: bool = False
+    check: Callable[..., object] = lambda run: None
 
 
 SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
 IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
 DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
 EXPORTERS: dict[str, Exporter] = {}
-# What else extensions add to main.py:
-FLAGS: dict[str, Flag] = {}  # flags; `TrainCommand.extra` has their values
-CHECKS: list[Callable[[argparse.Namespace, Collection[str]], None]] = []  # of all options, and the names of those given
-METERS: list[Callable[[], Any]] = []  # energy meters, see `train.train`
+# What else extensions add to main.py: flags, checks of all options by the names of those given, and energy meters.
+FLAGS: dict[str, Flag] = {}
+CHECKS: list[Callable[[argparse.Namespace, Collection[str]], None]] = []
+METERS: list[Callable[[], Any]] = []
+# What a flag of an extension asks for: something to do instead of training, and to print; another device's timing
+# table, made of this one's, the value and the batch size; something to do in a finished run's folder, and to print.
+INSTEAD: dict[str, Callable[[Any], str]] = {}
+RETIMED: dict[str, Callable[..., Any]] = {}
+AFTERWARDS: dict[str, Callable[[Path, Any], str]] = {}
 
 
 def users(registry: Registry[Any], flag: str) -> str:

@@ -280,7 +280,6 @@ class RunSettings:
     Attributes:
         resume: continue the run of this name, if there is one.
         run_name: name of the folder, without the suffix -2, -3, … of runs with the same name.
-        is_for_board: it is planned in times of a board, whose memory is not known.
     """
 
     logdir: Path = flag(
@@ -316,7 +315,6 @@ class RunSettings:
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"))
-    is_for_board: bool = derived(False, lambda run: bool(run.get("board_times")))
 
     @property
     def folder(self) -> Path:

@@ -244,7 +244,7 @@ def test_flags_reach_their_fields_and_the_record_of_the_run():
     command = parse_training([*words.split(), "--export_rho", "0.3,0.7", "--export", "train_tflite"])
     default = parse_training([]).config
     values = {**vars(command.network), **vars(command.data), **vars(command.training), **vars(command.run)}
-    values |= command.extra
+    values["export_rho"] = command.options["export_rho"]
     wanted = {"seed": 3, "alpha": 1.0, "augment": "flip", "deterministic": True, "gradient_clipping": 0.3}
     wanted |= {"memory": 900.0, "plan": True, "rho": 0.3, "export_rho": (0.3, 0.7), "export": "train_tflite"}
     assert {name: values[name] for name in wanted} == wanted

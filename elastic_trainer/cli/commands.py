@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
 from elastic_trainer.options import from_options
-from elastic_trainer.registry import DATASETS, SCHEMES, users
+from elastic_trainer.registry import DATASETS, RETIMED, SCHEMES, users
 from elastic_trainer.runs.config import FREE_ON_RESUME, changed_images, first_change
 from elastic_trainer.runs.reader import is_run, read_config
 from elastic_trainer.settings import (
     CLIPPING,
+    MAIN_FLAGS,
     RECIPES,
     DataSettings,
     NetworkSettings,
@@ -32,17 +34,6 @@ from elastic_trainer.settings import (
 )
 
 HEAD_ALONE = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # solved for in one step
-# Options of config.json that a run may choose for itself.
-CHOSEN = (
-    "batch_size",
-    "micro_batch",
-    "num_classes",
-    "learning_rate",
-    "num_epochs",
-    "interval",
-    "max_steps",
-    "train_type",
-)
 
 
 @dataclass(frozen=True)
@@ -50,20 +41,30 @@ class TrainCommand:
     """One run: `main.py`.
 
     Attributes:
-        options: every option by name, as in config.json.
-        warnings: lines about flags that have no effect.
+        options: every option by name, as the parser has it.
         open: names of the options that the run chooses for itself, as `cli.resolve` does.
-        extra: values of the flags of extensions, by name.
+        warnings: lines about flags that have no effect.
     """
 
-    network: NetworkSettings
-    data: DataSettings
-    training: Settings
-    run: RunSettings
-    options: dict[str, Any]
-    warnings: tuple[str, ...] = ()
+    options: Mapping[str, Any]
     open: frozenset[str] = frozenset()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def network(self) -> NetworkSettings:
+        return from_options(NetworkSettings, self.options)
+
+    @cached_property
+    def data(self) -> DataSettings:
+        return from_options(DataSettings, self.options)
+
+    @cached_property
+    def training(self) -> Settings:
+        return from_options(Settings, self.options)
+
+    @cached_property
+    def run(self) -> RunSettings:
+        return from_options(RunSettings, self.options)
 
     @property
     def train_type(self) -> str:
@@ -71,10 +72,18 @@ class TrainCommand:
         return self.run.train_type
 
     @property
+    def trains_elsewhere(self) -> bool:
+        """Whether the run is planned in times of another device, whose memory is not known."""
+        return any(self.options[name] for name in RETIMED)
+
+    @property
     def config(self) -> dict[str, Any]:
-        """The options as config.json keeps them."""
-        values = {**vars(self.run), **vars(self.training), **vars(self.network)}
-        return {**self.options, **{name: values[name] for name in CHOSEN}}
+        """The options as config.json keeps them: as JSON types; rho is None for runs that do not use it."""
+        options = {name: self.options[name] for name in (*MAIN_FLAGS, "command")}
+        if not SCHEMES[self.train_type].is_elastic or options["deadline"] is not None:
+            options["rho"] = None
+        plain = (int, float, list, type(None))
+        return {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
 
     @property
     def part(self) -> NetworkSettings:
@@ -86,11 +95,7 @@ class TrainCommand:
         if "batch_size" in values and "learning_rate" in self.open:
             rate = rate_at(RECIPES["robust"]["learning_rate"], values["batch_size"])
             values = {"learning_rate": rate, **values}
-        parts = {}
-        for name in ("network", "training", "run"):
-            part = getattr(self, name)
-            parts[name] = replace(part, **{key: value for key, value in values.items() if key in vars(part)})
-        return replace(self, **parts, open=self.open - {*values})
+        return replace(self, options={**self.options, **values}, open=self.open - {*values})
 
     def with_classes(self, count: int) -> TrainCommand:
         """A copy for `count` classes, unless the number was given."""

@@ -24,7 +24,7 @@ from elastic_trainer.files import writing
 from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget, Needed
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.options import duration_text
-from elastic_trainer.registry import DATASETS, EXPORTERS, SCHEMES
+from elastic_trainer.registry import DATASETS, EXPORTERS, RETIMED, SCHEMES
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import (
     DEADLINE_RHO,
@@ -83,7 +83,6 @@ def resolve(
     model: keras.Model,
     load: Load,
     start: float | None = None,
-    retimed: Callable[[TrainCommand, TimingTable], TimingTable] | None = None,
 ) -> Prepared:
     """Choose what `command` leaves open.
 
@@ -93,7 +92,6 @@ def resolve(
         load: reads its images, for the command as chosen so far, and how many MB of them may stay in memory where
             --image_memory does not say (None: see `datasets.images.read`).
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
-        retimed: the command and the timing table of this device -> that of the device that will train.
 
     Raises:
         UserError: the least that the scheme may train does not fit into memory, into its time budget or before its
@@ -110,7 +108,9 @@ def resolve(
         command, table = _find_table(command, steps, left)
     if table is not None:
         export_seconds = _export_seconds(command, model)
-        table = table if retimed is None else retimed(command, table)
+        for name in RETIMED:
+            if command.options[name]:
+                table = RETIMED[name](table, command.options[name], command.network.batch_size)
     data = load(command, images_mb)
     continued(command, data.record())
     if table is None:
@@ -163,13 +163,14 @@ def _check_memory(command: TrainCommand, steps: TracedSteps) -> None:
     An elastic run stays within what memory there is, unless a limit was given or it certainly fits.
     """
     network, scheme, memory = command.network, SCHEMES[command.train_type], steps.memory
-    is_for_board, has_table = command.run.is_for_board, _has_table(command.part, command)
-    if scheme.is_elastic and not memory.has_limit and not is_for_board and not steps.certainly_fit(network.batch_size):
+    has_table = _has_table(command.part, command)
+    is_limited = memory.has_limit or command.trains_elsewhere
+    if scheme.is_elastic and not is_limited and not steps.certainly_fit(network.batch_size):
         memory.limit_mb = memory.total_mb
         print(
             f"memory: selections stay within the {memory.limit_mb:,.0f} MB that there are (--memory sets another limit)"
         )
-    if is_for_board and has_table:  # its times come without its memory
+    if command.trains_elsewhere and has_table:  # its times come without its memory
         return
     is_fixed = not scheme.is_elastic and scheme.takes("num_epochs")
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from elastic_trainer.cli.commands import (
     HEAD_ALONE,
@@ -22,10 +21,9 @@ from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.names import model_label
-from elastic_trainer.options import from_options
-from elastic_trainer.registry import CHECKS, DATASETS, EXPORTERS, FLAGS, SCHEMES
+from elastic_trainer.registry import CHECKS, DATASETS, EXPORTERS, RETIMED, SCHEMES
 from elastic_trainer.runs.reader import started_with
-from elastic_trainer.settings import MAIN_FLAGS, DataSettings, NetworkSettings, RunSettings, Settings
+from elastic_trainer.settings import MAIN_FLAGS
 
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 
@@ -64,29 +62,21 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
     args.run_name = _run_name(args)
     warnings = _unused(args, parser.given(given))
     args.resume = bool(args.resume)
-    options = vars(args)
-    command = TrainCommand(
-        from_options(NetworkSettings, options),
-        from_options(DataSettings, options),
-        from_options(Settings, options),
-        from_options(RunSettings, options),
-        _plain_options(args),
-        warnings,
-        frozenset(unset & _open_names(args, unset)),
-        {name: options[name] for name in FLAGS},
-    )
+    command = TrainCommand(vars(args), frozenset(unset & _open_names(args, unset)), warnings)
     return command.choose(**HEAD_ALONE) if args.train_type == HEAD_ALONE["train_type"] else command
 
 
 def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
     """Names of the options, of those that are `unset`, that this run chooses for itself."""
-    is_exported = args.export is not None and EXPORTERS[args.export].is_untrained
-    is_for_board, names = is_exported or getattr(args, "board_times", None) is not None, set()
+    trains_here = not any(getattr(args, name) for name in RETIMED)
+    if args.export is not None:
+        trains_here &= not EXPORTERS[args.export].is_untrained
+    names = set()
     if args.deadline is not None and {"num_epochs", "max_steps"} <= unset:
         names |= {"num_epochs", "interval"}
     if DATASETS[args.dataset_name].count_images is not None:
         names.add("batch_size")
-    if args.recipe == "robust" and SCHEMES[args.train_type].takes("micro_batch") and not is_for_board:
+    if args.recipe == "robust" and SCHEMES[args.train_type].takes("micro_batch") and trains_here:
         names.add("micro_batch")
     if "learning_rate" in recipe_settings(args):
         names.add("learning_rate")
@@ -152,12 +142,3 @@ def _run_name(args: argparse.Namespace) -> str:
             f"--run_name: '{args.run_name}' is reserved for files that several runs share; choose another name"
         )
     return args.run_name
-
-
-def _plain_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Every option as a JSON type; rho is None for runs that do not use it."""
-    plain = (int, float, list, type(None))
-    options = {name: getattr(args, name) for name in (*MAIN_FLAGS, "command")}
-    if not SCHEMES[args.train_type].is_elastic or args.deadline is not None:
-        options["rho"] = None
-    return {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}

@@ -279,13 +279,15 @@ def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
 
 @pytest.mark.parametrize("is_for_board", [False, True])
 def test_selections_stay_within_the_memory_there_is_unless_a_board_trains(
-    is_for_board, many_photos, monkeypatch, capsys
+    is_for_board, many_photos, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     monkeypatch.setattr(resolving, "profile_task", lambda *_, **__: None)
     monkeypatch.setattr(resolving, "save_table", lambda *_: None)
     monkeypatch.setattr(resolving, "load_table", lambda *_: make_table(make_small_model()))
-    board = ["--plan", "--board_times", "times.json"] if is_for_board else []
+    selection = {"tensors": ["head/kernel", "head/bias"], "step_ms": 9}
+    write_json(tmp_path / "times.json", {"batch_size": 4, "selections": [selection]})
+    board = ["--plan", "--board_times", str(tmp_path / "times.json")] if is_for_board else []
     chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4", *board])
     assert ("memory: selections stay within" in capsys.readouterr().out) != is_for_board, "its memory is not known"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import flag, flags_of, shares
-from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, SCHEMES, Exporter, Lazy
+from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, INSTEAD, RETIMED, SCHEMES, Exporter, Lazy
 
 EXPORT = "train_tflite"
 EXCLUDED = (  # flags that the export excludes, and why
@@ -67,5 +67,10 @@ def check(args: argparse.Namespace, given: Collection[str]) -> None:
 FLAGS.update(flags_of(BoardFlags))
 CHECKS.append(check)
 EXPORTERS[EXPORT] = Exporter(
-    Lazy("elastic_trainer.extensions.board.export:export_for_board"), ("train.tflite",), is_untrained=True
+    Lazy("elastic_trainer.extensions.board.export:export_for_board"),
+    ("train.tflite",),
+    is_untrained=True,
+    check=Lazy("elastic_trainer.extensions.board.export:check_export"),
 )
+INSTEAD["load_board"] = Lazy("elastic_trainer.extensions.board.results:load_board")
+RETIMED["board_times"] = Lazy("elastic_trainer.extensions.board.results:board_table")

@@ -58,6 +58,11 @@ def board_folder(run: RunSettings) -> Path:
     return run.logdir / f"{run.run_name}_board"
 
 
+def check_export(run: RunSettings) -> None:
+    """Raise `UserError` as `check_folder` for a run's export for a board."""
+    check_folder(board_folder(run))
+
+
 def check_folder(folder: Path) -> list[Path]:
     """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export or is read-only."""
     scripts = [*SCRIPTS.glob("board_*.py")]
@@ -93,7 +98,7 @@ def _export_first_selections(
 ) -> str:
     """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
     settings, masks = command.training, {}
-    for rho in (settings.rho, *(command.extra["export_rho"] or ())):
+    for rho in (settings.rho, *(command.options["export_rho"] or ())):
         own, budget = replace(settings, rho=rho), None
         if table is not None:
             budget = make_budget(model, dataset, own, table)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_trainer.options import flag, flags_of
-from elastic_trainer.registry import CHECKS, FLAGS, METERS, Lazy
+from elastic_trainer.registry import AFTERWARDS, CHECKS, FLAGS, METERS, Lazy
 
 
 # fmt: off
@@ -30,4 +30,5 @@ def check(args: argparse.Namespace, given: Collection[str]) -> None:
 
 FLAGS.update(flags_of(EnergyFlags))
 CHECKS.append(check)
+AFTERWARDS["power_csv"] = Lazy("elastic_trainer.extensions.energy.power_record:add_power")
 METERS.append(Lazy("elastic_trainer.extensions.energy.meter:find_energy_meter"))

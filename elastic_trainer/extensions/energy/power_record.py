@@ -21,6 +21,11 @@ MAX_WATTS = 1_000_000  # far above any machine; much more would overflow
 _SUFFIX = ".energy"  # the events file with the curve ends with it
 
 
+def add_power(folder: Path, record: Path) -> str:
+    """The line that says what `add_external_energy` found."""
+    return f"energy of training: {add_external_energy(folder, record):.6g} J"
+
+
 def add_external_energy(folder: Path, record: Path) -> float:
     """Add the energy that an external power meter recorded during training to the finished run in `folder`.
 
