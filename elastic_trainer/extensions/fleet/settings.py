@@ -37,9 +37,10 @@ class FleetSettings:
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(
-        "names of the classes, for a server without photos of its own: the boards then test the models on theirs"))
+        "names of the classes, for a server without photos: the boards then test the models on theirs"))
     host: str = flag("127.0.0.1", NETWORKING, str, "ADDRESS", is_free=True, help=(
-        "address on which the server listens; `0.0.0.0` for all of its networks, which needs `--certificates`"))
+        "address on which the server listens: the one that it has in [the boards' trusted network](fleet.md); needs "
+        "`--certificates`, except for this machine alone"))
     port: int = flag(PORT, NETWORKING, whole_number(1, 65_535), "PORT", is_free=True, help="port of the server")
     certificates: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
         "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
@@ -60,7 +61,7 @@ class BoardSettings:
     name: str | None = flag(None, BOARD, str, "NAME", words="the name of the machine", help=(
         "name of the board in the server's records; two boards must not have the same"))
     slowdown: float = flag(1.0, BOARD, number(1, 1000), "TIMES", help=(
-        "pretend to be so many times slower, to try a fleet on one machine"))
+        "pretend to be this many times slower, to try a fleet on one machine"))
 
 
 @dataclass(frozen=True)
