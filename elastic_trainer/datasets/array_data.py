@@ -30,10 +30,11 @@ class ArrayData(ShuffledData):
     def __init__(
         self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
     ) -> None:
-        self._train, self._test, self._memory_mb = _checked(train), _checked(test), memory_mb
+        (self._train, train_count), (self._test, test_count) = _checked(train), _checked(test)
         if (self._train[2] is None) != (self._test[2] is None):
             raise ValueError("train and test: give weights of the examples for both, or for none")
-        super().__init__("the data", _count(self._train), _count(self._test), batch_size, seed)
+        self._memory_mb = memory_mb
+        super().__init__("the data", train_count, test_count, batch_size, seed)
 
     def training_inputs(self, order: Order) -> Structure:
         return _rows(self._train[0], order.rows)
@@ -47,7 +48,7 @@ class ArrayData(ShuffledData):
 
     @property
     def room_mb(self) -> float:
-        return room_mb(self._memory_mb, 0.0)
+        return room_mb(self._memory_mb)
 
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:
@@ -55,25 +56,19 @@ class ArrayData(ShuffledData):
         return specs_of(self._train)
 
 
-def _checked(examples: Examples) -> tuple[Structure, Structure, Structure]:
+def _checked(examples: Examples) -> tuple[tuple[Structure, Structure, Structure], int]:
+    """Inputs, targets and weights (or None) as arrays, and their number."""
     import tensorflow as tf
 
     if not isinstance(examples, tuple | list) or len(examples) not in (2, 3):
         raise ValueError("train and test: each is a tuple (inputs, targets) or (inputs, targets, weights)")
-    inputs, targets, weights = (*examples, None)[:3]
-    parts = mapped(np.asarray, (inputs, targets, weights))
+    parts = mapped(np.asarray, (*examples, None)[:3])
     lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
     if lengths == {0}:
         raise ValueError("there are no examples")
     if len(lengths) != 1:
         raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
-    return parts
-
-
-def _count(parts: Structure) -> int:
-    import tensorflow as tf
-
-    return len(tf.nest.flatten(parts)[0])
+    return parts, lengths.pop()
 
 
 def _rows(structure: Structure, rows: np.ndarray) -> Structure:

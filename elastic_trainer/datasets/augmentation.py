@@ -21,17 +21,10 @@ _VIEW_COUNTS = {"none": 1, "flip": 2, "flip_rotate": None}
 
 
 class Augmentation:
-    """The views of a data set's training images.
+    """The views of `count` training images: `view_count` of each, or None if every epoch has a new one.
 
-    Args:
-        kind: "none": an image as it is. "flip" (paper): view 0 is the image as it is, view 1 is mirrored left-right.
-            "flip_rotate" (the paper's published scripts): each view is mirrored or not, then rotated by up to ±0.2 of a
-            turn, both at random.
-        seed: of all that is random.
-        count: number of training images.
-
-    Attributes:
-        view_count: number of views of each image; None with flip_rotate, where every epoch has a new one.
+    "none": an image as it is. "flip" (paper): view 1 is mirrored left-right. "flip_rotate" (the paper's published
+    scripts): each view is mirrored or not, then rotated by up to ±0.2 of a turn, both at random.
     """
 
     def __init__(self, kind: str, seed: int, count: int) -> None:
@@ -46,12 +39,9 @@ class Augmentation:
         return np.random.default_rng([self._seed, epoch, _CHOICE]).integers(self.view_count, size=self._count)
 
     def show(self, pixels: np.ndarray, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
-        """Images float32 [batch, size, size, 3] in 0…255, each in its view.
+        """Images float32 [batch, size, size, 3] in 0…255: the training images `rows`, each in its view.
 
-        Args:
-            pixels: uint8 [batch, size, size, 3], as they were read.
-            rows: int [batch], which of the training images they are.
-            views: int [batch].
+        `pixels`, uint8, are the images as they were read.
         """
         import tensorflow as tf
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -54,33 +55,26 @@ class Order(NamedTuple):
     rows: np.ndarray
     views: np.ndarray
 
-    def part(self, start: int, end: int | None = None) -> Order:
-        """The examples from `start` up to `end`."""
-        return Order(self.rows[start:end], self.views[start:end])
+    def part(self, chosen: slice) -> Order:
+        return Order(self.rows[chosen], self.views[chosen])
 
 
 NOTHING = Order(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
+@dataclass(eq=False)
 class Batch:
-    """Examples of one split, each in one view; the inputs are made when they are asked for.
+    """Examples of one split, each in one view; `make` makes the inputs when they are asked for.
 
-    Attributes:
-        targets, weights: structures of tensors [batch, …]; weights may be None.
-        order: which examples they are, and the view of each.
-        upcoming: the examples of the batches that follow, if that is known.
-        make: returns `inputs`.
+    Targets and weights are structures of tensors [batch, …]; weights may be None. `upcoming` are the examples of the
+    batches that follow, if that is known.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Structure],
-        targets: Structure,
-        weights: Structure = None,
-        order: Order = NOTHING,
-        upcoming: Order = NOTHING,
-    ) -> None:
-        self.make, self.targets, self.weights, self.order, self.upcoming = make, targets, weights, order, upcoming
+    make: Callable[[], Structure]
+    targets: Structure
+    weights: Structure = None
+    order: Order = NOTHING
+    upcoming: Order = NOTHING
 
     @cached_property
     def inputs(self) -> Structure:
@@ -94,13 +88,11 @@ class Batch:
 
     def parts(self, rows: int) -> Iterator[Batch]:
         """The batch in parts of `rows` examples; the last may have fewer."""
-        for start in range(0, len(self), rows):
-            end = start + rows
-            targets, weights = (mapped(lambda part: part[start:end], each) for each in (self.targets, self.weights))  # noqa: B023 (called at once)
-            yield Batch(partial(self._some_inputs, start, end), targets, weights, self.order.part(start, end))
+        return (self._part(slice(start, start + rows)) for start in range(0, len(self), rows))
 
-    def _some_inputs(self, start: int, end: int) -> Structure:
-        return mapped(lambda part: part[start:end], self.inputs)
+    def _part(self, chosen: slice) -> Batch:
+        targets, weights = (mapped(lambda part: part[chosen], each) for each in (self.targets, self.weights))
+        return Batch(lambda: mapped(lambda part: part[chosen], self.inputs), targets, weights, self.order.part(chosen))
 
     def __len__(self) -> int:
         import tensorflow as tf
@@ -121,8 +113,7 @@ class ShuffledData:
     Attributes:
         steps_per_epoch: training batches per epoch; an incomplete last batch is dropped.
         view_count: number of views of each training example; None if every epoch has a new one.
-        held_out: the same with other test examples, which test the best model once, after training; None: there are
-            none.
+        held_out: the same with other test examples, which test the best model once, after training; or None.
 
     Raises:
         UserError: there are training examples, but fewer than a batch needs.
@@ -176,14 +167,18 @@ class ShuffledData:
         rows = np.random.default_rng([self.seed, epoch]).permutation(self.train_count)
         rows = rows[skip * self.batch_size : end * self.batch_size]
         order = Order(rows, self.views(epoch)[rows])
-        starts = range(0, len(rows), self.batch_size)
-        return _made_ahead(self._training_batch(order, start) for start in starts)
+        return _made_ahead(self._training_batch(order, start) for start in range(0, len(rows), self.batch_size))
+
+    def _training_batch(self, order: Order, start: int) -> Batch:
+        end = start + self.batch_size
+        chosen = order.part(slice(start, end))
+        targets, weights = self.training_targets(chosen.rows)
+        return Batch(lambda: self.training_inputs(chosen), targets, weights, chosen, order.part(slice(end, None)))
 
     def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
-        """Training batches for the `index`-th evaluation of importance; their order is independent of the epochs'.
+        """At most `count` augmented training batches for the `index`-th evaluation of importance.
 
-        Returns:
-            `count` of them, augmented as in training; or fewer if an epoch has fewer.
+        Their order is independent of the epochs'.
         """
         return [*self.train(_IMPORTANCE_STREAM + index, 0, count)]
 
@@ -191,8 +186,7 @@ class ShuffledData:
         """All test examples as they are, in a fixed order and in batches of `block_rows`; the last may be smaller."""
         rows = np.arange(self.test_count)
         count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
-        starts = range(0, self.test_count, count)
-        return _made_ahead(self.test_batch(rows[start : start + count]) for start in starts)
+        return _made_ahead(self.test_batch(rows[start : start + count]) for start in range(0, len(rows), count))
 
     @property
     def test_batches(self) -> int:
@@ -217,12 +211,6 @@ class ShuffledData:
         if self.view_count is None or epochs <= 1:
             return steps * self.batch_size
         return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
-
-    def _training_batch(self, order: Order, start: int) -> Batch:
-        """A batch of the examples of `order` from `start` on; those behind are upcoming."""
-        chosen, upcoming = order.part(start, start + self.batch_size), order.part(start + self.batch_size)
-        targets = self.training_targets(chosen.rows)
-        return Batch(lambda: self.training_inputs(chosen), *targets, chosen, upcoming)
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

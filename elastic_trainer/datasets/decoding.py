@@ -35,9 +35,9 @@ def header_error(path: str) -> str | None:
             with _open_image(file):
                 return None
     except OSError as error:
-        if error.strerror:
-            return f"cannot be read: {error.strerror}"
-        return f"is not a {KINDS} image, whatever its name says"
+        return (
+            f"cannot be read: {error.strerror}" if error.strerror else f"is not a {KINDS} image, whatever its name says"
+        )
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many types for a damaged header
@@ -45,7 +45,7 @@ def header_error(path: str) -> str | None:
 
 
 def content(source: ImageSource) -> bytes:
-    """The bytes of an image: those of its file, or its pixels. Raises `OSError` if the file cannot be read."""
+    """The bytes of an image: those of its file, or its pixels."""
     if isinstance(source, np.ndarray):
         return source.tobytes()
     if isinstance(source, bytes):
@@ -55,14 +55,10 @@ def content(source: ImageSource) -> bytes:
 
 
 def decode(source: ImageSource, size: int) -> np.ndarray:
-    """Decode one image to uint8 [size, size, 3].
+    """Decode one image to uint8 [size, size, 3]: upright by its EXIF data, stretched to a square, transparency white.
 
-    The image is turned upright by its EXIF data and stretched to a square. Grey becomes RGB, transparent becomes white.
-    A large JPEG is decoded at a half, a quarter or an eighth of its size.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the image takes more than `MAX_MB`. Pillow raises many other types for a damaged image.
+    A large JPEG is decoded at a half, a quarter or an eighth of its size. Raises `ValueError` if the image takes more
+    than `MAX_MB`; Pillow raises many other types for a damaged one.
     """
     if isinstance(source, np.ndarray):
         return _resized(Image.fromarray(source), size)

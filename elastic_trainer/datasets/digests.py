@@ -15,25 +15,19 @@ _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 def digest(encoded: bytes) -> int:
     """A digest of 64 bits of an image's `image_data`: the same for copies with other comments, dates or orientation."""
-    return _hashed(image_data(encoded))
+    return file_digest(image_data(encoded))
 
 
 def file_digest(encoded: bytes) -> int:
     """A digest of 64 bits of all of a file, by which earlier versions knew images."""
-    return _hashed(encoded)
-
-
-def _hashed(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
 
 
 def image_data(encoded: bytes) -> bytes:
     """The coded pixels of an image: its file without metadata, such as comments, EXIF data and previews.
 
-    Pixels are not decoded, which takes far longer: a copy that was coded again is another image.
-
-    Returns:
-        `encoded` itself if it is a BMP, which has no metadata, no image file, or damaged.
+    Pixels are not decoded, which takes far longer: a copy that was coded again is another image. A BMP, which has no
+    metadata, what is no image file, and a damaged one are returned as they are.
     """
     try:
         if encoded[:2] == b"\xff\xd8":

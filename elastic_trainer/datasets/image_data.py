@@ -61,10 +61,9 @@ class ImageData(ShuffledData):
         self.class_names, self.num_classes = tuple(class_names), len(class_names)
         self.input_size = train.images.shape[1]
         self.skipped_images = len(train.broken) + len(test.broken)
-        self._train, self._test, self._image_memory = train, test, image_memory
-        self._test_rows = np.arange(self.test_count)
         self.training_digests = np.unique(train.digests)
-        self._augment = augment
+        self._train, self._test, self._test_rows = train, test, np.arange(self.test_count)
+        self._augment, self._image_memory = augment, image_memory
         self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
 
@@ -102,11 +101,7 @@ class ImageData(ShuffledData):
         return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
 
     def follow_classes(self, names: Sequence[str]) -> None:
-        """Number the classes as in `names`, of which this data set may lack some.
-
-        Raises:
-            UserError: it has a class that is not one of them.
-        """
+        """Number the classes as in `names`, of which this data set may lack some. Raises `UserError` for others."""
         unknown = [name for name in self.class_names if name not in names]
         if unknown:
             raise UserError(
@@ -120,27 +115,25 @@ class ImageData(ShuffledData):
 
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images that have one of these `digests`, uint64. Returns how many are left out."""
+        # Runs of earlier versions recorded digests of whole files.
+        is_known = np.isin(self._test.digests, digests) | np.isin(self._test.file_digests, digests)
         before = self.test_count
-        self._test_rows = self._test_rows[~self._test.is_known(digests)[self._test_rows]]
+        self._test_rows = self._test_rows[~is_known[self._test_rows]]
         self.test_count = len(self._test_rows)
         return before - self.test_count
 
     def views(self, epoch: int) -> np.ndarray:
-        """The view, int64 [images], that each training image shows in an epoch."""
         return self._augmentation.views(epoch)
 
     def training_inputs(self, order: Order) -> tf.Tensor:
-        """Training images float32 [n, size, size, 3] in 0…255."""
         return self._augmentation.show(taken(self._train.images, order.rows), *order)
 
     def training_targets(self, rows: np.ndarray) -> tuple[tf.Tensor, None]:
-        """Labels int32 [n] of the training images `rows`; images have no weights."""
         import tensorflow as tf
 
         return tf.constant(self._train.labels[rows]), None
 
     def test_batch(self, rows: np.ndarray) -> Batch:
-        """Test images as they are."""
         import tensorflow as tf
 
         places = self._test_rows[rows]
@@ -173,11 +166,7 @@ def _fingerprint(digests: np.ndarray, labels: np.ndarray) -> str:
 def trained_images(model: Path) -> np.ndarray:
     """Digests, uint64, of the images that a model was trained on; none if that is not recorded.
 
-    Args:
-        model: a file of weights, or the folder of a run; it need not exist.
-
-    Raises:
-        UserError: the record is damaged.
+    `model` is a file of weights, or the folder of a run; it need not exist. Raises `UserError` for a damaged record.
     """
     path = (model if model.is_dir() else model.parent) / TRAINED_IMAGES
     if not path.is_file():
@@ -190,12 +179,9 @@ def trained_images(model: Path) -> np.ndarray:
 
 
 def write_trained_images(folder: Path, digests: np.ndarray, earlier: np.ndarray) -> None:
-    """Record in the folder of a run which images its model is trained on, unless they are recorded already.
+    """Record in a run's folder which images its model is trained on, unless they are recorded already.
 
-    Args:
-        folder: of the run.
-        digests: of its training images, uint64.
-        earlier: of the images that the weights it starts from were trained on, uint64.
+    Both uint64: `digests` of its training images, `earlier` of those of the weights that it starts from.
     """
     path = folder / TRAINED_IMAGES
     if not path.exists():
@@ -204,18 +190,9 @@ def write_trained_images(folder: Path, digests: np.ndarray, earlier: np.ndarray)
 
 
 def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> np.ndarray:
-    """Leave the images that `model` was trained on out of the test images, and print how many they are.
+    """Leave the images that `model` was trained on out of the tests of `dataset`, and print how many they are.
 
-    Args:
-        dataset: changes.
-        model: see `trained_images`.
-        flag: that named the model, for messages.
-
-    Returns:
-        `trained_images(model)`.
-
-    Raises:
-        UserError: no test image is left, or the record of the images is damaged.
+    Returns `trained_images(model)`. Raises `UserError` if no test image is left; `flag` named the model.
     """
     digests = trained_images(model)
     parts = [(dataset, "test")] if dataset.held_out is None else [(dataset, "validation"), (dataset.held_out, "test")]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -26,11 +26,8 @@ from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.errors import UserError, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
-
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given
 NAMED_CLASSES = 3  # of those with few test images
-
-T = TypeVar("T")
 
 
 class _Image(NamedTuple):
@@ -68,16 +65,15 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
         raise UserError(f"--test_fraction {test_fraction:g}: {places.folder} has its own '{own}'; leave it out")
     for place in places.tested:
         check_known(place, classes, str(train))
-    parts = _listed([train, *places.tested], classes, skip_broken)
-    _print_notes(places)
+    parts = _listed(places, [train, *places.tested], classes, skip_broken)
     if places.tested:
         chooses, *tests = places.tested
         ends = f", {tests[0]} is reported once at the end" if tests else " and tests it"
         print(printable(f"{train} trains, {chooses} chooses the best model{ends}"))
     else:
         fraction = test_fraction or TEST_FRACTION
-        parts = [*_split_by_content(parts[0], fraction)]
-        _warn_of_few_test_images(classes, parts[0], parts[1], fraction)
+        parts = _split_by_content(parts[0], fraction)
+        _warn_of_few_test_images(classes, parts, fraction)
     source = DataSource(classes, *map(_image_files, parts))
     labels = {name: [image.label for image in part] for name, part in zip(source.parts(), parts, strict=True)}
     check_classes(classes, labels, places.folder)
@@ -117,24 +113,19 @@ def read_to_test(
     classes = [*(class_names or class_folders(known))]
     whose = f"the model ({first_few(classes, 10)}); rename or remove it" if class_names else str(known)
     check_known(place, classes, printable(whose))
-    [images] = _listed([place], classes, skip_broken)
-    _print_notes(places)
-    which, count = f"{len(images)} images", len(images)
+    [images] = _listed(places, [place], classes, skip_broken)
+    which = f"{len(images)} images"
     if own is None:
-        images = _without(trained, images)
-        which = f"{len(images)} of {which}, those that the model was not trained on"
-        if count and not images:
+        seen, found = {*trained.tolist()}, _digests(images)
+        left = [image for image in images if seen.isdisjoint(found.get(image, ()))]
+        if images and not left:
             raise UserError(
-                f"--data_dir {data_dir}: the model was trained on all {count} images; give images that it has not seen"
+                f"--data_dir {data_dir}: the model was trained on all {which}; give images that it has not seen"
             )
+        images, which = left, f"{len(left)} of {which}, those that the model was not trained on"
     print(printable(f"tested in {place}: {which}"))
     check_classes(classes, {"test": [image.label for image in images]}, place)
     return DataSource(classes, NO_IMAGES, _image_files(images))
-
-
-def _print_notes(places: Layout) -> None:
-    for note in places.notes:
-        print(note)
 
 
 def _image_files(images: Sequence[_Image]) -> ImageFiles:
@@ -142,12 +133,14 @@ def _image_files(images: Sequence[_Image]) -> ImageFiles:
     return ImageFiles(len(images), partial(iter, examples), [path for path, _ in examples])
 
 
-def _listed(places: Sequence[Path], classes: Sequence[str], skip_broken: bool) -> list[list[_Image]]:
+def _listed(layout: Layout, places: Sequence[Path], classes: Sequence[str], skip_broken: bool) -> list[list[_Image]]:
     """The images in the class folders of each of `places`. Raises `UserError` for broken ones unless `skip_broken`."""
     found = [_images_in(place, classes) for place in places]
     broken = [f"{image.path}: {image.why_broken}" for part in found for image in part if image.why_broken]
     if broken and not skip_broken:
         raise broken_images(broken, sum(map(len, found)))
+    for note in layout.notes:
+        print(printable(note))
     return found
 
 
@@ -190,7 +183,7 @@ def _images_in(folder: Path, classes: Sequence[str]) -> list[_Image]:
     return images
 
 
-def _split_by_content(images: Sequence[_Image], fraction: float) -> tuple[list[_Image], list[_Image]]:
+def _split_by_content(images: Sequence[_Image], fraction: float) -> list[list[_Image]]:
     """Split images for training and testing by their digests. Broken ones count as training images.
 
     A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So an image stays where
@@ -198,7 +191,7 @@ def _split_by_content(images: Sequence[_Image], fraction: float) -> tuple[list[_
     would be left without test images, its smallest digest is tested nevertheless; in one that would be left without
     training images, the largest trains.
     """
-    digest_of = _digests(digest, images)
+    digest_of = {image: number for image, (number, _) in _digests(images).items()}
     tested = {number for number in digest_of.values() if number < fraction * 2**64}
     of_class: dict[int, set[int]] = {}
     for image, number in digest_of.items():
@@ -208,16 +201,16 @@ def _split_by_content(images: Sequence[_Image], fraction: float) -> tuple[list[_
             tested.add(min(numbers))
         if numbers <= tested:
             tested.remove(max(numbers))
-    test = [image for image in images if digest_of.get(image) in tested]
-    return [image for image in images if digest_of.get(image) not in tested], test
+    return [[image for image in images if (digest_of.get(image) in tested) == tests] for tests in (False, True)]
 
 
-def _digests(function: Callable[[bytes], T], images: Sequence[_Image]) -> dict[_Image, T]:
-    """What `function` returns for the content of each image that is not broken, with a progress bar."""
+def _digests(images: Sequence[_Image]) -> dict[_Image, tuple[int, int]]:
+    """The digests of each image that is not broken, and of its file, with a progress bar."""
 
-    def of_file(image: _Image) -> T:
+    def of_file(image: _Image) -> tuple[int, int]:
         with reading(Path(image.path)):
-            return function(content(image.path))
+            encoded = content(image.path)
+        return digest(encoded), file_digest(encoded)
 
     intact = [image for image in images if image.why_broken is None]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -225,18 +218,9 @@ def _digests(function: Callable[[bytes], T], images: Sequence[_Image]) -> dict[_
         return dict(zip(intact, found, strict=True))
 
 
-def _without(trained: np.ndarray, images: Sequence[_Image]) -> list[_Image]:
-    """The `images` without those that have one of the digests `trained`; runs of earlier versions kept others."""
-    known = {*trained.tolist()}
-    digests_of = _digests(lambda encoded: {digest(encoded), file_digest(encoded)}, images)
-    return [image for image in images if not digests_of.get(image, set()) & known]
-
-
-def _warn_of_few_test_images(
-    classes: Sequence[str], train: Sequence[_Image], test: Sequence[_Image], fraction: float
-) -> None:
+def _warn_of_few_test_images(classes: Sequence[str], parts: Sequence[Sequence[_Image]], fraction: float) -> None:
     """Print a line if classes have less than half of their share of the test images. Without any: `check_classes`."""
-    tested, trained = (Counter(image.label for image in part) for part in (test, train))
+    trained, tested = (Counter(image.label for image in part) for part in parts)
     few = [
         f"'{classes[label]}' ({count} of {count + trained[label]})"
         for label, count in sorted(tested.items())
@@ -254,15 +238,9 @@ def _warn_of_few_test_images(
 def check_classes(
     classes: Sequence[str], labels: Mapping[str, Sequence[int] | np.ndarray], folder: Path | None
 ) -> None:
-    """Print a warning if a class has no images in a part other than training.
+    """Print a warning if a class has no images in a part other than training; `labels`: by part, training first.
 
-    Args:
-        classes: their names.
-        labels: of the images of each part, by its name: training, validation, test.
-        folder: for messages.
-
-    Raises:
-        UserError: a part has no images, or a class has no training images.
+    Raises `UserError` if a part has no images, or a class has no training images.
     """
     for part, found in labels.items():
         if not len(found):

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,21 +22,15 @@ from tqdm import tqdm
 
 from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure
 from elastic_trainer.datasets.digests import digest, file_digest
-from elastic_trainer.files import (
-    TEXT,
-    atomic_large_path,
-    nullable,
-    number,
-    remove_leftovers,
-    require,
-    write_json,
-)
+from elastic_trainer.files import TEXT, atomic_large_path, nullable, number, remove_leftovers, require, write_json
 from elastic_trainer.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
 _CHUNK = 64  # images that are decoded at a time
 _READER_VERSION = 3  # increase it when what is kept of an image changes: files of earlier versions are then ignored
+_DIGEST = number(0, 2**64 - 1, kind=int)
+_ROW = (_DIGEST, nullable(TEXT), _DIGEST, _DIGEST)  # of the record: an `Example`
 
 
 @dataclass(frozen=True)
@@ -59,13 +52,7 @@ NO_IMAGES = ImageFiles(0, lambda: iter(()))
 
 
 class Example(NamedTuple):
-    """An image without its pixels.
-
-    Attributes:
-        label: index of its class.
-        why_broken: why it cannot be read, or None.
-        digest, file_digest: see `digests`; 0 if it cannot be read.
-    """
+    """An image without its pixels: its label; why it cannot be read, or None; its `digests`, 0 if it cannot be read."""
 
     label: int
     why_broken: str | None = None
@@ -90,10 +77,6 @@ class DecodedImages(NamedTuple):
     digests: np.ndarray = np.zeros(0, np.uint64)
     file_digests: np.ndarray = np.zeros(0, np.uint64)
     places: np.ndarray = np.zeros(0, np.int64)
-
-    def is_known(self, digests: np.ndarray) -> np.ndarray:
-        """Whether each image, bool [count], has one of these digests, uint64; runs of earlier versions kept others."""
-        return np.isin(self.digests, digests) | np.isin(self.file_digests, digests)
 
 
 def read(
@@ -137,7 +120,7 @@ def read(
         with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
             examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
         write_json(record, examples)
-    shape = _shape(examples, size)
+    shape = (_intact(examples), size, size, 3)
     images = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
     return _by_part(images, examples, parts)
 
@@ -161,24 +144,22 @@ def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _recorded(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
     """What `read` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
-    uint64 = number(0, 2**64 - 1, kind=int)
     try:
         rows = json.loads(record.read_bytes())
-        require(rows, [(uint64, nullable(TEXT), uint64, uint64)])
+        require(rows, [_ROW])
         examples = [Example(*row) for row in rows]
-        is_intact = len(examples) == count and pixels.stat().st_size == prod(_shape(examples, size))
+        if len(examples) == count and pixels.stat().st_size == _intact(examples) * size * size * 3:
+            return examples
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
-        is_intact = False
-    if not is_intact:
-        print(f"{pixels} or {record.name}: is damaged; writing both again")
-    return examples if is_intact else None
+        pass
+    print(f"{pixels} or {record.name}: is damaged; writing both again")
+    return None
 
 
-def _shape(examples: Sequence[Example], size: int) -> tuple[int, int, int, int]:
-    """Shape of the pixels of all examples that can be read."""
-    return (sum(example.why_broken is None for example in examples), size, size, 3)
+def _intact(examples: Sequence[Example]) -> int:
+    return sum(example.why_broken is None for example in examples)
 
 
 def _decode_all(parts: Sequence[ImageFiles], size: int, keep: Callable[[np.ndarray], object]) -> list[Example]:
@@ -192,11 +173,7 @@ def _decode_all(parts: Sequence[ImageFiles], size: int, keep: Callable[[np.ndarr
 
 
 def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, Example]]:
-    """Decode all images on all cores, in order.
-
-    Yields:
-        The pixels uint8 [size, size, 3] of an image, or None if it cannot be read, and the rest.
-    """
+    """Decode all images on all cores, in order: uint8 [size, size, 3], or None if it cannot be read, and the rest."""
 
     def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, Example]:
         index, (source, label) = example
@@ -226,19 +203,13 @@ def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[Im
     result, rest, row = [], iter(examples), 0
     for part in parts:
         own = [*itertools.islice(rest, part.count)]
-        places = [place for place, example in enumerate(own) if example.why_broken is None]
-        intact = [own[place] for place in places]
-        result.append(
-            DecodedImages(
-                images[row : row + len(places)],
-                np.array([example.label for example in intact], np.int32),
-                [example.why_broken for example in own if example.why_broken is not None],
-                np.array([example.digest for example in intact], np.uint64),
-                np.array([example.file_digest for example in intact], np.uint64),
-                np.array(places, np.int64),
-            )
-        )
-        row += len(places)
+        places = np.array([place for place, example in enumerate(own) if example.why_broken is None], np.int64)
+        intact, end = [own[place] for place in places], row + len(places)
+        labels = np.array([example.label for example in intact], np.int32)
+        digests, file_digests = np.array([example[2:] for example in intact], np.uint64).reshape(-1, 2).T
+        broken = [example.why_broken for example in own if example.why_broken is not None]
+        result.append(DecodedImages(images[row:end], labels, broken, digests, file_digests, places))
+        row = end
     return result
 
 

@@ -16,19 +16,16 @@ _WANTED = "train/<class>/ and test/<class>/, or with <class>/ alone"
 
 
 class Layout(NamedTuple):
-    """The folders that hold the class folders of each part; None: there is none.
+    """The folders in `folder` that hold the class folders of each part; None: there is none.
 
-    Attributes:
-        folder: the whole folder.
-        train: `folder` itself if it is not divided into parts.
-        notes: lines for the user on what may not be as it seems.
+    `train` is `folder` itself if it is not divided. `notes` are lines for the user on what may not be as it seems.
     """
 
     folder: Path
     train: Path | None
     validation: Path | None = None
     test: Path | None = None
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def tested(self) -> list[Path]:
@@ -38,8 +35,7 @@ class Layout(NamedTuple):
     def training(self) -> tuple[Path, list[str]]:
         """The folder that holds the class folders for training, and the names of its classes by label.
 
-        Raises:
-            UserError: there is no such folder, or there are fewer than two classes.
+        Raises `UserError` if there is no such folder, or if there are fewer than two classes.
         """
         if self.train is None:
             other = (self.test or self.tested[0]).name
@@ -56,10 +52,8 @@ def layout(data_dir: Path | None) -> Layout:
     """What the folders in `data_dir` are for.
 
     They are parts if one is called train, or if one with the name of a part holds folders. A folder with such a name
-    that holds only files is a class, unless there is another part.
-
-    Raises:
-        UserError: `data_dir` is not given or no folder, or has two folders for validation.
+    that holds only files is a class, unless there is another part. Raises `UserError` if `data_dir` is not given or no
+    folder, or has two folders for validation.
     """
     if data_dir is None:
         raise UserError(f"--data_dir: image_folder needs the folder with {_WANTED}")
@@ -72,20 +66,13 @@ def layout(data_dir: Path | None) -> Layout:
     holds_folders = any(class_folders(path) for path in parts.values())
     if not holds_folders and (TRAIN not in parts or (len(parts) == 1 and _has_files(parts[TRAIN]))):
         notes = [f"{path}: has no folders in it, so it is read as a class" for path in parts.values()]
-        return Layout(data_dir, data_dir, notes=tuple(map(printable, notes)))
-    validation = [parts[name] for name in VALIDATION if name in parts]
+        return Layout(data_dir, data_dir, notes=notes)
+    validation = [name for name in VALIDATION if name in parts]
     if len(validation) > 1:
-        raise UserError(
-            f"--data_dir {data_dir}: has '{validation[0].name}' and '{validation[1].name}'; keep one of them"
-        )
-    notes = [f"not read, since '{next(iter(parts))}' in {data_dir} is no class: {first_few(sorted(others))} beside it"]
-    return Layout(
-        data_dir,
-        parts.get(TRAIN),
-        next(iter(validation), None),
-        parts.get(TEST),
-        tuple(map(printable, notes if others else ())),
-    )
+        raise UserError(f"--data_dir {data_dir}: has '{validation[0]}' and '{validation[1]}'; keep one of them")
+    note = f"not read, since '{next(iter(parts))}' in {data_dir} is no class: {first_few(sorted(others))} beside it"
+    chooses = parts[validation[0]] if validation else None
+    return Layout(data_dir, parts.get(TRAIN), chooses, parts.get(TEST), [note] if others else [])
 
 
 def folder_classes(data_dir: Path | None) -> list[str]:
@@ -128,4 +115,4 @@ def reading(path: Path) -> AbstractContextManager[None]:
 
 def _has_files(folder: Path) -> bool:
     with reading(folder):
-        return any(path.is_file() for path in folder.iterdir() if not path.name.startswith("."))
+        return any(path.is_file() and not path.name.startswith(".") for path in folder.iterdir())

@@ -23,13 +23,6 @@ def show(settings: DataSettings, output: Path) -> None:
     """Print the number of images of each class and part, and write `output`_train.png, `output`_test.png, ….
 
     All images are decoded. Broken ones are counted in a column of their own, listed, and marked on the sheets.
-
-    Args:
-        settings: name the data set; broken images are to be skipped.
-        output: path without "_train.png".
-
-    Raises:
-        UserError: see `sources.find`; or a picture cannot be written.
     """
     source = find(settings)
     names = source.class_names
@@ -62,7 +55,7 @@ def show(settings: DataSettings, output: Path) -> None:
 
 
 def _print_table(names: Sequence[str], counts: Mapping[str, Counter[int]]) -> None:
-    """Print a row for each class and their sums; `counts`: the head of a column -> images by label."""
+    """Print a row for each class, and the sums; `counts`: head of a column -> images by label."""
     width, wide = max(5, *map(len, names)), max(7, *map(len, counts))
     for name, *numbers in (
         ("class", *counts),

@@ -29,10 +29,8 @@ _SPLIT_SEED = 0  # of the digits, whatever --seed is: runs of every seed are tes
 class DataSource(NamedTuple):
     """The images of all parts, not yet read; a label is an index into `class_names`.
 
-    Attributes:
-        train: images to train on; there are none where a model is only tested.
-        test: images that choose the best model, and test it unless others do.
-        held_out: images that test the best model once, after training; None: there are none.
+    There are none to train on where a model is only tested. `test` chooses the best model, and tests it unless
+    `held_out` does, once, after training.
     """
 
     class_names: Sequence[str]
@@ -48,11 +46,7 @@ class DataSource(NamedTuple):
 
 
 def class_names(settings: DataSettings) -> Sequence[str]:
-    """Names of the classes of a data set, in the order of their labels, without reading its images.
-
-    Raises:
-        UserError: the folder of an image folder does not have the required layout.
-    """
+    """Names of the classes of a data set, in the order of their labels, without reading its images."""
     dataset = DATASETS[settings.dataset_name]
     return dataset.class_names(**({"data_dir": settings.data_dir} if "data_dir" in dataset.uses else {}))
 
@@ -60,23 +54,14 @@ def class_names(settings: DataSettings) -> Sequence[str]:
 def find(settings: DataSettings) -> DataSource:
     """The images of a data set, not yet read. Downloads it if it is one of tensorflow-datasets and not there.
 
-    Raises:
-        UserError: the data set is missing or cannot be downloaded, or the folder does not have the required layout.
+    Raises `UserError` if it is missing or cannot be downloaded, or if the folder does not have the required layout.
     """
     dataset = DATASETS[settings.dataset_name]
     return dataset.read(**{flag: getattr(settings, flag) for flag in dataset.uses})
 
 
 def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trained: np.ndarray) -> DataSource:
-    """The images of a data set to test a model on.
-
-    Args:
-        settings: name the data set.
-        class_names, trained: as `image_folder.read_to_test` takes them; other data sets have a test part of their own.
-
-    Raises:
-        UserError: see `find` and `image_folder.read_to_test`.
-    """
+    """The images of a data set to test a model on: its test part, or what `image_folder.read_to_test` finds."""
     read_to_test = DATASETS[settings.dataset_name].read_to_test
     if read_to_test is None:
         return find(settings)._replace(train=NO_IMAGES)
@@ -102,7 +87,6 @@ def read_digits() -> DataSource:
 
 
 def _builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
-    """TFDS' builder of a data set. It knows the classes and the folder, whether or not the data set is prepared."""
     load_tensorflow()
     import tensorflow_datasets as tfds
 
@@ -117,9 +101,8 @@ def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
 
-    Raises:
-        UserError: a download fails, or a file does not have the published checksum. The message says which files to
-            download by hand, and where to put them.
+    Raises `UserError`, which says what to download by hand and where to put it, if a download fails, or if a file does
+    not have the published checksum.
     """
     builder = _builder(name, data_dir)
     import tensorflow_datasets as tfds
@@ -142,11 +125,7 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
 
 
 def read_tfds(name: str, data_dir: Path | None) -> DataSource:
-    """The train and test splits of a data set, prepared first if necessary.
-
-    Raises:
-        UserError: see `prepare_tfds`.
-    """
+    """The train and test splits of a data set, prepared first if necessary."""
     import tensorflow_datasets as tfds
 
     builder = prepare_tfds(name, data_dir)
