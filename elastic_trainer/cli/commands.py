@@ -112,12 +112,8 @@ class TrainCommand:
 def continued(command: TrainCommand, images: dict[str, Any] | None = None) -> TrainCommand:
     """The command, or a copy with the recorded choices of the run that it continues.
 
-    Args:
-        command: a run, new or to continue.
-        images: `ImageData.record` of those it has now; None: they are not known yet.
-
-    Raises:
-        UserError: the run to continue was started with other options, or with other images.
+    Raises `UserError` if that run was started with other options, or with other `images`: `ImageData.record` of those
+    there are now, or None while they are not known.
     """
     folder = command.run.folder
     if not command.run.resume or not is_run(folder):
@@ -140,12 +136,11 @@ class EvaluateCommand:
 
     Attributes:
         model: the .keras file.
-        folder: folder for the results.
+        folder: for the results.
         model_name: the user's function that builds the network, where Keras cannot load it without custom layers.
         input_size, num_classes: None if neither the command line nor the run gives it.
-        export: format to export the model to, or None.
-        class_names: the classes that the model was trained on, in the order of its outputs; None if unknown.
-        trained_network: what the run recorded of its network, see `runs.config.network_record`.
+        class_names: those that the model was trained on, in the order of its outputs; None if unknown.
+        trained_network: see `runs.config.network_record`; None if unknown.
     """
 
     model: Path
@@ -210,7 +205,6 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def _optimizer(args: argparse.Namespace) -> str:
-    """The optimizer that was given, else the paper's for this network."""
     return args.optimizer or ("adam" if args.model_name == "vit" else "sgd")
 
 

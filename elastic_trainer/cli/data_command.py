@@ -15,11 +15,7 @@ from elastic_trainer.settings import MAIN_FLAGS
 
 
 def parse_data(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of data.py. `command` is show or prepare; the other options depend on it.
-
-    Raises:
-        UserError: a value is out of range, or a flag does not suit the data set.
-    """
+    """The options of data.py. `command` is show or prepare; the other options depend on it."""
     siblings = [main_parser, profiler_parser]
     parser = OneLineParser(siblings, prog="data.py", description="Look at data sets, and prepare them.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|prepare")

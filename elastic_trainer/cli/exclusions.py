@@ -12,17 +12,11 @@ from elastic_trainer.registry import SCHEMES
 
 
 class Exclusion(NamedTuple):
-    """A flag that cannot be given with certain others.
-
-    Attributes:
-        flag: its name.
-        others: the options -> whether they exclude it.
-        why: the rest of the message, with {option} for their values.
-    """
+    """A flag that others exclude."""
 
     flag: str
-    others: Callable[[argparse.Namespace], object]
-    why: str
+    others: Callable[[argparse.Namespace], object]  # all options -> whether they exclude it
+    why: str  # the rest of the message, with {option} for values
 
 
 def check_exclusions(args: argparse.Namespace, rows: Iterable[Exclusion]) -> None:
@@ -45,8 +39,7 @@ def _has_own_weights(args: argparse.Namespace) -> bool:
 NO_SCHEME = "cannot be combined with --train_type {train_type}"
 
 
-def _of_a_scheme(flag: str) -> Exclusion:
-    """A flag that schemes exclude."""
+def _of_schemes(flag: str) -> Exclusion:
     return Exclusion(flag, lambda args: flag in SCHEMES[args.train_type].excludes, f"{NO_SCHEME}; leave it out")
 
 
@@ -84,5 +77,5 @@ TRAINING = (
         lambda args: args.correct_budget,
         "cannot be combined with --correct_budget True, which depends on the clock; leave one out",
     ),
-    *(_of_a_scheme(flag) for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})),
+    *(_of_schemes(flag) for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})),
 )

@@ -28,12 +28,10 @@ class OneLineParser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UserError` with one line that names the flag."""
         unknown = message.removeprefix("unrecognized arguments: ")
         raise UserError(message.replace("argument ", "", 1) if unknown == message else self._unknown(unknown.split()))
 
     def _unknown(self, words: list[str]) -> str:
-        """The error message for words that are not flags or values of flags."""
         word = next((word for word in words if word.startswith("-")), None)
         if word is None:
             return f"'{words[0]}': unexpected argument; values follow their flag, such as --seed 1"

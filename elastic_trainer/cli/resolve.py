@@ -78,12 +78,7 @@ class Prepared:
     plan: Iterable[str] = ()
 
 
-def resolve(
-    command: TrainCommand,
-    model: keras.Model,
-    load: Load,
-    start: float | None = None,
-) -> Prepared:
+def resolve(command: TrainCommand, model: keras.Model, load: Load, start: float | None = None) -> Prepared:
     """Choose what `command` leaves open.
 
     Args:
@@ -115,14 +110,14 @@ def resolve(
     continued(command, data.record())
     if table is None:
         return Prepared(command, data, steps.memory)
-    elapsed, is_open = time.perf_counter() - start, "num_epochs" in command.open
-    command, budget = _choose_length(command, model, data, table, elapsed, export_seconds)
-    settings, run = command.training, command.run
-    if budget is None or (settings.deadline is not None and not is_open):
-        return Prepared(command, data, steps.memory, table, budget)
-    rho = settings.rho if settings.deadline is None else DEADLINE_RHO
-    others = COMPARED_RHOS if run.plan else ()
-    plan = run_plan_lines(table, head_mask(model), data, settings, rho, others, steps.memory)
+    is_planned = command.training.deadline is None or "num_epochs" in command.open
+    command, budget = _choose_length(command, model, data, table, time.perf_counter() - start, export_seconds)
+    plan: Iterable[str] = ()
+    if budget is not None and is_planned:
+        settings = command.training
+        rho = settings.rho if settings.deadline is None else DEADLINE_RHO
+        others = COMPARED_RHOS if command.run.plan else ()
+        plan = run_plan_lines(table, head_mask(model), data, settings, rho, others, steps.memory)
     return Prepared(command, data, steps.memory, table, budget, plan)
 
 
@@ -175,10 +170,8 @@ def _check_memory(command: TrainCommand, steps: TracedSteps) -> None:
     is_fixed = not scheme.is_elastic and scheme.takes("num_epochs")
     trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
     what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
-    needed = _needed(command, steps, is_least=True)
-    steps.check(
-        needed, network.batch_size, command.training.micro_batch, what, scheme.takes("micro_batch"), trains_less
-    )
+    needed, micro_batch = _needed(command, steps, is_least=True), command.training.micro_batch
+    steps.check(needed, network.batch_size, micro_batch, what, scheme.takes("micro_batch"), trains_less)
 
 
 def _images_mb(command: TrainCommand, steps: TracedSteps) -> float | None:
@@ -271,11 +264,7 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
 
 
 def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, until: float) -> None:
-    """Measure a short timing table into `folder` until that time of `time.perf_counter`.
-
-    Raises:
-        NoTimeToMeasureError: the time does not suffice.
-    """
+    """Measure a short timing table into `folder`. Raises `NoTimeToMeasureError` if that takes longer than `until`."""
     network, memory = command.part, steps.memory
     if not steps.certainly_fit(network.batch_size):
         expected_mb = MEASURING_FACTOR * steps.needed_mb(all_mask(steps.model), network.batch_size) + MEASURING_MB
@@ -295,11 +284,7 @@ def _measure_table(command: TrainCommand, steps: TracedSteps, folder: Path, unti
 
 
 def _export_seconds(command: TrainCommand, model: keras.Model) -> float:
-    """Seconds of a deadline to keep for the export, by a first conversion; 0 without a deadline.
-
-    Raises:
-        UserError: the model cannot be converted, which is better said before training.
-    """
+    """Seconds of a deadline to keep for the export, by a first conversion, which is refused before training."""
     entry = EXPORTERS[command.run.export] if command.run.export else None
     if command.training.deadline is None or entry is None or entry.conversion_seconds is None:
         return 0.0
@@ -316,48 +301,32 @@ def _choose_length(
 ) -> tuple[TrainCommand, TimeBudget | None]:
     """The time budget, after the number of epochs and the interval of selections where a deadline leaves them open.
 
-    Args:
-        command, model, data, table: of the run.
-        elapsed: seconds of the deadline that have passed.
-        export_seconds: of the deadline, kept for the export.
-
-    Raises:
-        UserError: as `make_budget`, where there is nothing to choose.
+    A run whose epochs are open and that has no time for steps gets no budget. `elapsed` seconds of the deadline have
+    passed; `export_seconds` of it are for the export.
     """
-    given, settings, _deadline, is_open = (
-        command,
-        command.training,
-        command.training.deadline,
-        "num_epochs" in command.open,
-    )
+    given, settings, deadline = command, command.training, command.training.deadline
+    if deadline is None or "num_epochs" not in command.open:
+        return command, make_budget(model, data, settings, table, elapsed, export_seconds)
     most = max(settings.num_epochs, math.ceil(ENOUGH_STEPS / data.steps_per_epoch))  # epochs that are enough
-    if is_open:
-        assert settings.deadline is not None
-        run_time = RunTime.of(table, data, settings, export_seconds)
-        left, epoch = (
-            settings.deadline - elapsed - run_time.end,
-            DEADLINE_RHO * data.steps_per_epoch * table.full_step_ms / 1e3,
-        )
-        interval = settings.interval if settings.interval < settings.num_epochs else math.inf
-        epochs, interval = run_time.fitting_epochs(left, epoch, most, interval, "interval" in command.open)
-        chosen = {"num_epochs": epochs, "interval": min(interval, most)}
-        command = command.choose(**{name: value for name, value in chosen.items() if name in command.open})
+    run_time = RunTime.of(table, data, settings, export_seconds)
+    left, epoch = deadline - elapsed - run_time.end, DEADLINE_RHO * data.steps_per_epoch * table.full_step_ms / 1e3
+    interval = settings.interval if settings.interval < settings.num_epochs else math.inf
+    epochs, interval = run_time.fitting_epochs(left, epoch, most, interval, "interval" in command.open)
+    chosen = {"num_epochs": epochs, "interval": min(interval, most)}
+    command = command.choose(**{name: value for name, value in chosen.items() if name in command.open})
     settings = command.training
     try:
         budget = make_budget(model, data, settings, table, elapsed, export_seconds)
     except DeadlineTooShortError:
-        if not is_open:
-            raise
         return _without_steps(given, "there is no time for training steps"), None
-    if is_open:
-        assert isinstance(budget, DeadlineBudget)
-        budget.limit_rho(DEADLINE_RHO)
-        length, selections = f"{settings.num_epochs} epochs", f"a selection every {settings.interval:g}"
-        if settings.interval >= settings.num_epochs:
-            budget.lengthen_to(min(most, int(settings.interval)) * data.steps_per_epoch)
-            length, selections = f"about {length}", "one selection"
-        allowed = duration_text(settings.deadline or 0.0)
-        print(f"--deadline {allowed}: {length}, {selections}; --num_epochs and --interval set other numbers")
+    assert isinstance(budget, DeadlineBudget)
+    budget.limit_rho(DEADLINE_RHO)
+    length, selections = f"{settings.num_epochs} epochs", f"a selection every {settings.interval:g}"
+    if settings.interval >= settings.num_epochs:
+        budget.lengthen_to(min(most, int(settings.interval)) * data.steps_per_epoch)
+        length, selections = f"about {length}", "one selection"
+    allowed = duration_text(deadline)
+    print(f"--deadline {allowed}: {length}, {selections}; --num_epochs and --interval set other numbers")
     return command, budget
 
 

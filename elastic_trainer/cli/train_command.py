@@ -30,29 +30,25 @@ MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in th
 
 def parse_main(arguments: Sequence[str] | None = None) -> TrainCommand | EvaluateCommand:
     """The command line of main.py. Raises `UserError` for wrong flags."""
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-    parser = main_parser()
-    args = parser.parse_args(given)
-    if args.evaluate is not None:
-        return parse_evaluation(given)
-    return parse_training(given)
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    return parse_evaluation(words) if "evaluate" in main_parser().given(words) else parse_training(words)
 
 
-def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCommand:
-    """A command line of main.py that trains: words that the user has `given`, and others that a program has `chosen`.
+def parse_training(words: Sequence[str], chosen: Sequence[str] = ()) -> TrainCommand:
+    """A command line of main.py that trains: words of the user, and others that a program has `chosen`.
 
     Raises `UserError` for wrong flags.
     """
     parser = main_parser()
-    args = parser.parse_args([*chosen, *given])
-    args.command = [*given]
+    args, given = parser.parse_args([*chosen, *words]), parser.given(words)
+    args.command = [*words]
     if isinstance(args.resume, Path):
-        args = _as_started(parser, args.resume, given)
+        args = _as_started(parser, args.resume, words)
     args.train_type = args.train_type or recipe_settings(args)["train_type"]
     check_exclusions(args, TRAINING)
     for check in CHECKS:
-        check(args, parser.given(given))
-    _keep_model_to_export(parser, args, given)
+        check(args, given)
+    _keep_model_to_export(args, given)
     unset = {name for name, value in vars(args).items() if value is None}
     if args.correct_budget is None:
         args.correct_budget = not args.deterministic
@@ -60,14 +56,14 @@ def parse_training(given: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
     if args.deterministic:
         args.validation_share = 1.0  # else the clock decides
     args.run_name = _run_name(args)
-    warnings = _unused(args, parser.given(given))
+    warnings = _unused(args, given)
     args.resume = bool(args.resume)
     command = TrainCommand(vars(args), frozenset(unset & _open_names(args, unset)), warnings)
     return command.choose(**HEAD_ALONE) if args.train_type == HEAD_ALONE["train_type"] else command
 
 
 def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
-    """Names of the options, of those that are `unset`, that this run chooses for itself."""
+    """Names of the options that this run chooses for itself, if they are `unset`."""
     trains_here = not any(getattr(args, name) for name in RETIMED)
     if args.export is not None:
         trains_here &= not EXPORTERS[args.export].is_untrained
@@ -86,46 +82,37 @@ def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
 def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
     """Warnings about the `given` flags that have no effect in this run."""
     found: dict[str, list[str]] = {}
-    for name in (name for name in MAIN_FLAGS if name in given):
-        used_by = MAIN_FLAGS[name].used_by
-        users = next((use.words for use in used_by if not use.holds(vars(args))), None)
+    for name in given:
+        users = next((use.words for use in MAIN_FLAGS[name].used_by if not use.holds(vars(args))), None)
         if users is not None:
             found.setdefault(users, []).append(f"--{name}")
     return tuple(f"{', '.join(flags)}: no effect here, only for {users}" for users, flags in found.items())
 
 
-def _as_started(parser: OneLineParser, folder: Path, given: Sequence[str]) -> argparse.Namespace:
-    """The options that the run in `folder` was started with, and those `given` now.
-
-    Raises:
-        UserError: there is no run, it does not record its options, or it is that of a fleet.
-    """
+def _as_started(parser: OneLineParser, folder: Path, words: Sequence[str]) -> argparse.Namespace:
+    """The options that the run in `folder` was started with, and those given now."""
     command = started_with(folder)
     if command and not command[0].startswith("-"):
         raise UserError(f"--resume {folder}: is the run of a fleet (fleet.py {command[0]}), not of main.py")
-    args = parser.parse_args([*command, *given])
+    args = parser.parse_args([*command, *words])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command
     return args
 
 
-def _keep_model_to_export(parser: OneLineParser, args: argparse.Namespace, given: Sequence[str]) -> None:
-    """Save the best model if `--export` needs it. Raises `UserError` if the command line forbids that.
-
-    In a resumed run, the flags `given` now take precedence.
-    """
-    now = parser.given(given)
+def _keep_model_to_export(args: argparse.Namespace, given: Sequence[str]) -> None:
+    """Save the best model if `--export` needs it. In a resumed run, the flags `given` now take precedence."""
     if args.export and not EXPORTERS[args.export].is_untrained and not args.save_model:
-        if "save_model" in now and "export" in now:
+        if {"save_model", "export"} <= {*given}:
             raise UserError(f"--export {args.export}: needs the best model; leave out --save_model False")
-        if "save_model" in now:
+        if "save_model" in given:
             args.export = None
         else:
             args.save_model = True
 
 
 def _run_name(args: argparse.Namespace) -> str:
-    """The run's name: as given, else made from the settings. Raises `UserError` if it is not the name of a folder."""
+    """The run's name: as given, else made from the settings."""
     if args.run_name is None:
         budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
         label = model_label(args.model_name, args.alpha)
