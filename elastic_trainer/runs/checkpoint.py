@@ -34,12 +34,7 @@ class State(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, which need not exist yet.
-
-    Args:
-        folder: theirs alone.
-        run_id: of the run that they are of. Those of another run are refused; None: of any.
-    """
+    """The checkpoints in `folder`, which need not exist yet; with `run_id`, those of another run are refused."""
 
     def __init__(self, folder: Path, run_id: str | None = None) -> None:
         self.folder, self._run_id = folder, run_id
@@ -48,8 +43,7 @@ class Checkpoints:
     def save(self, step: int, state: State) -> None:
         """Write the checkpoint of `step`; keep it and the last intact one before it, and delete all others.
 
-        Raises:
-            UserError: the disk is full or cannot be written to; the older checkpoints remain.
+        If the disk is full or cannot be written to, the older ones remain.
         """
         text = json.dumps({"version": VERSION, "run_id": self._run_id, **state.record}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
@@ -90,7 +84,6 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Delete all checkpoints. Raises `UserError` if the system refuses."""
         with writing(self.folder):
             for path in self._paths():
                 path.unlink()
@@ -98,7 +91,7 @@ class Checkpoints:
                 self.folder.rmdir()
 
     def _paths(self) -> list[Path]:
-        """Paths of the checkpoints, newest first."""
+        """Newest first."""
         return sorted(self.folder.glob("step-*.npz"), reverse=True)
 
 

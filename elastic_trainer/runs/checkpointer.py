@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 class Checkpointer(Listener):
-    """Saves a checkpoint when one is due, and with `Settings.save_model` the models.
+    """Saves a checkpoint every `Settings.checkpoint_minutes`, and with `Settings.save_model` the models.
 
-    One is due every `Settings.checkpoint_minutes`.
-
-    Args:
-        run: the log of the run, which listens before this does. Everything is saved in its folder.
+    Everything is saved in the folder of `run`, which listens before this does.
     """
 
     def __init__(self, run: RunLog) -> None:
@@ -28,7 +25,7 @@ class Checkpointer(Listener):
         self._run, self._last = run, time.monotonic()
 
     def restore(self, trainer: Trainer) -> None:
-        """Load the newest checkpoint into `trainer`, if there is one. Raises `UserError` like `Trainer.load`."""
+        """Load the newest checkpoint into `trainer`, if there is one."""
         state = self._run.checkpoints.latest()
         if state is None:
             if self._run.is_continued:
@@ -54,8 +51,7 @@ class Checkpointer(Listener):
 
     def _save_start(self) -> None:
         trainer, start = self.trainer, time.perf_counter()
-        clocks = trainer.history.clocks
-        validated = clocks.seconds("validation")
+        validated = trainer.history.clocks.seconds("validation")
         room_mb = trainer.training.head_room_mb
         found = closed_form_head(trainer.task, trainer.data, room_mb) if trainer.settings.starts_with_head else None
         trained = [found.layer.kernel, found.layer.bias] if found else []
@@ -65,8 +61,8 @@ class Checkpointer(Listener):
                 trainer.history.starts_with_head = True
             trainer.history.start = trainer.evaluate()
             self._save_model(trainer.task.score.of(trainer.history.start))
-        seconds = time.perf_counter() - start
-        trainer.history.first_model_seconds = seconds - (clocks.seconds("validation") - validated)
+        validating = trainer.history.clocks.seconds("validation") - validated
+        trainer.history.first_model_seconds = time.perf_counter() - start - validating
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._save_if_due()
@@ -90,7 +86,6 @@ class Checkpointer(Listener):
 
     @staticmethod
     def _score(trainer: Trainer, row: dict[str, Any]) -> float:
-        """The score of an epoch, given its row of metrics.csv."""
         return trainer.task.score.of({name.removeprefix("test_"): value for name, value in row.items()})
 
     def _save_if_due(self) -> None:
@@ -98,7 +93,7 @@ class Checkpointer(Listener):
             self.save()
 
     def _save_model(self, score: float) -> bool:
-        """Save the model, see `save_last_and_best`; whether it is the best so far."""
+        """Save the model; whether it is the best so far."""
         from elastic_trainer.networks.saved_model import save_last_and_best
 
         history = self.trainer.history

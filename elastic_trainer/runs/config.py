@@ -37,10 +37,9 @@ def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) ->
 
 
 def changed_images(now: dict[str, Any], before: dict[str, Any] | None) -> str | None:
-    """How the images of a run differ from those that it was started with; None if they are the same.
+    """How the images of a run differ from those that it was started with, by `ImageData.record`; None: they do not.
 
-    Args:
-        now, before: see `ImageData.record`; None for a run without a record, which is not compared.
+    A run of an earlier version has no record and is not compared.
     """
     if before is None:
         return None
@@ -68,11 +67,7 @@ def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
 
 
 def network_record(model: keras.Model) -> dict[str, str]:
-    """What config.json keeps of a custom network, whose file may be edited later: digests of what it computes.
-
-    Args:
-        model: as `models.build` made it.
-    """
+    """What config.json keeps of a custom network, whose file may be edited later: digests of what it computes."""
     import keras
     import tensorflow as tf
 
@@ -103,9 +98,6 @@ def check_network(now: dict[str, str], before: dict[str, str] | None, what: str,
         now, before: see `network_record`; `before` is None for a run that recorded none.
         what: the flag and the model's name, for the message.
         digests: of the record, those that must be equal.
-
-    Raises:
-        UserError: it computes something else.
     """
     is_same = None if before is None else is_same_network(now, before, digests)
     if is_same is False:
@@ -117,14 +109,9 @@ def check_network(now: dict[str, str], before: dict[str, str] | None, what: str,
 
 
 def compare_networks(made: dict[str, str], run: RunSettings, network: NetworkSettings) -> None:
-    """Compare a custom network with that of the run to continue; print a line if `--weights` are of another one.
+    """Refuse another custom network than that of the run to continue; print a line if `--weights` are of another one.
 
-    Args:
-        made: its `network_record`.
-        run, network: of the command that made it.
-
-    Raises:
-        UserError: the run to continue has another one.
+    `made` is its `network_record`.
     """
     if run.resume and is_run(run.folder):
         what = f"--resume {run.folder}: {network.model_name}"

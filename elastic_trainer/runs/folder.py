@@ -26,11 +26,8 @@ def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: boo
     """The folder of a run, locked against other runs: `logdir`/`run_name`, with -2, -3, … appended if it exists.
 
     With `overwrite`, the files that a run writes are deleted from an earlier run's folder, and nothing else. With
-    `resume`, only the temporary files of a killed run are deleted. Where the system has no locks, two runs in one
-    folder are not noticed.
-
-    Raises:
-        UserError: the folder cannot be made, is in use, or is to be overwritten or resumed but contains no run.
+    `resume`, only the temporary files of a killed run are deleted. A folder that is in use is refused (two runs are not
+    noticed where the system has no locks), as one to overwrite or resume that contains no run.
     """
     is_reused = (overwrite or resume) and (logdir / run_name).exists()
     with writing(logdir):
@@ -60,7 +57,7 @@ def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resum
 
 @contextlib.contextmanager
 def _claimed(folder: Path, is_reused: bool, overwrite: bool) -> Iterator[list[Path]]:
-    """Lock the folder of a run; yields temporary files of a killed one. Raises `UserError` as `run_folder`."""
+    """Lock the folder of a run; yields temporary files of a killed one."""
     if not folder.is_dir():
         raise UserError(f"--run_name {folder.name}: {folder} is a file; choose another name")
     with contextlib.ExitStack() as lock:
@@ -114,12 +111,7 @@ class DiskNeed(NamedTuple):
 
 
 def disk_need(model: keras.Model, network: NetworkSettings, saves_model: bool, exports: bool) -> DiskNeed:
-    """What a run of `model` writes, by the sizes of variables.
-
-    Args:
-        model, network: what is trained.
-        saves_model, exports: whether the models are saved, and the best one is exported.
-    """
+    """What a run of `model` writes, by the sizes of variables."""
     from elastic_trainer.memory.step_memory import variables_mb
 
     model_mb, trained_mb = variables_mb(model.variables), variables_mb(model.trainable_variables)
@@ -128,10 +120,9 @@ def disk_need(model: keras.Model, network: NetworkSettings, saves_model: bool, e
 
 
 def disk_line(need: DiskNeed, logdir: Path, earlier: Path | None = None) -> str:
-    """That need, and the room in `logdir`, in words. Files of the run in `earlier` are replaced, so they count as free.
+    """That need, and the room in `logdir`, in words; `UserError` if not even one checkpoint and the models fit.
 
-    Raises:
-        UserError: not even one checkpoint and the models fit.
+    Files of the run in `earlier` are replaced, so they count as free.
     """
     written = [path for path in earlier.glob("**/*") if path.is_file()] if earlier is not None else []
     free_mb = shutil.disk_usage(existing_parent(logdir)).free / 1e6

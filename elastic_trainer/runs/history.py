@@ -39,15 +39,9 @@ class Clocks:
     """
 
     def __init__(
-        self,
-        training: float = 0.0,
-        selection: float = 0.0,
-        validation: float = 0.0,
-        elapsed: float = 0.0,
-        joules: float | None = 0.0,
-        spans: Sequence[Sequence[float]] = (),
+        self, elapsed: float = 0.0, joules: float | None = 0.0, spans: Sequence[Any] = (), **seconds: float
     ) -> None:
-        self._seconds = {"training": training, "selection": selection, "validation": validation}
+        self._seconds = {"training": 0.0, "selection": 0.0, "validation": 0.0, **seconds}
         self._started: dict[str, float] = {}
         self._start_time = time.perf_counter() - elapsed
         self.joules, self.spans = joules, [*spans]
@@ -89,7 +83,6 @@ class Clocks:
                 self.joules = None if before is None or after is None else self.joules + after - before
 
     def seconds(self, name: str) -> float:
-        """Seconds counted as `name` so far."""
         return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
 
     def add(self, seconds: float) -> None:
@@ -112,7 +105,6 @@ class History:
 
     Attributes:
         step: steps done.
-        selections: in their order.
         epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
@@ -146,12 +138,10 @@ class History:
 
     @property
     def selection(self) -> Selection:
-        """The current selection."""
         return self.selections[-1]
 
     @property
     def step_ms(self) -> list[float]:
-        """All measured steps."""
         return [ms for selection in self.selections for ms in selection.step_ms]
 
     @property
@@ -171,12 +161,10 @@ class History:
         return sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
 
     def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
-        """`selection` trains from now on, in steps of `step_flops`."""
         selection.step, selection.step_flops = self.step, step_flops
         self.selections.append(selection)
 
     def record_step(self, result: StepResult) -> None:
-        """Count a step."""
         self.step += 1
         if self.step == 1:
             self.first_step_seconds = self.clocks.elapsed()
@@ -192,7 +180,6 @@ class History:
 
     @property
     def validated(self) -> list[dict[str, Any]]:
-        """Rows of the epochs that were validated."""
         return [row for row in self.epochs if _is_validated(row)]
 
     @property
@@ -210,11 +197,9 @@ class History:
         return seconds("validation") + 2 * self.validation_seconds[-1] <= share * seconds("training")
 
     def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
-        """End the current epoch.
+        """End the current epoch, with the results of its validation if there was one.
 
-        Args:
-            test: the loss and the measures of its validation; None if there was none.
-            is_running: whether the measures of its steps are results since its start; else they are averaged.
+        The measures of its steps are results since its start if `is_running`, else they are averaged.
         """
         results, self.results = self.results, []
         measures = {
@@ -267,7 +252,8 @@ class History:
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
-        latest = self.selection if self.selections else None
+        latest = self.selection if self.selections else Selection(np.zeros(0, bool))
+        overhead_ms = max(1e3 * (training - selection - self._first_calls_seconds) - self._measured_ms, 0.0)
         return Progress(
             epoch=len(self.epochs),
             epochs=schedule.epochs,
@@ -275,16 +261,15 @@ class History:
             total_steps=schedule.total_steps,
             steps_per_epoch=schedule.steps_per_epoch,
             elapsed_seconds=self.clocks.elapsed(),
-            step_ms=latest.step_ms if latest else (),
-            slowdowns=latest.slowdowns if latest else (),
-            overhead_ms=max(1e3 * (training - selection - self._first_calls_seconds) - self._measured_ms, 0.0)
-            / max(self.step, 1),
+            step_ms=latest.step_ms,
+            slowdowns=latest.slowdowns,
+            overhead_ms=overhead_ms / max(self.step, 1),
             validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
-            slowdown=latest.slowdown if latest else None,
+            slowdown=latest.slowdown,
             features_possible=features_possible,
             feature_steps=self._feature_steps() if features_possible else 0,
-            caching_ms=latest.caching_ms if latest else 0.0,
+            caching_ms=latest.caching_ms,
             first_model_seconds=self.first_model_seconds,
         )
 
@@ -309,16 +294,10 @@ class History:
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
         record = deepcopy(record)  # the history that was handed over goes on, too
-        rest = {**record}
-        selections = [_selection(one) for one in rest.pop("intervals")]
-        return cls(
-            **{
-                **rest,
-                "selections": selections,
-                "results": [StepResult(*result) for result in record["results"]],
-                "clocks": Clocks(**record["clocks"]),
-            }
-        )
+        record["selections"] = [_selection(one) for one in record.pop("intervals")]
+        record["results"] = [StepResult(*result) for result in record["results"]]
+        record["clocks"] = Clocks(**record["clocks"])
+        return cls(**record)
 
 
 def _is_validated(row: dict[str, Any]) -> bool:

@@ -57,7 +57,6 @@ class ProgressBar(Listener):
         self.close()
 
     def close(self) -> None:
-        """End the bar and leave it on the screen."""
         self._bar.close()
 
     def _epoch_title(self) -> str:

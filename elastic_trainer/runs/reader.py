@@ -61,7 +61,7 @@ SUMMARY_FIELDS: dict[str, Kinds] = {  # `summary.run_results`
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The fields in config.json of the run in `folder`. Raises `UserError` if it is damaged."""
+    """config.json of the run in `folder`, checked."""
     config = _read(folder / CONFIG, CONFIG_FIELDS)
     images = config.get("images") or {}
     if "class_names" in images:  # earlier versions kept them as the file system has them
@@ -70,16 +70,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The fields in summary.json of the run in `folder`. Raises `UserError` if it is damaged."""
+    """summary.json of the run in `folder`, checked."""
     return _read(folder / SUMMARY, SUMMARY_FIELDS)
 
 
 def config_of_model(model: Path) -> dict[str, Any]:
-    """The fields in config.json of the run that trained a model; empty if it is not that of a run.
-
-    Args:
-        model: the folder of the run, or the last or best model in it.
-    """
+    """config.json of the run that trained a model, given its folder, or the last or best model in it; else empty."""
     folder = model if model.is_dir() else model.parent
     is_its_own = model.is_dir() or model.name in (BEST_MODEL, LAST_MODEL)
     return read_config(folder) if is_its_own and is_run(folder) else {}
@@ -93,13 +89,13 @@ def _read(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header line. Raises `OSError` if it cannot be read."""
+    """The rows of a CSV file with a header line."""
     with path.open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
 
 def read_epochs(folder: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv of the run in `folder`. Raises `UserError` if there are none or it cannot be read."""
+    """The rows of metrics.csv of the run in `folder`; there must be some."""
     with reading(folder / METRICS):
         epochs = read_rows(folder / METRICS)
         if not epochs:
@@ -108,12 +104,10 @@ def read_epochs(folder: Path) -> list[dict[str, str]]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was started in `folder`."""
     return (folder / CONFIG).exists()
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether `folder` contains a finished run."""
     return (folder / SUMMARY).is_file()
 
 
@@ -140,17 +134,11 @@ def started_with(folder: Path) -> list[str]:
 
 
 class Selections(NamedTuple):
-    """The selections of a run, in their order.
+    """The selections of a run, in their order."""
 
-    Attributes:
-        epochs: [S] time of each selection, in epochs since the start.
-        chosen: bool [S, N], the selected tensors.
-        importance: [S, N], NaN for schemes that do not measure it.
-    """
-
-    epochs: np.ndarray
-    chosen: np.ndarray
-    importance: np.ndarray
+    epochs: np.ndarray  # [S] time of each, in epochs since the start
+    chosen: np.ndarray  # bool [S, N], the selected tensors
+    importance: np.ndarray  # [S, N], NaN for schemes that do not measure it
 
 
 @dataclass(frozen=True)
@@ -167,7 +155,6 @@ class FinishedRun:
         return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
 
     def selections(self) -> Selections:
-        """The run's selections.csv."""
         epochs: dict[str, list[tuple[bool, float]]] = {}
         for row in read_rows(self.folder / SELECTIONS):
             chosen = (row["chosen"] == "1", float(row["importance"] or "nan"))
@@ -186,12 +173,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
-    """The last importance [N] of the newest elastic run of this network under `logdir`, and the file it is from.
-
-    Args:
-        logdir: the folder of runs.
-        names: names of the network's trainable tensors, in their order.
-    """
+    """The last importance [N] of the newest elastic run under `logdir` with tensors of these names, and its file."""
     files = [path for path in logdir.glob(f"*/{SELECTIONS}") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
         rows = read_rows(path)[-len(names) :]

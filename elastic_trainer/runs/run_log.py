@@ -79,7 +79,6 @@ class RunLog(Listener):
         self._write_tables()
 
     def _write_tables(self) -> None:
-        """Write both tables completely; metrics.csv only once an epoch is complete."""
         history = self.trainer.history
         if history.epochs:
             rows = [*history.epochs]
@@ -91,14 +90,10 @@ class RunLog(Listener):
         write_csv(self.folder / SELECTIONS, SELECTION_COLUMNS, rows_of_tensors)
 
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Write summary.json, the one place where it is put together, and delete the checkpoints.
+        """Write summary.json, delete the checkpoints, and return what summary.json contains.
 
-        Args:
-            results: `run_results`, and what is known besides once training has ended.
-
-        Returns:
-            What summary.json contains: options of the run, `results`, and when which part of the program was reached.
-            What comes after training is added by `summary.update_summary`.
+        That is options of the run, `results` (`run_results`, and what else is known once training has ended), and when
+        which part of the program was reached. `summary.update_summary` adds what comes after training.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         history = self.trainer.history
@@ -112,7 +107,6 @@ class RunLog(Listener):
 
 
 def _tensor_rows(selection: Selection, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    """The rows of selections.csv for one selection."""
     measured = statistics.median(selection.step_ms) if selection.step_ms else None
     budget = (selection.predicted_step_ms, selection.budget_step_ms, measured)
     correction = (selection.rho, selection.slowdown, selection.correction)

@@ -26,16 +26,9 @@ MIN_PART = 0.05  # of the wall time of a run; what took less is not named
 
 
 def run_results(history: History, planned_steps: int, score: Score) -> dict[str, Any]:
-    """What summary.json holds of a finished run.
+    """What summary.json holds of a finished run, whose schedule had `planned_steps`; `score` says which model is best.
 
-    Args:
-        history: of the run.
-        planned_steps: of the schedule; a deadline may have left time for fewer.
-        score: says which model is best.
-
-    Returns:
-        Accuracies in 0…1, times in seconds, memory in MB, energy in J (or null), FLOPs (two for each
-        multiply-accumulate), time over that of full training (or null, and why).
+    Accuracies are in 0…1, memory in MB, energy in J. FLOPs count two for each multiply-accumulate.
     """
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     best_epoch, best = _best(history, score)
@@ -109,17 +102,14 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
 
 
 def update_summary(folder: Path, **values: Any) -> None:
-    """Add what is known only after training to summary.json of a finished run. Raises `UserError` if that fails."""
+    """Add what is known only after training to summary.json of a finished run."""
     write_json(folder / SUMMARY, {**read_summary(folder), **values})
 
 
 def result_lines(summary: dict[str, Any], folder: Path, deadline: float | None = None) -> list[str]:
     """What a person wants to know of a finished run: accuracy and file, time, and what to do next; a line each.
 
-    Args:
-        summary: of the run, also of an earlier version.
-        folder: of the run.
-        deadline: in seconds, if the run had one.
+    `summary` may be of an earlier version; `deadline` is in seconds, if the run had one.
     """
     lines = [_accuracy_line(summary, folder)]
     if summary.get("test_accuracy") is not None:

@@ -25,11 +25,7 @@ POINT_SECONDS = 0.5  # from one point of the training curves to the next
 
 
 class EventsWriter(Listener):
-    """Writes TensorBoard's events of one run.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Writes TensorBoard's events of one run into its folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -41,11 +37,7 @@ class EventsWriter(Listener):
         self._last_second = -1
 
     def resume(self, sizes: dict[str, int]) -> None:
-        """Go on from a checkpoint.
-
-        Args:
-            sizes: what `flushed` returned then. What was recorded later is deleted, since it is recorded again.
-        """
+        """Go on from a checkpoint, given what `flushed` returned then. What is later is deleted: it comes again."""
         self._kept = sizes
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -108,7 +100,6 @@ class EventsWriter(Listener):
             self._draw_selections()
 
     def close(self) -> None:
-        """Write the rest. Raises `UserError` if that fails."""
         if self._writer is not None:
             with self._reporting():
                 self._writer.close()
