@@ -101,11 +101,7 @@ def require(value: Any, kind: Kinds, place: str = "") -> None:
 
 
 def read_json(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
-    """The object in a JSON file, checked by `require`.
-
-    Raises:
-        UserError: the file cannot be read, or a field is missing or wrong; the message names both.
-    """
+    """The object in a JSON file, checked by `require`; the `UserError` names the file and the field."""
     with reading(path):
         try:
             record: dict[str, Any] = json.loads(path.read_bytes())
@@ -128,10 +124,8 @@ def writing(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path` with the same extensions; rename it to `path` when the block has succeeded.
 
-    The file is on the disk before it is renamed, so a power cut leaves either the old file or the new one.
-
-    Raises:
-        UserError: the folder cannot be written to, or the disk is full.
+    The file is on the disk before it is renamed, so a power cut leaves either the old file or the new one. System
+    errors become a `UserError`.
     """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     with writing(path):
@@ -157,17 +151,10 @@ def is_temporary(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[bool | None]:
-    """Lock the file or folder `path` itself. The system unlocks it when the block or the process ends, however it ends.
+    """Lock the file or folder `path` itself until the block or the process ends, however it ends.
 
-    Args:
-        path: of the file or folder.
-        wait: until another process unlocks it.
-
-    Yields:
-        True; False if another process has locked it; None if the system cannot lock it.
-
-    Raises:
-        OSError: the file or folder does not exist or cannot be read.
+    Yields True; False if another process has locked it (with `wait`, that is waited for); None if the system cannot
+    lock it. Raises `OSError` if it does not exist or cannot be read.
     """
     try:
         import fcntl
@@ -190,11 +177,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[bool | None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Write several files that belong together: `folder` is made, and no other process is in such a block meanwhile.
-
-    Raises:
-        UserError: the folder cannot be made.
-    """
+    """Write several files that belong together: `folder` is made, and no other process is in such a block meanwhile."""
     with contextlib.ExitStack() as lock:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -34,12 +34,7 @@ DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in st
 
 
 def is_undisturbed(seconds: float, stolen: float) -> bool:
-    """Whether other virtual machines took at most `DISTURBED_SHARE` of the processor time.
-
-    Args:
-        seconds: elapsed time.
-        stolen: processor seconds that other virtual machines took in that time.
-    """
+    """Whether other virtual machines took at most `DISTURBED_SHARE` of the processor time: `stolen` in `seconds`."""
     return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
 
 
@@ -164,9 +159,7 @@ def reset_peak() -> None:
 def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
     """What `target`, called with a connection and `arguments` in a new process, sends through that connection.
 
-    Raises:
-        EOFError: it ended before, as the system does where memory is used up.
-        OSError: there is no memory to start one.
+    Raises `EOFError` if it ends before, as where memory is used up, and `OSError` if there is none to start one.
     """
     spawn = get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
@@ -211,9 +204,7 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
 
     Linux reports the available memory. The limits of this process (`ulimit`) and of its control groups (those of a
     container or a service) may leave less. A group's file cache counts as free: the kernel drops it when needed.
-
-    Args:
-        root: the folder that contains proc and sys.
+    `root` contains proc and sys.
     """
     system = _numbers_in(root / "proc" / "meminfo")  # in KiB
     if "MemAvailable:" not in system:
@@ -234,10 +225,9 @@ def available_memory_mb(root: Path = Path("/")) -> float | None:
     for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
         found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
         if found and counted in counts:
-            used = max(
-                1024 * counts[counted], 1024 * counts["VmRSS:"] + (reserved_mb + mb_of_core * cores()) * 1_000_000
-            )
-            available = min(available, int(found[1]) - used)
+            reserved = 1_000_000 * (reserved_mb + mb_of_core * cores())
+            counted_bytes = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved)
+            available = min(available, int(found[1]) - counted_bytes)
     return max(available, 0) / 1e6
 
 
@@ -261,13 +251,13 @@ def _numbers_in(path: Path) -> dict[str, int]:
 
 
 def _integer_in(path: Path) -> int | None:
-    """The only number in a kernel file, or None if the file is missing or contains `max`."""
+    """The only number in a kernel file; None if the file is missing or contains `max`."""
     text = text_of(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -275,11 +265,8 @@ def load_tensorflow() -> None:
     """Import TensorFlow without its log messages, which would hide the messages of the commands, and Keras on it.
 
     TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
-    see everything. A failing import raises as usual. What KERAS_BACKEND and keras.json say does not apply to this
-    process and those that it starts; a line is printed for a setting that would have changed results.
-
-    Raises:
-        UserError: as `check_keras`.
+    see everything. What KERAS_BACKEND and keras.json say does not apply to this process and those that it starts; a
+    line is printed for a setting that would have changed results.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:

@@ -8,12 +8,13 @@ The parsers (cli/), config.json, --resume and docs/flags.md read all they need f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from elastic_trainer.errors import not_one_of
+from elastic_trainer.files import existing_parent
 from elastic_trainer.machine import available_memory_mb
 
 Settings = TypeVar("Settings")
@@ -21,15 +22,10 @@ Options = Mapping[str, Any]  # by name, complete
 
 
 class Use(NamedTuple):
-    """Which runs use a flag.
+    """Which runs use a flag."""
 
-    Attributes:
-        words: text that describes these runs.
-        holds: options of a run -> whether it is one of them.
-    """
-
-    words: str
-    holds: Callable[[Options], bool]
+    words: str  # for these runs
+    holds: Callable[[Options], bool]  # options of a run -> whether it is one of them
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class Flag:
 
     @property
     def is_optional(self) -> bool:
-        """Whether the flag may be given without a value, which means True."""
+        """It may be given without a value, which means True."""
         return self.default is False
 
 
@@ -208,11 +204,6 @@ class OneOf:
         return text
 
 
-def names_of(type: Any) -> Iterable[str]:
-    """The names that a type takes; empty for other types."""
-    return type.names if isinstance(type, OneOf) else ()
-
-
 def stem_to_write(text: str) -> Path:
     """A type for argparse: the path of files without the ends of their names."""
     if Path(text).name in ("", ".."):
@@ -230,9 +221,8 @@ def file_to_write(text: str) -> Path:
 def folder(text: str) -> Path:
     """A type for argparse: the path of a folder that exists or can be made."""
     path = Path(text)
-    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not existing.is_dir():
-        raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")
+    if not existing_parent(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{existing_parent(path)} is a file; give a folder")
     return path
 
 

@@ -24,12 +24,7 @@ Entry = TypeVar("Entry")
 
 
 class Lazy:
-    """A callable that is imported when it is first called.
-
-    Args:
-        place: "module:name".
-        arguments: keyword arguments to add to each call.
-    """
+    """The callable at `place`, "module:name", imported when it is first called; `arguments` are added to each call."""
 
     def __init__(self, place: str, **arguments: Any) -> None:
         self._place, self._arguments = place, arguments
@@ -43,11 +38,7 @@ class Lazy:
 
 
 class Registry(dict[str, Entry], Generic[Entry]):
-    """Entries by name. Looking up an unknown name raises `UserError`.
-
-    Args:
-        flag: the flag whose values are the names, for error messages.
-    """
+    """Entries by name. Looking up an unknown one raises `UserError`, which names `flag`, whose values the names are."""
 
     def __init__(self, flag: str) -> None:
         super().__init__()
@@ -65,30 +56,19 @@ class Registry(dict[str, Entry], Generic[Entry]):
 
 @dataclass(frozen=True)
 class SchemeEntry:
-    """A scheme: it decides which tensors train.
+    """A scheme: it decides which tensors train."""
 
-    Attributes:
-        make: `selection.schemes.SchemeContext` -> `selection.schemes.Scheme`.
-        label: name in figures.
-        trains: text for docs/flags.md on which tensors it trains.
-        mask: for a scheme that always trains the same tensors: model, and `trained_layers` if it uses that -> bool [N]
-            over `model.trainable_variables`.
-        is_elastic: it selects tensors within a time budget, which needs a timing table.
-        importance: name of the importance that it selects by, or None.
-        uses: flags used only by the schemes that list them.
-        ignores: flags that have no effect on it.
-        excludes: flags that cannot be combined with it.
-    """
-
-    make: Callable[[Any], Any]
-    label: str
-    trains: str
+    make: Callable[[Any], Any]  # `selection.schemes.SchemeContext` -> `selection.schemes.Scheme`
+    label: str  # in figures
+    trains: str  # text for docs/flags.md on which tensors it trains
+    # Of one that always trains the same tensors: model, and `trained_layers` if it uses that -> bool [N] over
+    # `model.trainable_variables`.
     mask: Callable[..., Any] | None = None
-    is_elastic: bool = False
-    importance: str | None = None
-    uses: tuple[str, ...] = ()
-    ignores: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
+    is_elastic: bool = False  # it selects tensors within a time budget, which needs a timing table
+    importance: str | None = None  # by which it selects
+    uses: tuple[str, ...] = ()  # flags used only by the schemes that list them
+    ignores: tuple[str, ...] = ()  # flags that have no effect on it
+    excludes: tuple[str, ...] = ()  # flags that cannot be combined with it
 
     def takes(self, flag: str) -> bool:
         """Whether a flag of all schemes has an effect on this one."""
@@ -97,61 +77,41 @@ class SchemeEntry:
 
 @dataclass(frozen=True)
 class ImportanceEntry:
-    """A measure of how much a tensor matters.
+    """A measure of how much a tensor matters."""
 
-    Attributes:
-        make: task and batch size -> `selection.importance.ImportanceEvaluator`.
-        reads_images: whether it depends on the batches that it is measured on.
-    """
-
-    make: Callable[..., Any]
-    reads_images: bool = True
+    make: Callable[..., Any]  # task and batch size -> `selection.importance.ImportanceEvaluator`
+    reads_images: bool = True  # it depends on the batches that it is measured on
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A data set of images.
+    """A data set of images."""
 
-    Attributes:
-        read: the flags of `uses` by name -> `datasets.sources.DataSource`.
-        class_names: `data_dir`, if it uses that -> names of the classes, without reading images.
-        defaults: defaults of flags that differ from `settings.PAPER`.
-        uses: flags used only by the data sets that list them.
-        is_tfds: it is one of tensorflow-datasets, which can be prepared.
-        is_folder: its images are the files in `data_dir`.
-        count_images: `data_dir`, `test_fraction` -> about how many there are to train on, if the batch depends on that.
-        read_to_test: as `datasets.image_folder.read_to_test`, if what a model was not trained on can test it.
-    """
-
-    read: Callable[..., Any]
-    class_names: Callable[..., Sequence[str]]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    uses: tuple[str, ...] = ()
-    is_tfds: bool = False
-    is_folder: bool = False
+    read: Callable[..., Any]  # the flags of `uses` by name -> `datasets.sources.DataSource`
+    class_names: Callable[..., Sequence[str]]  # `data_dir`, if it uses that -> their names, without reading images
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # that differ from `settings.PAPER`
+    uses: tuple[str, ...] = ()  # flags used only by the data sets that list them
+    is_tfds: bool = False  # it is one of tensorflow-datasets, which can be prepared
+    is_folder: bool = False  # its images are the files in `data_dir`
+    # `data_dir`, `test_fraction` -> about how many images there are to train on, if the batch depends on that.
     count_images: Callable[..., int] | None = None
+    # As `datasets.image_folder.read_to_test`, if what a model was not trained on can test it.
     read_to_test: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
 class Exporter:
-    """A format of `--export`.
+    """A format of `--export`."""
 
-    Attributes:
-        export: writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left
-            before a deadline -> a report for the user.
-        files: names of the files that it writes, the model first; a new run of the same name deletes them.
-        conversion_seconds: model -> what converting it once takes on this device now, so that a deadline leaves time
-            for it.
-        is_untrained: it is written instead of training. `export` then takes the command, the model, `ImageData`, and
-            the timing table of a `TrainCommand` if its scheme has one.
-        check: `settings.RunSettings` -> raises `UserError` where an untrained export could not be written.
-    """
-
+    # Writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left before a
+    # deadline -> a report for the user. If it `is_untrained`, it is written instead of training: the command, the
+    # model, `ImageData`, and the timing table of a `TrainCommand` if its scheme has one -> a report.
     export: Callable[..., str]
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # that it writes, the model first; a new run of the same name deletes them
+    # Model -> what converting it once takes on this device now, so that a deadline leaves time for it.
     conversion_seconds: Callable[..., float] | None = None
     is_untrained: bool = False
+    # `settings.RunSettings` -> raises `UserError`, before images are read, if nothing could be written.
     check: Callable[..., object] = lambda run: None
 
 

@@ -109,7 +109,6 @@ ELASTIC = Use("elastic schemes", lambda run: SCHEMES[run["train_type"]].is_elast
 
 
 def _of_most_schemes(flag: str) -> Use:
-    """Of the schemes that do not ignore a flag."""
     others = ", ".join(name for name in SCHEMES if flag in SCHEMES[name].ignores)
     return Use(f"schemes other than {others}", lambda run: flag not in SCHEMES[run["train_type"]].ignores)
 
@@ -169,7 +168,7 @@ class NetworkSettings:
         "seed of the weights, the order of the data, augmentation and dropout"))
 
     def with_classes(self, count: int) -> NetworkSettings:
-        """A copy for `count` classes, unless the number was given."""
+        """For `count` classes, unless the number was given."""
         return self if self.num_classes else replace(self, num_classes=count)
 
 
@@ -324,12 +323,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How a network is profiled.
-
-    Attributes:
-        seconds: None: `profiler.MEASURING_SECONDS`.
-        from_trace: None: measure here.
-    """
+    """How a network is profiled."""
 
     timing: str = flag(TIMINGS[0], PROFILE, OneOf(TIMINGS), "SOURCE", help=(
         "source of the operation times. `trace` measures each; `flops` counts FLOPs and scales them to the measured "

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.options import Flag, names_of
+from elastic_trainer.options import Flag
 from elastic_trainer.settings import DIGITS, MAIN_FLAGS, PAPER, PHOTOS, PROFILER_FLAGS, RECIPES
 
 EPILOG = (
@@ -43,7 +43,7 @@ def _value_text(value: Any) -> str:
 
 def help_text(flag: Flag) -> str:
     """Meaning of the flag, in Markdown."""
-    return flag.help.replace("{names}", ", ".join(f"`{name}`" for name in names_of(flag.type)))
+    return flag.help.replace("{names}", ", ".join(f"`{name}`" for name in getattr(flag.type, "names", ())))
 
 
 def plain(text: str) -> str:
