@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_trainer.memory.simulation import size_of, touched_bytes
-from elastic_trainer.networks.traced_graph import needed_operations
+from elastic_trainer.networks.graphs import needed_operations
 
 if TYPE_CHECKING:
     import tensorflow as tf

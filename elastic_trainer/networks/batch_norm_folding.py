@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
-from elastic_trainer.networks.layer_graph import functional_graph, graph_nodes, is_graph
+from elastic_trainer.networks.graphs import functional_graph, graph_nodes, is_graph
 
 _LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
 # Multiply-adds of the forward pass up to which a product of matrices with its gradients is at least as fast as the

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.networks.traced_graph import inputs_first, is_stateful
+from elastic_trainer.networks.graphs import inputs_first, is_stateful
 
 if TYPE_CHECKING:
     import keras

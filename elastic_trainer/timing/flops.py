@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.networks.traced_graph import BRANCHES, bodies, needed_operations
+from elastic_trainer.networks.graphs import BRANCHES, bodies, needed_operations
 
 if TYPE_CHECKING:
     import tensorflow as tf

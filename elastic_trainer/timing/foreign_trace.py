@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.traced_graph import needed_operations
+from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, match_op, matched_operations, strip_layout

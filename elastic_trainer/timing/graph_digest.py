@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.networks.traced_graph import bodies, inputs_first
+from elastic_trainer.networks.graphs import bodies, inputs_first
 
 if TYPE_CHECKING:
     from elastic_trainer.task import Task

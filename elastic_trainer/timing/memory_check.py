@@ -15,7 +15,7 @@ import numpy as np
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.memory.budget import MemoryBudget, Needed
 from elastic_trainer.memory.step_memory import training_mb, variables_mb
-from elastic_trainer.networks.layer_graph import nested_nodes
+from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.task import ImageClassification

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Structure
-from elastic_trainer.networks.traced_graph import inputs_first, is_stateful, needed_operations
+from elastic_trainer.networks.graphs import inputs_first, is_stateful, needed_operations
 from elastic_trainer.training.step import BatchFunction, StepValues, TrainStep, as_floats
 
 

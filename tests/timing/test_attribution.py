@@ -11,8 +11,8 @@ import zoo
 from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
+from elastic_trainer.networks.graphs import inputs_first, needed_operations
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.networks.traced_graph import inputs_first, needed_operations
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import forward_reach
 from elastic_trainer.timing.fit import selection_sums

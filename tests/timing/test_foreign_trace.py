@@ -6,7 +6,7 @@ from conftest import attribute_times
 from small_networks import built_optimizer
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.traced_graph import needed_operations
+from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.trace import OperationTrace, read_trace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from elastic_trainer.networks.traced_graph import BRANCHES
+from elastic_trainer.networks.graphs import BRANCHES
 from elastic_trainer.training.optimizers import MIN_NORM, SGDW, FusedAdam, WarmupCosine, make_optimizer
 
 RECORD = json.loads((Path(__file__).parents[1] / "data" / "sgdw_trajectory.json").read_text())

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.extensions.board.formulas import FORMULAS, Value, is_constant
-from elastic_trainer.networks.traced_graph import bodies, inputs_first, is_stateful, needed_operations
+from elastic_trainer.networks.graphs import bodies, inputs_first, is_stateful, needed_operations
 
 RANDOM = {  # operations -> their distribution, for which board_train.py draws the numbers
     "StatelessRandomUniformV2": "random",  # from 0 to 1: dropout

@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs
-from elastic_trainer.networks.layer_graph import functional_graph, is_graph, walk
+from elastic_trainer.networks.graphs import functional_graph, is_graph, walk
 
 _layers = keras.layers
 # Layers that compute each output channel from the same channel of their inputs, and from that of their only input.

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.extensions.pruning.channel_groups import ChannelGroups, Kernel
-from elastic_trainer.networks.layer_graph import is_graph, walk
+from elastic_trainer.networks.graphs import is_graph, walk
 
 
 class ChannelContributions:

@@ -10,7 +10,7 @@ import numpy as np
 from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.extensions.pruning.channel_groups import ChannelGroups
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
-from elastic_trainer.networks.layer_graph import functional_graph, is_graph
+from elastic_trainer.networks.graphs import functional_graph, is_graph
 
 
 def rebuild_network(

@@ -1,13 +1,61 @@
-"""What an operation of a traced graph needs, and what it calls."""
+"""Two graphs of a network: that of its Keras layers, and that of the operations of a function that was traced."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+import keras
+
 if TYPE_CHECKING:
     import tensorflow as tf
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def functional_graph(model: Any) -> Any:
+    """The object that holds the nodes of a functional or sequential model."""
+    return getattr(model, "_functional", None) or model
+
+
+def is_graph(layer: Any) -> bool:
+    """Whether `layer` is a functional or sequential Keras model. Its graph then describes all that it computes."""
+    is_keras_model = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
+    return is_keras_model and bool(getattr(functional_graph(layer), "_nodes_by_depth", None))
+
+
+def graph_nodes(model: Any) -> list[Any]:
+    """The nodes of a model's graph, its inputs left out; none if it has no graph."""
+    nodes_by_depth = getattr(functional_graph(model), "_nodes_by_depth", {})
+    return [node for nodes in nodes_by_depth.values() for node in nodes if not node.is_input]
+
+
+def nested_nodes(model: Any) -> list[Any]:
+    """The nodes of a model's graph and of the graphs of the models in it, each model once."""
+    nodes = graph_nodes(model)
+    inner = {id(node.operation): node.operation for node in nodes if isinstance(node.operation, keras.Model)}
+    return [*nodes, *itertools.chain.from_iterable(map(nested_nodes, inner.values()))]
+
+
+def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """Propagate one value per tensor from the inputs of a functional or sequential model to its outputs.
+
+    `visit` maps a node and the values of its input tensors to the values of its output tensors. It is called in the
+    order in which Keras runs the layers.
+    """
+    graph = functional_graph(model)
+    values = {id(tensor): value for tensor, value in zip(graph.inputs, inputs, strict=True)}
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if not node.is_input:
+                results = visit(node, [values[id(tensor)] for tensor in node.input_tensors])
+                values.update((id(tensor), value) for tensor, value in zip(node.outputs, results, strict=True))
+    return [values[id(tensor)] for tensor in graph.outputs]
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
 
 # Operations that run other graphs -> their attributes that name these.
 BRANCHES = {

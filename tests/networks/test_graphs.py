@@ -4,8 +4,8 @@ import keras
 from conftest import BATCH, CLASSES, SIZE
 from small_networks import built_optimizer
 
+from elastic_trainer.networks.graphs import inputs_first
 from elastic_trainer.networks.tensors import all_mask
-from elastic_trainer.networks.traced_graph import inputs_first
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.step import TrainStep
 
