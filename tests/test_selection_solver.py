@@ -125,7 +125,7 @@ def test_solver_equals_the_recursion_of_the_paper():
         t_dy, t_dw = rng.integers(0, 6, (2, n))
         importance = rng.normal(0.3, 1, n)
         budget = int(rng.uniform(0, 1) * (t_dy.sum() + t_dw.sum()))
-        expected = paper_recursion(t_dy.tolist(), t_dw.tolist(), importance.tolist(), budget).importance
+        expected = paper_recursion(t_dy.tolist(), t_dw.tolist(), importance.tolist(), budget)[0]
         assert solve(t_dy, t_dw, importance, budget).importance == pytest.approx(expected)
 
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python
-"""Does ElasticTraining pay in the examples of docs/in_your_script.md? Seconds of an epoch with it and in plain fit.
+"""Does ElasticTraining pay in `fit`? Seconds of an epoch with it and without it.
 
-Each program with `ElasticTraining` runs as it is, and with a callback in its place that does nothing. The two ways
-alternate, each run is a process of its own. An elastic run measures its timing table, as the first start of a user's
-program does. An epoch includes its validation. The first epoch compiles and is left out: `epoch_seconds` is the median
-of the others, `mean_epoch_seconds` their mean, selections included. `epochs_that_pay_the_profile` is how many epochs
-save, by those means, what the table took; null if none do. `step_seconds` is the time of an epoch's steps, without its
-validation and without waiting for data. Prints one JSON object as its last line.
+Measured are the examples of docs/in_your_script.md, and MobileNetV2 at 160 pixels. Each program runs as it is, and with
+a callback in place of `ElasticTraining` that does nothing; the two ways alternate, and each run is a process of its
+own. An elastic run measures its timing table, as the first start of a user's program does. An epoch includes its
+validation; its steps alone are without waiting for data. The first epoch compiles and is left out. Ratios are elastic
+over plain. Prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_examples.py --rounds 3
 """
@@ -14,72 +13,67 @@ validation and without waiting for data. Prints one JSON object as its last line
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import common
+import keras
 import numpy as np
 from common import Setting
 
+import elastic_trainer
+from elastic_trainer import keras_callback
 from elastic_trainer.errors import UserError
+from elastic_trainer.machine import in_own_process
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
 WAYS = ("plain", "elastic")
-# Runs before the program: puts the callback that does nothing in its place, and times epochs.
-PREAMBLE = """
-import json, runpy, sys, time
+Epoch = tuple[float, float, float]  # of `Timing`
+Runs = list[tuple[list[Epoch], float]]  # epochs of each run, and the seconds that measuring its timing table took
+MOBILENETV2 = """
 import keras
-import elastic_trainer
-from elastic_trainer import keras_callback
+import numpy as np
 
-program, record, way = sys.argv[1:]
-epochs, profiles = [], []
+from elastic_trainer import ElasticTraining, freeze_batch_norm
+
+rng = np.random.default_rng(0)
+images, labels = rng.uniform(0, 255, (640, 160, 160, 3)).astype("float32"), rng.integers(10, size=640)
+x = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs := keras.Input((160, 160, 3)))
+backbone = keras.applications.MobileNetV2((160, 160, 3), 0.35, include_top=False, weights=None, pooling="avg")
+model = keras.Model(inputs, keras.layers.Dense(10)(backbone(x)))
+for layer in backbone.layers:
+    layer.momentum = 0.0
+model(images[:32], training=True)
+freeze_batch_norm(model)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
+model.fit(images, labels, 16, epochs=7, callbacks=[ElasticTraining(rho=0.5)], verbose=0)
+"""
 
 
-class Nothing(keras.callbacks.Callback):
-    def __init__(self, *args, **settings):
+class Timing(keras.callbacks.Callback):
+    """Appends seconds of each epoch and of its steps, and its loss, to `epochs`."""
+
+    def __init__(self, epochs: list[Epoch]) -> None:
         super().__init__()
+        self.epochs = epochs
 
-
-class Epochs(keras.callbacks.Callback):
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.start, self.steps = time.perf_counter(), 0.0
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.batch = time.perf_counter()
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.steps += time.perf_counter() - self.batch
 
-    def on_epoch_end(self, epoch, logs=None):
-        epochs.append({"seconds": time.perf_counter() - self.start, "step_seconds": self.steps, **logs})
-
-
-def timed(self, *args, callbacks=(), fit=keras.Model.fit, **settings):
-    return fit(self, *args, callbacks=[Epochs(), *callbacks], **settings)
-
-
-def profiled(*args, profile=keras_callback.profile_compiled, **settings):
-    start = time.perf_counter()
-    table = profile(*args, **settings)
-    profiles.append(time.perf_counter() - start)
-    return table
-
-
-keras.Model.fit = timed
-keras_callback.profile_compiled = profiled
-if way == "plain":
-    elastic_trainer.ElasticTraining = Nothing
-runpy.run_path(program, run_name="__main__")
-with open(record, "w") as file:
-    json.dump([epochs, sum(profiles)], file)
-"""
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append((time.perf_counter() - self.start, self.steps, logs["loss"]))
 
 
 def programs(page: Path = PAGE) -> dict[str, str]:
@@ -93,78 +87,71 @@ def programs(page: Path = PAGE) -> dict[str, str]:
     return found
 
 
-def run(code: str, way: str) -> tuple[list[dict[str, float]], float]:
-    """Run a program in a new folder.
-
-    Args:
-        code: of the program.
-        way: of `WAYS`.
-
-    Returns:
-        Seconds and results of each epoch, and the seconds that measuring the timing table took.
+def run(code: str, way: str) -> tuple[list[Epoch], float]:
+    """The epochs of a program, run in one of `WAYS`, and the seconds that measuring its timing table took.
 
     Raises:
-        UserError: it failed.
+        UserError: it failed; what it raised is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        program, record = Path(folder) / "program.py", Path(folder) / "record.json"
-        program.write_text(code, encoding="utf-8")
-        paths = [str(common.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": folder}
-        words = [sys.executable, "-c", PREAMBLE, str(program), str(record), way]
-        done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"a program of {PAGE.name} failed: {done.stderr.strip().splitlines()[-1]}")
-        epochs, profile_seconds = json.loads(record.read_text())
+        try:
+            epochs, profile_seconds = in_own_process(_run, code, way, folder)
+        except EOFError as error:
+            raise UserError(f"a program of {PAGE.name} failed") from error
         return epochs, profile_seconds
 
 
-def summary(runs: list[tuple[list[dict[str, float]], float]]) -> dict[str, float]:
-    """Of the runs of a program in one way; see the module's header."""
-    seconds = [epoch["seconds"] for epochs, _ in runs for epoch in epochs[1:]]
+def _run(sender: Connection, code: str, way: str, folder: str) -> None:
+    os.chdir(folder)
+    os.environ["XDG_CACHE_HOME"] = folder
+    epochs, profiles = list[Epoch](), list[float]()
+    fit, profile = keras.Model.fit, keras_callback.profile_compiled
+
+    def timed(self: Any, *args: Any, callbacks: Any = (), **settings: Any) -> Any:
+        return fit(self, *args, callbacks=[Timing(epochs), *callbacks], **settings)
+
+    def profiled(*args: Any, **settings: Any) -> Any:
+        start = time.perf_counter()
+        table = profile(*args, **settings)
+        profiles.append(time.perf_counter() - start)
+        return table
+
+    keras.Model.fit, keras_callback.profile_compiled = timed, profiled
+    if way == "plain":
+        elastic_trainer.ElasticTraining = lambda *_, **__: keras.callbacks.Callback()  # type: ignore[assignment,misc]
+    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
+    sender.send((epochs, sum(profiles)))
+
+
+def summary(runs: Runs) -> dict[str, float]:
+    """Of the runs of a program in one way."""
+    counted = np.array([epoch for epochs, _ in runs for epoch in epochs[1:]])
+    epoch_seconds, step_seconds, _ = np.median(counted, axis=0).tolist()
     return {
-        "epoch_seconds": float(np.median(seconds)),
-        "mean_epoch_seconds": float(np.mean(seconds)),
-        "step_seconds": float(np.median([epoch["step_seconds"] for epochs, _ in runs for epoch in epochs[1:]])),
-        "fit_seconds": float(np.median([sum(epoch["seconds"] for epoch in epochs) for epochs, _ in runs])),
-        "profile_seconds": float(np.median([profile for _, profile in runs])),
-        "loss": float(np.median([epochs[-1]["loss"] for epochs, _ in runs])),
+        "epoch_seconds": epoch_seconds,
+        "mean_epoch_seconds": float(counted[:, 0].mean()),
+        "step_seconds": step_seconds,
+        "profile_seconds": float(np.median([seconds for _, seconds in runs])),
+        "loss": float(np.median([epochs[-1][2] for epochs, _ in runs])),
     }
 
 
-def measure(code: str, rounds: int) -> dict[str, Any]:
-    """The summary of a program in each way, and the ratios of elastic over plain."""
-    runs: dict[str, list[tuple[list[dict[str, float]], float]]] = {way: [] for way in WAYS}
-    for number in range(rounds):
-        for way in WAYS if number % 2 == 0 else reversed(WAYS):
-            runs[way].append(run(code, way))
-    of = {way: summary(each) for way, each in runs.items()}
-    plain, elastic = (of[way] for way in WAYS)
-    saved = plain["mean_epoch_seconds"] - elastic["mean_epoch_seconds"]
-    return {
-        **of,
-        "ratio": elastic["epoch_seconds"] / plain["epoch_seconds"],
-        "step_ratio": elastic["step_seconds"] / plain["step_seconds"],
-        "mean_ratio": elastic["mean_epoch_seconds"] / plain["mean_epoch_seconds"],
-        "epochs_that_pay_the_profile": elastic["profile_seconds"] / saved if saved > 0 else None,
-    }
-
-
-def measure_all(args: argparse.Namespace) -> dict[str, Any]:
-    """Each program with `ElasticTraining`, by its heading; prints one line for each."""
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Each program with `ElasticTraining`, by its heading: its summary in each way, and their ratios."""
     if args.rounds < 1:
         raise UserError(f"--rounds {args.rounds}: must be at least 1")
-    results = {}
-    for name, code in programs().items():
+    results: dict[str, dict[str, Any]] = {}
+    for name, code in {**programs(), "MobileNetV2": MOBILENETV2}.items():
         if "ElasticTraining" not in code:
             continue
-        results[name] = one = measure(code, args.rounds)
-        print(
-            f"{name}: epoch {one['plain']['epoch_seconds']:.2f} s plain, {one['elastic']['epoch_seconds']:.2f} s "
-            f"elastic, ratio {one['ratio']:.2f}, {one['mean_ratio']:.2f} with selections, {one['step_ratio']:.2f} of "
-            f"steps alone; profile {one['elastic']['profile_seconds']:.0f} s",
-            flush=True,
-        )
+        runs = {way: Runs() for way in WAYS}
+        for number in range(args.rounds):
+            for way in WAYS if number % 2 == 0 else reversed(WAYS):
+                runs[way].append(run(code, way))
+        plain, elastic = (summary(runs[way]) for way in WAYS)
+        ratios = {name: elastic[name] / plain[name] for name in ("epoch_seconds", "mean_epoch_seconds", "step_seconds")}
+        results[name] = {"plain": plain, "elastic": elastic, "ratios": ratios}
+        print(f"{name}: {', '.join(f'{key} {ratio:.2f}' for key, ratio in ratios.items())}", flush=True)
     return {"examples": results, "rounds": args.rounds}
 
 
@@ -172,4 +159,4 @@ SETTINGS = {"rounds": Setting(3, 1, "runs of each program and way")}
 
 
 if __name__ == "__main__":
-    common.run_benchmark(__doc__, SETTINGS, measure_all, takes_network=False)
+    common.run_benchmark(__doc__, SETTINGS, measure, takes_network=False)

@@ -10,10 +10,10 @@ central     all photos on one board as fast as the fastest, a pass in each round
 waits       FedAvg: each board passes over its photos once, and the round lasts as long as the slowest takes
 drops       FedAvg of the two fast boards; the photos of the slow ones are lost
 same_rho    all boards train what the slowest can
-fedel       FedEL (Zhang et al., arXiv 2509.16902) as far as a network without early exits allows: windows of blocks, in
-            which a board's importance and that of all boards decide; measuring it takes no time here
 ours        what `fleet.py` does
 ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
+
+docs/log/fleet.md has FedEL's rule, too; commit aeb1061 has its code.
 
     python scripts/benchmarks/benchmark_fleet.py --data_set grocery --data_root ../shared/data --weights FILE \
         --logdir logs
@@ -22,10 +22,8 @@ ours_short  the same with a shorter round: one pass of the fastest board over it
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import re
 import sys
 import tempfile
 from dataclasses import replace
@@ -54,22 +52,15 @@ from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fl
 from elastic_trainer.extensions.fleet.messages import About
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
-from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, RoundScheme
+from elastic_trainer.extensions.fleet.rounds import BoardSetup
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
-from elastic_trainer.files import write_json
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
-from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.select import Plan, plan_of, select_tensors
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.state import TrainState
 
 SLOWER = (1.0, 1.0, 3.0, 6.0)
-COMMON, LOCAL = 0.4, 0.6  # share of the classes that all boards have; weight of a board's own importance in FedEL
+COMMON = 0.4  # share of the classes that all boards have
 SHARES = (0.9, 0.95)  # of central training's accuracy, the time to which counts
-BLOCK = re.compile(r"block_\d+|expanded_conv|Conv_?1")  # of MobileNetV2, in names of tensors; else layers are blocks
 
 
 class OnePassBoard(SimulatedBoard):
@@ -77,36 +68,6 @@ class OnePassBoard(SimulatedBoard):
 
     def train_steps(self, rate: float, max_steps: int = EPOCHS) -> int:
         return super().train_steps(rate, min(max_steps, self.trainer.data.steps_per_epoch))
-
-
-class WindowScheme(RoundScheme):
-    """Selects within a window that moves from round to round, by blended importance."""
-
-    _start = 0  # of the next window
-
-    of_boards: dict[int, np.ndarray] = {}  # noqa: RUF012 (shared: the latest importance of each board of the run)
-
-    def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
-        super().__init__(setup, clock)
-        self._evaluator = ImportanceEvaluator(ImageClassification(setup.model), setup.data.batch_size)
-        self._key = len(self.of_boards)
-        self.of_boards[self._key] = np.zeros(len(self.head))
-
-    def choose(self, rho: float, state: TrainState) -> Plan:
-        table, data = self.table, self.setup.data
-        batches = data.importance_batches(0, self.setup.settings.importance_batches)
-        own = self.of_boards[self._key] = self._evaluator.importance(state.optimizer, batches)
-        if rho >= 1:
-            return plan_of(table, np.ones(len(self.head), bool), None, table.full_step_ms, 1.0)
-        importance = LOCAL * own + (1 - LOCAL) * np.mean([*self.of_boards.values()], axis=0)
-        mask, self._start = select_window(table, importance, self.head, rho, self._start)
-        return plan_of(table, mask, None, rho * table.full_step_ms, 1.0)
-
-
-class WindowBoard(SimulatedBoard):
-    """A board of FedEL."""
-
-    scheme = WindowScheme
 
 
 class FedAvgServer(FleetServer):
@@ -141,41 +102,8 @@ RULES = {
     "ours": Rule(),
     "drops": Rule(server=FedAvgServer, boards=2),
     "same_rho": Rule(is_alike=True),
-    "fedel": Rule(WindowBoard, FedAvgServer),
     "ours_short": Rule(passes=1.0),
 }
-
-
-def select_window(
-    table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, start: int
-) -> tuple[np.ndarray, int]:
-    """The tensors of a window of blocks, after FedEL (arXiv 2509.16902), and where the next window starts.
-
-    A window has as many neighbouring blocks as the budget can train; importance selects among them. FedEL ends the
-    network behind the window by an early exit. This network has none: the error goes all the way from the output to the
-    window, which costs time beside the budget. The board makes fewer steps for it.
-
-    Args:
-        table: timing table of the network.
-        importance, head: [N] over `model.trainable_variables`.
-        rho: what a step may take beside the way to the window, as a share of a full one.
-        start: first tensor of the window in backward order; the first window starts behind the head.
-
-    Returns:
-        bool [N], head included, and the next `start`, which is behind the head again after the deepest block.
-    """
-    blocks = [found[0] if (found := BLOCK.search(name)) else name.rpartition("/")[0] for name in table.names]
-    t_dy_ms, first = table.wall_t_dy_ms(), table.depth(head)
-    start, left_ms = max(start, first), rho * table.full_step_ms - table.predict_ms(head)
-    end, own_ms = start, t_dy_ms + table.wall_t_dw_ms
-    while end < len(blocks) and (left_ms > 0 or blocks[end] == blocks[end - 1] or end == start):
-        left_ms -= own_ms[end]
-        end += 1
-    inside = np.zeros(len(blocks))
-    inside[table.positions[start:end]] = importance[table.positions[start:end]]
-    way_ms = float(t_dy_ms[first:start].sum())
-    mask = select_tensors(table, inside, head, min(rho + way_ms / table.full_step_ms, 0.999)).mask
-    return mask, end if end < len(blocks) else first
 
 
 def by_person(persons: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -226,13 +154,12 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
     else:
         share = table.predict_ms(head_mask(model)) / table.full_step_ms
-        told = [
+        abouts = [
             About("", len(rows), 0, times * one, share * times * one)
             for rows, times, one in zip(parts, SLOWER, passes, strict=False)  # same_rho has rounds like ours
         ]
-        seconds = usual_round_seconds(told, rule.passes)
+        seconds = usual_round_seconds(abouts, rule.passes)
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
-    WindowScheme.of_boards.clear()
     setup = BoardSetup(models.build(network), photos, table, training)
     link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
@@ -250,9 +177,9 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         "seed": seed,
         "round_seconds": seconds,
         "accuracy": [row["test_accuracy"] for row in records.rounds],
-        "slow_classes_accuracy": accuracy_on(model, photos, np.concatenate(own[2:])) if own else None,
+        "slow_classes_percent": 100 * accuracy_on(model, photos, np.concatenate(own[2:])) if own else None,
         "coverage": records.coverage(),
-        "bytes_a_round": float(np.mean([row["bytes_down"] + row["bytes_up"] for row in records.rounds[1:]])),
+        "megabytes_a_round": float(np.mean([row["bytes_down"] + row["bytes_up"] for row in records.rounds[1:]])) / 1e6,
     }
 
 
@@ -290,31 +217,23 @@ def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
     for name in (name for name in RULES if any(run["rule"] == name for run in runs)):
         own = [run for run in runs if run["rule"] == name]
         last = [100 * run["accuracy"][-1] for run in own]
-        slow = [run["slow_classes_accuracy"] for run in own if run["slow_classes_accuracy"] is not None]
-        round_seconds, coverage, sent = (
-            float(np.mean([run[key] for run in own])) for key in ("round_seconds", "coverage", "bytes_a_round")
-        )
-        found[name] = {
-            "accuracy_percent": float(np.mean(last)),
-            "accuracy_deviation": float(np.std(last, ddof=1)) if len(last) > 1 else None,
-            "slow_classes_percent": 100 * float(np.mean(slow)) if slow else None,
-            "round_seconds": round_seconds,
-            "seconds": float(np.mean([(len(run["accuracy"]) - 1) * run["round_seconds"] for run in own])),
-            "coverage": coverage,
-            "megabytes_a_round": 1e-6 * sent,
+        means = {
+            key: float(np.mean([run[key] for run in own]))
+            for key in ("round_seconds", "coverage", "megabytes_a_round", "slow_classes_percent")
+            if own[0][key] is not None
         }
+        deviation = float(np.std(last, ddof=1)) if len(last) > 1 else None
+        found[name] = {"accuracy_percent": float(np.mean(last)), "accuracy_deviation": deviation, **means}
         for share in SHARES:
             reached = [
                 np.flatnonzero(np.array(run["accuracy"]) >= share * central.get(run["seed"], np.inf)) for run in own
             ]
-            ends = [
-                (int(at[0]), int(at[0]) * run["round_seconds"]) for at, run in zip(reached, own, strict=True) if len(at)
-            ]
-            number, seconds = np.mean(ends, axis=0).tolist() if len(ends) == len(own) else (None, None)
+            rounds = [int(each[0]) for each in reached if len(each)]
+            is_known = len(rounds) == len(own)
             found[name][f"to_{share:.0%}"] = {
-                "seeds": f"{len(ends)} of {len(own)}",
-                "round": number,
-                "seconds": seconds,
+                "seeds": f"{len(rounds)} of {len(own)}",
+                "round": float(np.mean(rounds)) if is_known else None,
+                "seconds": float(np.mean(rounds)) * means["round_seconds"] if is_known else None,
             }
     return found
 
@@ -323,30 +242,26 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record: each run, and what all say of each rule."""
     os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # runs side by side, and the table, too
     args.logdir = args.logdir.absolute()
-    command, kept = command_of(args, 0), args.logdir / f"benchmark_fleet_{args.data_set}.json"
+    command = command_of(args, 0)
     photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
     training = command.training.with_classes(photos.num_classes)
     model = models.build(training.network)
     table = resolve(training, model, lambda *_: photos).table  # a short one, if there is none
     assert table is not None, "the scheme is elastic"
-    settings = {name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "weights")}
-    settings["weights"] = settings["weights"].name
-    rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
-    runs = [row for row in rows if row["settings"] == settings and row["seed"] < args.seeds]
-    present = {(run["rule"], run["seed"]) for run in runs}
-    wanted = [(name, seed) for seed, name in product(range(args.seeds), RULES) if (name, seed) not in present]
-    print(f"{len(present)} runs are in {kept}, {len(wanted)} are left", file=sys.stderr)
+    wanted = [(name, seed) for seed, name in product(range(args.seeds), RULES)]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        for run in pool.imap_unordered(partial(carry_out, args), wanted):
-            runs.append({**run, "settings": settings})
-            rows.append(runs[-1])
-            write_json(kept, rows)
-    of_table = {"full_step_ms": table.full_step_ms, "head_ms": table.predict_ms(head_mask(model))}
-    found = [{name: value for name, value in run.items() if name != "settings"} for run in runs]
-    rules = summed_up(found)
-    accuracies = {"accuracy_percent": {name: one["accuracy_percent"] for name, one in rules.items()}}
-    about = {**settings, "slower": SLOWER, "seeds": args.seeds, **of_table}
-    return {**about, **accuracies, "rules": rules, "runs": found}
+        runs = [*pool.imap_unordered(partial(carry_out, args), wanted)]
+    rules = summed_up(runs)
+    return {
+        **{name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "seeds")},
+        "weights": args.weights.name,
+        "slower": SLOWER,
+        "full_step_ms": table.full_step_ms,
+        "head_ms": table.predict_ms(head_mask(model)),
+        "accuracy_percent": {name: one["accuracy_percent"] for name, one in rules.items()},
+        "rules": rules,
+        "runs": runs,
+    }
 
 
 SETTINGS = {
@@ -355,9 +270,7 @@ SETTINGS = {
         None, None, "holds the data sets, see scripts/study/study_data.py", {"type": folder, "required": True}
     ),
     "weights": Setting(None, None, "of the network without its head", {"type": existing_file, "required": True}),
-    "logdir": Setting(
-        Path("logs"), Path("logs"), "keeps the timing table, and each run that has ended; it is not repeated"
-    ),
+    "logdir": Setting(Path("logs"), Path("logs"), "keeps the timing table"),
     "alpha": Setting(0.35, 0.35, "width of MobileNetV2"),
     "batch_size": Setting(16, 16, "photos of a step"),
     "fleet_rounds": Setting(8, 2, "of training, after the closed-form head"),

@@ -59,17 +59,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     run_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)  # no part of a step
     masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
-    points: list[dict[str, Any]] = []
-    predicted, measured = np.array([in_own_process(_send_peak, network, mask) for mask in chosen]).T
-    for mask, predicted_mb, measured_mb in zip(chosen, predicted, measured, strict=True):
-        points.append(
-            {
-                "tensors": int(mask.sum()),
-                "measured_mb": measured_mb,
-                "predicted_mb": predicted_mb,
-                "predicted_by_costs_mb": costs.predict(mask[attribution.positions]) - run_mb,
-            }
-        )
+    points = []
+    for mask in chosen:
+        predicted_mb, measured_mb = in_own_process(_send_peak, network, mask)
+        by_costs_mb = costs.predict(mask[attribution.positions]) - run_mb
+        about = {"tensors": int(mask.sum()), "measured_mb": measured_mb, "predicted_mb": predicted_mb}
+        points.append({**about, "predicted_by_costs_mb": by_costs_mb})
+    predicted, measured = (np.array([one[key] for one in points]) for key in ("predicted_mb", "measured_mb"))
     return {"selections": points, **errors(predicted, measured)}
 
 

@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import common  # first: it sets the import path
@@ -23,7 +24,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 from tqdm import tqdm
 
-from selection_solver_DP import Solution, solve
+from selection_solver_DP import solve
 
 RHO = 0.5
 RESNET50_TENSORS = 214
@@ -99,24 +100,24 @@ def milp_optimum(
     return Optimum(reached, max(upper_bound, reached), result.status == 0)
 
 
-class Recursion(NamedTuple):
-    """Largest importance within the budget, and how many subproblems (deepest k, time t, next j) were visited."""
-
-    importance: float
-    subproblems: int
-
-
-def paper_recursion(t_dy: Sequence[int], t_dw: Sequence[int], importance: Sequence[float], budget: int) -> Recursion:
+def paper_recursion(
+    t_dy: Sequence[int], t_dw: Sequence[int], importance: Sequence[float], budget: int
+) -> tuple[float, int]:
     """The solver as the paper describes it (section 5.2), without our short cuts: the reference for our solver.
 
     P[k][t] is the largest importance of a selection whose deepest tensor is k and that takes at most t. The next
     selected tensor is some j < k, whose selection is a smaller problem of the same kind. Extending the error chain from
     j to k costs every t_dy between them. Plain loops on purpose, since the method is compared, in O(N²·budget).
 
-    Times are integers in backward order; selecting k costs every t_dy from the output to k.
-
     Two details follow this project's reading of the paper: the cost includes the deepest tensor's own t_dy, as f(M)
     says, and the deepest tensor of the network can be selected.
+
+    Args:
+        t_dy, t_dw, importance: in backward order, times as integers.
+        budget: an integer.
+
+    Returns:
+        The largest importance within the budget, and how many subproblems (k, t, j) were visited.
     """
     tensors = len(t_dy)
     chain = [sum(t_dy[: k + 1]) for k in range(tensors)]
@@ -132,17 +133,17 @@ def paper_recursion(t_dy: Sequence[int], t_dw: Sequence[int], importance: Sequen
                     best = table[j][rest] + importance[k]
             table[k][t] = best
             subproblems += k + 1
-    return Recursion(max([0.0, *(row[budget] for row in table)]), subproblems)
+    return max([0.0, *(row[budget] for row in table)]), subproblems
 
 
-def seconds_of(function: Callable[[], Any], repeats: int, at_most_seconds: float) -> list[float]:
-    """Times of up to `repeats` calls; no further call is started after `at_most_seconds`."""
+def median_ms(function: Callable[[], Any], repeats: int, at_most_seconds: float) -> float:
+    """Of up to `repeats` calls; no further call is started after `at_most_seconds`."""
     times: list[float] = []
     while not times or (len(times) < repeats and sum(times) < at_most_seconds):
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
-    return times
+    return 1e3 * statistics.median(times)
 
 
 def measure_recursion(tensors: int, steps: int, quick: bool) -> dict[str, Any]:
@@ -156,51 +157,34 @@ def measure_recursion(tensors: int, steps: int, quick: bool) -> dict[str, Any]:
     problem = SelectionProblem(t_dy, t_dw, problem.importance, float(steps))
     dy, dw = ([int(value) for value in times] for times in (t_dy, t_dw))
     start = time.perf_counter()
-    recursion = paper_recursion(dy, dw, problem.importance.tolist(), steps)
-    seconds = time.perf_counter() - start
-    times = seconds_of(lambda: solve(*problem), 200, 0.3 if quick else 1.0)
+    importance, subproblems = paper_recursion(dy, dw, problem.importance.tolist(), steps)
+    recursion_ms = 1e3 * (time.perf_counter() - start)
     rooms = (steps - np.cumsum(t_dy) - t_dw)[problem.importance > 0]
     return {
         "tensors": tensors,
         "time_resolution": steps,
-        "recursion_ms": 1e3 * seconds,
-        "recursion_repeats": 1,
-        "solve_ms": 1e3 * statistics.median(times),
-        "solve_repeats": len(times),
-        "times_faster": seconds / statistics.median(times),
-        "agree": bool(abs(solve(*problem).importance - recursion.importance) < 1e-9),
-        "recursion_subproblems": recursion.subproblems,
+        "recursion_ms": recursion_ms,
+        "solve_ms": median_ms(lambda: solve(*problem), 200, 0.3 if quick else 1.0),
+        "agree": bool(abs(solve(*problem).importance - importance) < 1e-9),
+        "recursion_subproblems": subproblems,
         "solve_subproblems": int(np.maximum(rooms + 1, 0).sum()),  # cells of the knapsack's table that are filled
     }
 
 
-def peak_mb(function: Callable[[], Any]) -> float:
-    """Largest memory allocated by Python and NumPy during one call."""
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1] / 1e6
-    finally:
-        tracemalloc.stop()
-
-
 def measure_solver(problem: SelectionProblem, steps: int | None, quick: bool) -> dict[str, Any]:
-    """Time, memory and result of `solve` at T_q = `steps`; None: at the T_q that it chooses itself."""
-
-    def call() -> Solution:
-        return solve(*problem, time_resolution=steps)
-
+    """Time, largest memory and result of `solve` at T_q = `steps`; None: at the T_q that it chooses itself."""
+    call = partial(solve, *problem, time_resolution=steps)
+    solve_ms = median_ms(call, 50, 0.2 if quick else 1.0)
+    tracemalloc.start()
     selection = call()
-    times = seconds_of(call, 50, 0.2 if quick else 1.0)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     return {
         "tensors": len(problem.t_dy),
         "time_resolution": selection.time_resolution,
         "automatic": steps is None,
-        "solve_ms": 1e3 * statistics.median(times),
-        "repeats": len(times),
-        "peak_memory_mb": peak_mb(call),
-        "importance": selection.importance,
-        "time_share_of_full_percent": 100 * selection.time / (problem.t_dy.sum() + problem.t_dw.sum()),
+        "solve_ms": solve_ms,
+        "peak_memory_mb": peak_bytes / 1e6,
         "within_budget": bool(selection.time <= problem.budget),
     }
 
@@ -210,66 +194,39 @@ def measure_quality(tensors: int, instances: int, limit_seconds: float) -> dict[
 
     If HiGHS did not prove the optimum in time, the share is of the upper bound; the true share can only be higher.
     """
-    steps = (*RESOLUTIONS, None)
-    shares: dict[int | None, list[float]] = {choice: [] for choice in steps}
-    chosen: list[int] = []
-    proven, seconds, reaches = [], [], []
+    shares: dict[int | None, list[float]] = {choice: [] for choice in (*RESOLUTIONS, None)}
+    proven, reaches = 0, 0
     for seed in range(instances):
         problem = made_up_problem(tensors, seed)
-        start = time.perf_counter()
         optimum = milp_optimum(*problem, time_limit_seconds=limit_seconds)
-        seconds.append(time.perf_counter() - start)
         lower = milp_optimum(*problem[:3], 0.999 * problem.budget, time_limit_seconds=limit_seconds)
-        proven.append(optimum.proven and lower.proven)
-        for choice in steps:
-            selection = solve(*problem, time_resolution=choice)
-            shares[choice].append(100 * selection.importance / optimum.upper_bound)
-        chosen.append(selection.time_resolution or 0)
+        proven += optimum.proven and lower.proven
+        reached = {choice: solve(*problem, time_resolution=choice).importance for choice in shares}
+        for choice, importance in reached.items():
+            shares[choice].append(100 * importance / optimum.upper_bound)
         # Of what HiGHS found. If that is not proven, a better selection for 99.9 % of the budget may exist.
-        reaches.append(bool(selection.importance >= lower.importance - 1e-9))
-    return {
-        "tensors": tensors,
-        "instances": instances,
-        "proven": sum(proven),
-        "milp_seconds": statistics.median(seconds),
-        "automatic_time_resolution": statistics.median(chosen),
-        "automatic_reaches_optimum_at_999_permille": sum(reaches),
-        "shares": [
-            {
-                "time_resolution": choice,
-                "lowest_share_of_optimum_percent": min(shares[choice]),
-                "mean_share_of_optimum_percent": statistics.fmean(shares[choice]),
-            }
-            for choice in steps
-        ],
-    }
+        reaches += bool(reached[None] >= lower.importance - 1e-9)
+    rows = [
+        {"time_resolution": k, "lowest_percent": min(v), "mean_percent": statistics.fmean(v)} for k, v in shares.items()
+    ]
+    about = {"tensors": tensors, "instances": instances, "proven": proven}
+    return {**about, "automatic_reaches_optimum_at_999_permille": reaches, "shares_of_optimum": rows}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the figure and the JSON show."""
+    """Everything that the log's page shows."""
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # HiGHS prints notes to descriptor 1, some of them only when the process ends, after our last line
     quick = args.quick
     sizes = (50, RESNET50_TENSORS, 1000, 5000) if quick else (50, 100, RESNET50_TENSORS, 500, 1000, 2000, 5000)
     compared = {50: 5, RESNET50_TENSORS: 3} if quick else {50: 20, RESNET50_TENSORS: 20, 1000: 5, 5000: 1}
-    recursion_sizes = (50, RESNET50_TENSORS) if quick else (50, 100, RESNET50_TENSORS)
-    limit_seconds = 3.0 if quick else 60.0
-
-    def shown(parts: Iterable[Any], what: str) -> Any:
-        return tqdm([*parts], desc=what, file=sys.stderr)
-
+    recursions = [measure_recursion(size, 1_000, quick) for size in (50, 100, RESNET50_TENSORS)]
     cases = [(size, steps) for size in sizes for steps in (*RESOLUTIONS, None)]
-    runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in shown(cases, "the solver")]
+    runs = [measure_solver(made_up_problem(size), steps, quick) for size, steps in tqdm(cases, "the solver")]
     qualities = [
-        measure_quality(size, instances, limit_seconds) for size, instances in shown(compared.items(), "the optimum")
+        measure_quality(size, many, 3.0 if quick else 60.0) for size, many in tqdm([*compared.items()], "the optimum")
     ]
-    recursions = [measure_recursion(size, 1_000, quick) for size in shown(recursion_sizes, "the paper's recursion")]
     return {
-        "rho": RHO,
-        "quick": quick,
-        "recursion": "plain Python loops, scripts/benchmarks/benchmark_solver.py",
-        "milp_time_limit_seconds": limit_seconds,
-        "milp_unproven_tensors": [row["tensors"] for row in qualities if row["proven"] < row["instances"]],
         "recursions_agree": all(record["agree"] for record in recursions),
         "all_within_budget": all(run["within_budget"] for run in runs),
         "runs": runs,

@@ -2,17 +2,15 @@
 """What does a training step cost? The same selections with folded batch norm and from cached features, and Keras' step.
 
 The script measures a timing table, selects tensors for several rho by the importance on one batch of digits, and adds
-the upper parts of the network. It compiles the step of full training and of each selection in up to five variants:
+the upper parts of the network. It compiles the step of full training and of each selection in up to four variants:
 
-    unfolded      frozen batch norm runs as a layer
-    convolutions  it is folded into the layer before it; small pointwise convolutions are no products of matrices
-    folded        they are, too, as main.py does
-    prefix        the layers below all trained tensors run as inference, then the rest from their result
-    cached        the rest alone, from features that are cached in memory
+    unfolded   frozen batch norm runs as a layer
+    folded     it is folded into the layer before it, as main.py does
+    prefix     the layers below all trained tensors run as inference, then the rest from their result
+    cached     the rest alone, from features that are cached in memory
 
-Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process. Peak memory of
-a few steps is measured in new processes. All steps are at learning rate 0, so no weight changes. The script prints one
-JSON object as its last line.
+Keras' step is that of `model.fit`, with the same frozen batch norm. All steps alternate in one process, at learning
+rate 0, so no weight changes. The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_step.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -20,10 +18,8 @@ JSON object as its last line.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +35,6 @@ import models
 import profiler
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
-from elastic_trainer.machine import peak_memory_mb, resident_memory_mb
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.importance import ImportanceEvaluator
@@ -53,20 +48,12 @@ from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import split_step
 from elastic_trainer.training.step import TrainStep
 
-VARIANTS = ("unfolded", "convolutions", "folded", "prefix", "cached")
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
 UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
-HALF = "rho 0.5"
-MEMORY = (("full", "folded"), ("full", "unfolded"), ("full", "keras"), (HALF, "folded"), (HALF, "cached"))
-QUICK_MEMORY = MEMORY[:1]
 
 
 def variants_of(
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    mask: np.ndarray,
-    data: ImageData,
-    wanted: Sequence[str] = VARIANTS,
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, mask: np.ndarray, data: ImageData
 ) -> dict[str, Callable[[], Any]]:
     """Calls that run the step of one selection, by variant; a variant that would be the same as another is left out.
 
@@ -75,30 +62,21 @@ def variants_of(
         optimizer: built for all of its trainable variables.
         mask: bool [N] over `model.trainable_variables`.
         data: images for exactly one batch.
-        wanted: of `VARIANTS`.
     """
-
-    def convolutions(one: TrainStep) -> int:
-        return sum(op.type == "Conv2D" for op in one.graph.get_operations())
-
     [batch] = data.train(0)
     images, labels = batch.inputs, batch.targets
     make = partial(TrainStep, ImageClassification(model), optimizer, data.batch_size, mask)
     step = make()
     runs: dict[str, Callable[[], Any]] = {}
-    if step.folded_pairs and "unfolded" in wanted:
+    if step.folded_pairs:
         runs["unfolded"] = partial(make(fold=False), images, labels)
-    if step.folded_pairs and "convolutions" in wanted:
-        plain = make(with_products=False)
-        if convolutions(plain) > convolutions(step):
-            runs["convolutions"] = partial(plain, images, labels)
     runs["folded"] = partial(step, images, labels)
-    split = split_step(step) if {"prefix", "cached"} & {*wanted} else None
+    split = split_step(step)
     if split is not None:
         runs["prefix"] = lambda: split(split.prefix(images), labels)
         features = FeatureCache(data)
         features.adopt(step)
-        if "cached" in wanted and features.split is not None:  # else an image's features depend on its batch
+        if features.split is not None:  # else an image's features depend on its batch
             features.prepare(batch)
             runs["cached"] = lambda: split(features.read(batch.order), labels)
     return runs
@@ -155,41 +133,13 @@ def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]
     return {**masks, "head": head}
 
 
-def variant_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
-    """Memory in MB that three steps of one variant take beyond the network's weights, all that makes the step included.
-
-    It is measured in a new process, since the peak of a process never falls. None if the system does not report it.
-
-    Args:
-        network: its settings.
-        mask: bool [N] over `model.trainable_variables`.
-        variant: one of `variants_of` this selection, or "keras".
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_own_memory_mb, network, mask, variant).result()
-
-
-def _own_memory_mb(network: NetworkSettings, mask: np.ndarray, variant: str) -> float | None:
-    model = models.build(network)
-    data = made_up_images(network)
-    before_mb = resident_memory_mb()
-    if variant == "keras":
-        run = keras_step(model, network, data)
-    else:
-        run = variants_of(model, idle_optimizer(model, network.optimizer), mask, data, [variant])[variant]
-    for _ in range(3):
-        run()
-    peak_mb = peak_memory_mb()
-    return peak_mb - before_mb if peak_mb is not None and before_mb is not None else None
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of all steps, their ratios, and the peak memory of a few."""
+    """Medians of all steps, and their ratios."""
     network = args.network
     model = models.build(network)
-    head, seconds = head_mask(model), 3 if args.quick else MEASURING_SECONDS
+    head = head_mask(model)
     with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, network, Path(folder), seconds=seconds)
+        table = profiler.profile(model, network, Path(folder), seconds=3 if args.quick else MEASURING_SECONDS)
     masks = {
         "full": all_mask(model),
         **elastic_masks(model, network, table, QUICK_RHOS if args.quick else RHOS),
@@ -202,25 +152,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs["full", "keras"] = keras_step(model, network, data)
 
     times = measure_steps([*runs.values()], args.seconds)
-    step_ms: dict[str, dict[str, float]] = {}
-    peaks_mb: dict[str, dict[str, float | None]] = {}
+    step_ms: dict[str, dict[str, float]] = {name: {} for name in masks}
     for (name, variant), median_ms in zip(runs, np.median(times, axis=0).tolist(), strict=True):
-        step_ms.setdefault(name, {})[variant] = median_ms
-    for name, variant in QUICK_MEMORY if args.quick else MEMORY:
-        if (name, variant) in runs:
-            peaks_mb.setdefault(name, {})[variant] = variant_memory_mb(network, masks[name], variant)
-    smallest = {way: smallest_rho(table, head, misses) for way, misses in (("computed", 1.0), ("cached", 0.0))}
+        step_ms[name][variant] = median_ms
     return {
         "optimizer": network.optimizer,
         "rounds": len(times),
-        "smallest_rho": smallest,
+        "smallest_rho": {
+            way: smallest_rho(table, head, misses) for way, misses in (("computed", 1.0), ("cached", 0.0))
+        },
         "step_ms": step_ms,
         "over_unfolded": {
             name: {variant: each / ms.get("unfolded", ms["folded"]) for variant, each in ms.items()}
             for name, ms in step_ms.items()
         },
         "full_over_keras": step_ms["full"]["folded"] / step_ms["full"]["keras"],
-        "peak_memory_mb": peaks_mb,
         "trained_tensors": {name: int(mask.sum()) for name, mask in masks.items()},
     }
 

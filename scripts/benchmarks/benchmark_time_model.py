@@ -29,7 +29,6 @@ import models
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.timing import measuring
-from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.profiling import make_table
 from elastic_trainer.timing.table import TimingTable, table_settings
 
@@ -72,12 +71,6 @@ def _without_reading(table: TimingTable) -> TimingTable:
     return replace(table, fit=replace(table.fit, reading_factor=0.0, writing_factor=0.0))
 
 
-def point(table: TimingTable, mask: np.ndarray, measured_ms: float) -> dict[str, float]:
-    """A measured selection, with sums of operation times that the fit takes."""
-    t_dy_ms, t_dw_ms = selection_sums(mask[table.positions], table.t_dy_ms, table.t_dw_ms)
-    return {"tensors": int(mask.sum()), "t_dy_ms": t_dy_ms, "t_dw_ms": t_dw_ms, "measured_ms": float(measured_ms)}
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network, measure other selections for `seconds`, and compare them with what the table predicts."""
     network = args.network
@@ -109,6 +102,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     predicted = slowdown * unscaled
     cached = slice(len(masks), None)
+    points = [
+        {
+            "kind": kinds[index],
+            "cached": misses == 0,
+            "tensors": int(masks[index].sum()),
+            "predicted_ms": p,
+            "measured_ms": m,
+        }
+        for (index, misses), p, m in zip(cases, predicted.tolist(), measured.tolist(), strict=True)
+    ]
     return {
         "optimizer": network.optimizer,
         "selections": len(masks),
@@ -123,17 +126,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "fit": vars(table.fit),
         "unmatched_time_percent": table.details["unmatched_time_percent"],
         "profiling_seconds": profiling_seconds,
-        "points": [
-            {
-                "kind": kinds[index],
-                "cached": misses == 0,
-                "predicted_ms": float(p),
-                **point(table, masks[index], m),
-            }
-            for (index, misses), p, m in zip(cases, predicted, measured, strict=True)
-        ],
-        "fitted_points": [point(table, mask, m) for mask, m in zip(measurement.masks, fitted_ms, strict=True)],
-        "forward_ms": table.forward_ms,
+        "points": points,
     }
 
 

@@ -30,13 +30,7 @@ load_tensorflow()
 
 
 class Setting(NamedTuple):
-    """A flag of one benchmark.
-
-    Attributes:
-        default, quick: its value if it is not given, without and with --quick.
-        help: without the default.
-        more: what else `add_argument` takes.
-    """
+    """A flag of one benchmark: its value without and with --quick, help without the default, more of `add_argument`."""
 
     default: Any
     quick: Any
@@ -50,13 +44,13 @@ def run_benchmark(
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     takes_network: bool = True,
 ) -> None:
-    """A benchmark from its command line to its last line of output, which is its record as one JSON object.
+    """A benchmark from its command line to its last line of output, its record as one JSON object.
 
     Args:
         description: for the help.
         settings: its own flags by name.
-        measure: from the flags to what is recorded. If the benchmark takes a network, `network` is one of the flags.
-        takes_network: whether it has the flags of a network.
+        measure: from the flags to what is recorded.
+        takes_network: it has the flags of a network, and `measure` gets its settings as `network`.
     """
 
     def run() -> None:
@@ -90,11 +84,11 @@ def _parse(description: str | None, settings: dict[str, Setting], takes_network:
     return args
 
 
-def errors(predicted: np.ndarray, measured: np.ndarray, prefix: str = "") -> dict[str, float]:
-    """Median, 95th percentile and mean signed relative error in percent; names start with `prefix`."""
+def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    """Median, 95th percentile and mean signed relative error in percent."""
     relative = 100 * (predicted / measured - 1)
     return {
-        f"{prefix}median_error_percent": float(np.median(np.abs(relative))),
-        f"{prefix}p95_error_percent": float(np.percentile(np.abs(relative), 95)),
-        f"{prefix}bias_percent": float(np.mean(relative)),
+        "median_error_percent": float(np.median(np.abs(relative))),
+        "p95_error_percent": float(np.percentile(np.abs(relative), 95)),
+        "bias_percent": float(np.mean(relative)),
     }

@@ -1,8 +1,7 @@
 #!/usr/bin/env python
-"""Make records/README.md, the index of the records of measurements, from them.
+"""Make records/README.md, the index of the records of measurements.
 
-A record is the last line that a benchmark prints, in a file <benchmark>_<what>[_<number>].json; --note says in it what
-distinguishes it.
+A record is the last line that a benchmark prints, in a file <benchmark>_<what>[_<number>].json.
 
     python scripts/benchmarks/records_page.py
 """
@@ -33,15 +32,9 @@ numbers of earlier series; their records are in this repository's commits 81e50d
 
 RESULTS = {  # what the index shows of a record, by the start of its name
     "board": ("step_over_tensorflow",),
-    "examples": ("rounds",),
-    "fit": ("kept",),
+    "examples": (),
     "fleet": ("accuracy_percent",),
-    "memory": (
-        "median_error_percent",
-        "p95_error_percent",
-        "corrected_median_error_percent",
-        "corrected_p95_error_percent",
-    ),
+    "memory": ("median_error_percent", "p95_error_percent"),
     "rho": ("rho",),
     "solver": ("recursions_agree", "all_within_budget"),
     "step": ("full_over_keras", "full_over_best_torch"),
@@ -50,10 +43,10 @@ RESULTS = {  # what the index shows of a record, by the start of its name
 }
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A value of a record in a cell: numbers to three digits; of each rho, the ratio of steps."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shown(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
     if isinstance(value, list):
         return ", ".join(f"{one['asked']:g}: {one['measured']:.3f}" for one in value)
     return str(value) if isinstance(value, bool) else f"{value:.3g}" if value < 100 else f"{value:.0f}"
@@ -65,7 +58,7 @@ def page() -> str:
     for path in sorted(RECORDS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         keys = next(keys for name, keys in RESULTS.items() if path.stem.startswith(name))
-        result = "; ".join(f"{key} {shown(record[key])}" for key in keys if key in record).replace("_", " ")
+        result = "; ".join(f"{key} {_shown(record[key])}" for key in keys if key in record).replace("_", " ")
         network = model_label(record["model_name"], record["alpha"]) if "model_name" in record else ""
         pixels = f" {record['input_size']}×{record['input_size']}, batch {record['batch_size']}" if network else ""
         environment = record["environment"]

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_s
 METERED |= {"energy_joules", "peak_memory_mb", "gpu_peak_memory_mb"}
 
 
-def python(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
-    """Start one of the project's scripts with its output appended to `log`."""
+def start(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
+    """One of the project's scripts, with its output appended to `log`."""
     words = [sys.executable, str(common.ROOT / script), *map(str, arguments)]
     with log.open("ab") as file:
         return subprocess.Popen(words, stdout=file, stderr=file, cwd=common.ROOT)
@@ -51,28 +52,26 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def kill_at(process: subprocess.Popen[bytes], folder: Path, seconds: float, while_saving: bool) -> str | None:
-    """Kill `process` after `seconds`, or from then on while it writes a checkpoint.
+    """Kill `process` after `seconds`, or from then on while it writes a checkpoint, which it may not do for 30 s.
 
     Returns:
         "saving" or "anywhere", by what the process was doing; None if it ended before.
     """
-    start, moment = time.monotonic(), "saving" if while_saving else "anywhere"
+    end = time.monotonic() + seconds
     while process.poll() is None:
-        waited = time.monotonic() - start
-        is_saving = any((folder / "checkpoints").glob(".*step-*"))
-        if waited >= seconds and (is_saving or not while_saving or waited > seconds + 30):
+        late = time.monotonic() - end
+        is_saving = while_saving and any((folder / "checkpoints").glob(".*step-*"))
+        if late >= 0 and (is_saving or not while_saving or late > 30):
             process.kill()
             process.wait()
-            return moment if is_saving or not while_saving else "anywhere"
+            return "saving" if is_saving else "anywhere"
         time.sleep(0.0005)
     return None
 
 
-def equal_weights(one: Path, other: Path) -> bool:
-    """Whether two .keras files hold the same weights, bit for bit."""
-    pair = [keras.models.load_model(path, compile=False).variables for path in (one, other)]
-    values = [[variable.numpy().tobytes() for variable in variables] for variables in pair]
-    return values[0] == values[1]
+def weights_of(path: Path) -> list[bytes]:
+    """The weights in a .keras file."""
+    return [variable.numpy().tobytes() for variable in keras.models.load_model(path, compile=False).variables]
 
 
 def unmetered_rows(path: Path) -> list[dict[str, str]]:
@@ -92,14 +91,15 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
     """What must be true of the folders of the two runs, by name."""
     expected, found = event_steps(unbroken), event_steps(tortured)
     by_epoch = [tag for tag in expected if tag.startswith(("test/", "budget/", "selection/", "meters/"))]
-    metrics, selections = (
-        unmetered_rows(unbroken / name) == unmetered_rows(tortured / name) for name in (METRICS, SELECTIONS)
-    )
+
+    def equal(read: Callable[[Path], object], name: str) -> bool:
+        return read(unbroken / name) == read(tortured / name)
+
     return {
-        "weights_equal": equal_weights(unbroken / "last.keras", tortured / "last.keras"),
-        "best_weights_equal": equal_weights(unbroken / "best.keras", tortured / "best.keras"),
-        "metrics_equal": metrics,
-        "selections_equal": selections,
+        "weights_equal": equal(weights_of, "last.keras"),
+        "best_weights_equal": equal(weights_of, "best.keras"),
+        "metrics_equal": equal(unmetered_rows, METRICS),
+        "selections_equal": equal(unmetered_rows, SELECTIONS),
         "events_without_overlap": all(sorted(set(points)) == points for points in found.values()),
         "events_without_gap": all(set(expected[tag]) <= set(found[tag]) for tag in by_epoch)
         and found["train/loss"][-1] == steps,
@@ -121,38 +121,35 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Make both runs under `logdir` and compare them."""
     logdir.mkdir(parents=True, exist_ok=True)
     log = logdir / "output.txt"
-    finish(python("profiler.py", "--logdir", logdir, log=log), log)
+    finish(start("profiler.py", "--logdir", logdir, log=log), log)
     flags = ["--logdir", logdir, "--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
     flags += ["--checkpoint_minutes", 0.02]
-    start = time.monotonic()
-    finish(python("main.py", *flags, "--run_name", "unbroken", log=log), log)
-    unbroken_seconds = time.monotonic() - start
+    started = time.monotonic()
+    finish(start("main.py", *flags, "--run_name", "unbroken", log=log), log)
+    unbroken_seconds = time.monotonic() - started
+    steps = read_summary(logdir / "unbroken")["steps"]
 
-    rng, kills = random.Random(args.seed), {"anywhere": 0, "saving": 0}
-    results: dict[str, bool] = {}
-    folder, finished = logdir / "tortured", 0
-    start = time.monotonic()
-    while sum(kills.values()) < args.kills or not finished or folder.exists():
-        process = python("main.py", *flags, "--run_name", folder.name, "--resume", log=log)
-        count = sum(kills.values())
+    rng, kills, results = random.Random(args.seed), list[str](), list[dict[str, bool]]()
+    folder = logdir / "tortured"
+    started = time.monotonic()
+    while len(kills) < args.kills or not results or folder.exists():
+        process = start("main.py", *flags, "--run_name", folder.name, "--resume", log=log)
         seconds = rng.uniform(0.0, 0.9 * unbroken_seconds)
-        moment = kill_at(process, folder, seconds, count % 3 == 0) if count < args.kills else None
+        moment = kill_at(process, folder, seconds, len(kills) % 3 == 0) if len(kills) < args.kills else None
         if moment is not None:
-            kills[moment] += 1
+            kills.append(moment)
             continue
         finish(process, log)  # the remaining kills happen to another run
-        finished += 1
-        for name, equal in compare(logdir / "unbroken", folder, read_summary(folder)["steps"]).items():
-            results[name] = equal and results.get(name, True)
-        folder.rename(logdir / f"tortured-{finished}")
+        results.append(compare(logdir / "unbroken", folder, read_summary(folder)["steps"]))
+        folder.rename(logdir / f"tortured-{len(results)}")
     return {
-        "kills": sum(kills.values()),
-        "kills_while_a_checkpoint_was_written": kills["saving"],
-        "runs_they_fell_on": finished,
-        "steps": read_summary(logdir / "unbroken")["steps"],
+        "kills": len(kills),
+        "kills_while_a_checkpoint_was_written": kills.count("saving"),
+        "runs_they_fell_on": len(results),
+        "steps": steps,
         "unbroken_seconds": round(unbroken_seconds, 1),
-        "tortured_seconds": round(time.monotonic() - start, 1),
-        "held": results,
+        "tortured_seconds": round(time.monotonic() - started, 1),
+        "held": {name: all(one[name] for one in results) for name in results[0]},
     }
 
 

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotting  # first: it sets the import path
-from plotting import COLUMN, PAGE, FinishedRun, Group, Sheet, caption, deviation, seconds
+from plotting import COLUMN, PAGE, FinishedRun, Group, Sheet, caption, deviation, mark_paper_values, seconds
 
 import utils
 from elastic_trainer.cli.parser import OneLineParser
@@ -35,9 +35,6 @@ from elastic_trainer.options import stem_to_write
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table import read_profile
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
 ALIKE = ("model_name", "input_size", "batch_size", "num_classes", "alpha", "optimizer")  # in runs that are compared
@@ -50,6 +47,7 @@ QUANTITIES = {  # of bars: label, and factor times what value of summary.json
     "energy": ("energy of training (J)", "energy_joules", 1),
 }
 BLUE, RED = "#0072b2", "#d55e00"
+Rows = list[dict[str, Any]]  # of a figure's CSV file
 
 
 def table(groups: Sequence[Group]) -> str:
@@ -69,7 +67,7 @@ def table(groups: Sequence[Group]) -> str:
 def check_alike(groups: Sequence[Group]) -> None:
     """Raise `UserError` if runs on one data set differ in a setting that must be the same to compare them."""
     first: dict[str, FinishedRun] = {}
-    for run in (group.first for group in groups):
+    for run in (group.runs[0] for group in groups):
         other = first.setdefault(run.config["dataset_name"], run)
         for key in ALIKE:
             if run.config.get(key) != other.config.get(key):
@@ -82,35 +80,32 @@ def curves(groups: Sequence[Group], sheet: Sheet) -> None:
     Open markers show `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours.
     """
     print(table(groups))
-    datasets = [*dict.fromkeys(group.dataset for group in groups)]
+    datasets = [*dict.fromkeys(group.place[1] for group in groups)]
     longest = max(seconds(run)[-1] for group in groups for run in group.runs)
     unit, size = next((unit, size) for unit, size in UNITS if longest > 2 * size or size == 1)
     figure = sheet.figure(max(COLUMN, PAGE * len(datasets) / 3), 4.2, caption(groups))
-    panels = figure.subplots(2, len(datasets), squeeze=False, sharex="col")
+    panels, rows = figure.subplots(2, len(datasets), squeeze=False, sharex="col"), Rows()
     for group in groups:
-        column = datasets.index(group.dataset)
+        above, below = panels[:, datasets.index(group.place[1])]
         times = np.mean([seconds(run) for run in group.runs], axis=0) / size
-        for axes, name, factor in zip(panels[:, column], ("test_accuracy", "test_loss"), (100, 1), strict=True):
+        for axes, name, factor in ((above, "test_accuracy", 100), (below, "test_loss", 1)):
             plotting.plot_band(axes, times, factor * np.array([run.column(name) for run in group.runs]), group)
         if group.paper_key in sheet.reference:
             percent, hours = sheet.reference[group.paper_key]
-            label = "the paper's end" if group.look.label == "ElasticTrainer" and not column else None
+            label = "the paper's end" if group.look.label == "ElasticTrainer" else None
             look = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": group.colour, "alpha": 0.5}
-            panels[0][column].plot(hours * 3600 / size, percent, label=label, **look)
-    for column, name in enumerate(datasets):
-        panels[0][column].set_title(figure_text(name))
-        panels[1][column].set(xlabel=f"training and testing ({unit})", xlim=(0, None))
+            above.plot(hours * 3600 / size, percent, label=label, **look)
+        for run in group.runs:
+            about = {"dataset": group.place[1], "scheme": group.label, "seed": run.config["seed"]}
+            for row, when in zip(run.epochs, seconds(run).tolist(), strict=True):
+                shown = {name: row[name] for name in ("epoch", "test_accuracy", "test_loss")}
+                rows.append({**about, "seconds": when, **shown})
+    for (above, below), name in zip(panels.T, datasets, strict=True):
+        above.set_title(figure_text(name))
+        below.set(xlabel=f"training and testing ({unit})", xlim=(0, None))
     panels[0][0].set_ylabel("test accuracy (%)")
     panels[1][0].set_ylabel("test loss")
-    plotting.legend_below(figure, panels[0][0], 4)
-    rows = [
-        {"dataset": group.dataset, "scheme": group.label, "seed": run.config["seed"], "seconds": float(when)}
-        | {name: row[name] for name in ("epoch", "test_accuracy", "test_loss")}
-        for group in groups
-        for run in group.runs
-        for row, when in zip(run.epochs, seconds(run), strict=True)
-    ]
-    sheet.save(figure, rows)
+    sheet.save(figure, rows, columns=4)
 
 
 def bars(groups: Sequence[Group], sheet: Sheet, *names: str) -> None:
@@ -124,50 +119,38 @@ def bars(groups: Sequence[Group], sheet: Sheet, *names: str) -> None:
     places = [number + clusters.index(group.place) for number, group in enumerate(groups)]
     is_wide = len(groups) > 6
     figure = sheet.figure(PAGE if is_wide else COLUMN, 0.9 + 1.7 * len(names), caption(groups))
-    panels = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
-    rows: list[dict[str, Any]] = []
-    handles: dict[str, Any] = {}  # of the legend
+    panels, rows = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0], Rows()
     for number, (axes, name) in enumerate(zip(panels, names, strict=True)):
         is_short = name == "hours" and np.nanmax([group.mean("train_seconds") for group in groups]) < 720
         label, key, factor = QUANTITIES["minutes" if is_short else name]
-        for place, group in zip(places, groups, strict=True):
-            values = factor * group.values(key)
-            mean, spread = float(values.mean()) if len(values) else np.nan, deviation(values)
-            _draw_bar(axes, place, group, mean, spread)
-            about = {"network": group.network, "dataset": group.dataset, "scheme": group.label, "quantity": label}
-            rows.append({**about, "mean": mean, "standard_deviation": spread, "seeds": len(group.runs)})
         axes.set_ylabel(label)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)
+        for place, group in zip(places, groups, strict=True):
+            values = factor * group.values(key)
+            mean, spread = float(values.mean()) if len(values) else np.nan, deviation(values)
+            look: dict[str, Any] = {"color": group.colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
+            height, style = np.nan_to_num(mean), {"error_kw": {"elinewidth": 0.8}, "label": group.label}
+            drawn = axes.bar(place, height, 0.8, yerr=spread or None, **style, **look)
+            text, turn = (f"{mean:.3g}", 0) if len(values) else ("unknown", 90)
+            axes.bar_label(drawn, [text], fontsize=6, padding=1, rotation=turn)
+            network, dataset = group.place
+            about = {"network": network, "dataset": dataset, "scheme": group.label, "quantity": label}
+            rows.append({**about, "mean": mean, "standard_deviation": spread, "seeds": len(group.runs)})
+            paper = None if is_short else sheet.reference.get(group.paper_key)
+            if paper:
+                mark_paper_values(axes.hlines, {place: paper[number]})
         if all(np.isnan(row["mean"]) for row in rows[-len(groups) :]):
-            axes.set_ylim(0, 1)
-            axes.set_yticks([])
-        if not is_short:
-            known = [(place, sheet.reference.get(group.paper_key)) for place, group in zip(places, groups, strict=True)]
-            plotting.mark_paper_values(axes.hlines, {place: values[number] for place, values in known if values})
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            axes.set(ylim=(0, 1), yticks=[])
     middles = [np.mean([p for p, g in zip(places, groups, strict=True) if g.place == one]) for one in clusters]
     panels[-1].set_xticks(middles, ["\n".join(map(figure_text, cluster)) for cluster in clusters])
-    look: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "handlelength": 1.5}
-    figure.legend(handles.values(), handles.keys(), ncols=5 if is_wide else 3, **look)
-    sheet.save(figure, rows)
-
-
-def _draw_bar(axes: Axes, place: int, group: Group, mean: float, spread: float) -> None:
-    is_known = not np.isnan(mean)
-    height = mean if is_known else 0
-    look: dict[str, Any] = {"color": group.colour, "hatch": group.look.hatch, "edgecolor": "white", "lw": 0}
-    axes.bar(place, height, 0.8, yerr=spread or None, error_kw={"elinewidth": 0.8}, label=group.label, **look)
-    style: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 6, "rotation": 0 if is_known else 90}
-    text = f"{mean:.3g}" if is_known else "unknown"
-    axes.annotate(text, (place, height), (0, 1), textcoords="offset points", **style)
+    sheet.save(figure, rows, columns=5 if is_wide else 3)
 
 
 def flops(groups: Sequence[Group], sheet: Sheet) -> None:
     """A line for each scheme and budget."""
-    figure = sheet.figure(COLUMN, 2.8, caption(groups))
+    figure, rows = sheet.figure(COLUMN, 2.8, caption(groups)), Rows()
     axes = figure.add_subplot(xlabel="epoch", ylabel="training (TFLOPs an epoch)")
-    rows: list[dict[str, Any]] = []
     for group in groups:
         each = np.array([np.diff([0.0, *run.column("train_flops")]) / 1e12 for run in group.runs])
         plotting.plot_band(axes, np.arange(1, each.shape[1] + 1), each, group)
@@ -176,50 +159,47 @@ def flops(groups: Sequence[Group], sheet: Sheet) -> None:
             rows += [{**about, "epoch": epoch, "tflops": value} for epoch, value in enumerate(values, 1)]
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="x", integer=True)
-    plotting.legend_below(figure, axes)
     sheet.save(figure, rows)
 
 
 def maps(groups: Sequence[Group], sheet: Sheet) -> None:
     """A map for each network, data set and budget, of its first seed."""
-    shown = caption([replace(group, runs=group.runs[:1]) for group in groups])
-    figure = sheet.figure(max(COLUMN, 1.75 * len(groups)), 3.2, shown)
-    rows: list[dict[str, Any]] = []
-    for index, group in enumerate(groups):
-        epochs, chosen, _ = group.first.selections()
-        edges = np.array([*epochs, group.first.summary["epochs"]])
+    groups = [replace(group, runs=group.runs[:1]) for group in groups]
+    figure, rows = sheet.figure(max(COLUMN, 1.75 * len(groups)), 3.2, caption(groups)), Rows()
+    for group, axes in zip(groups, figure.subplots(1, len(groups), squeeze=False)[0], strict=True):
+        [run] = group.runs
+        epochs, chosen, _ = run.selections()
+        edges = np.array([*epochs, run.summary["epochs"]])
         network, dataset = map(figure_text, group.place)
-        title = f"{network}\n{dataset}, ρ={100 * (group.rho or 1):g}%"
-        axes = figure.add_subplot(1, len(groups), index + 1, xlabel="epoch", title=title)
+        axes.set(xlabel="epoch", title=f"{network}\n{dataset}, ρ={100 * (group.rho or 1):g}%")
         axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
         axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)
         axes.grid(visible=False)
-        if not index:
-            axes.set_ylabel("tensor (0 is next to the input; blue: trained)")
         for epoch, mask in zip(epochs, chosen, strict=True):
-            about = {"run": group.first.config["run_name"], "epoch": epoch}
+            about = {"run": run.config["run_name"], "epoch": epoch}
             rows += [{**about, "tensor": tensor, "trained": int(one)} for tensor, one in enumerate(mask)]
+    figure.axes[0].set_ylabel("tensor (0 is next to the input; blue: trained)")
     sheet.save(figure, rows)
 
 
 def layers(groups: Sequence[Group], sheet: Sheet) -> None:
     """Accuracy and the median step over how many of the last layers train."""
-    groups = sorted(groups, key=lambda group: group.first.config["trained_layers"])
-    rows: list[dict[str, Any]] = [{"layers": group.first.config["trained_layers"]} for group in groups]
+    groups = sorted(groups, key=lambda group: group.config["trained_layers"])
+    counts = [group.config["trained_layers"] for group in groups]
+    rows: Rows = [{"layers": count} for count in counts]
     figure = sheet.figure(COLUMN, 2.6, caption(groups))
     left = figure.add_subplot(xlabel="trained layers, from the output", ylabel="test accuracy (%)")
-    right, lines = plotting.twin(left, "median step (ms)"), list[Any]()
-    for axes, name, key, factor, colour, dashes in (
-        (left, "accuracy", "final_accuracy", 100, BLUE, "o-"),
-        (right, "step_ms", "median_step_ms", 1, RED, "s--"),
+    right = plotting.twin(left, "median step (ms)")
+    for axes, name, label, key, factor, colour, marks in (
+        (left, "accuracy", "accuracy", "final_accuracy", 100, BLUE, "o-"),
+        (right, "step_ms", "step", "median_step_ms", 1, RED, "s--"),
     ):
         for row, group in zip(rows, groups, strict=True):
             values = factor * group.values(key)
             row |= {name: values.mean(), f"{name}_sd": deviation(values)}
-        counts, means, spreads = ([row[column] for row in rows] for column in ("layers", name, f"{name}_sd"))
-        lines.append(axes.errorbar(counts, means, spreads if any(spreads) else None, color=colour, fmt=dashes))
+        means, spreads = zip(*((row[name], row[f"{name}_sd"]) for row in rows), strict=True)
+        axes.errorbar(counts, means, spreads if any(spreads) else None, fmt=marks, color=colour, label=label)
         axes.set_ylim(bottom=0)
-    figure.legend(lines, ["accuracy", "step"], loc="outside lower center", ncols=2, frameon=False)
     sheet.save(figure, rows)
 
 
@@ -229,33 +209,29 @@ def importance(groups: Sequence[Group], sheet: Sheet) -> None:
     Right, over the images: from the first selections of runs that measure on more batches, with that of most images.
     Overhead: time of one selection, compiling included, over the training between two.
     """
-    steady = [g for g in groups if g.first.config["importance_batches"] == 1 and g.first.summary["epochs"] > 2]
-    by_batches = [group for group in groups if group.first.config["max_steps"]]
+    steady = [g for g in groups if g.config["importance_batches"] == 1 and g.runs[0].summary["epochs"] > 2]
+    by_batches = [group for group in groups if group.config["max_steps"]]
     if not steady or not by_batches:
         raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
     runs = steady[0].runs
     epoch_seconds = float(np.mean([_epoch_seconds(run) for run in runs]))
-    points = {
-        "interval": np.mean([_by_interval(run) for run in runs], axis=0),
-        "images": np.array(_by_images(by_batches, epoch_seconds)),
-    }
-    figure = sheet.figure(PAGE, 2.4, caption(groups))
-    panels, rows = figure.subplots(1, 2), list[dict[str, Any]]()
-    for axes, label, (kind, values) in zip(
-        panels, ("interval (epochs)", "images measured on"), points.items(), strict=True
+    figure, rows = sheet.figure(PAGE, 2.4, caption(groups)), Rows()
+    panels = figure.subplots(1, 2)
+    for axes, label, kind, values in (
+        (panels[0], "interval (epochs)", "interval", np.mean([_by_interval(run) for run in runs], axis=0)),
+        (panels[1], "images measured on", "images", np.array(_by_images(by_batches, epoch_seconds))),
     ):
         places, alike, overhead = values.T
         axes.set(xlabel=label, ylabel="similarity", ylim=(min(0, alike.min()), 1.05))
-        lines = axes.plot(places, alike, "o-", color=BLUE)
+        axes.plot(places, alike, "o-", color=BLUE, label="similarity")
         right = plotting.twin(axes, "overhead (% of training)")
-        lines += right.plot(places, overhead, "s--", color=RED)
+        right.plot(places, overhead, "s--", color=RED, label="overhead")
         right.set_ylim(bottom=0)
         for place, one, percent in values:
             value = int(place) if kind == "images" else place
             rows.append({"kind": kind, "value": value, "similarity": one, "overhead_percent": percent})
     panels[1].set_xscale("log", base=2)
     panels[1].xaxis.set_major_formatter("{x:g}")
-    figure.legend(lines, ["similarity", "overhead"], loc="outside lower center", ncols=2, frameon=False)
     sheet.save(figure, rows)
 
 
@@ -282,11 +258,11 @@ def _by_interval(run: FinishedRun) -> list[tuple[float, float, float]]:
 
 def _by_images(groups: Sequence[Group], epoch_seconds: float) -> list[tuple[float, float, float]]:
     """(Images, similarity of the first importance with that of most images, overhead in %); fewest images first."""
-    groups = sorted(groups, key=lambda group: group.first.config["importance_batches"])
+    groups = sorted(groups, key=lambda group: group.config["importance_batches"])
     first = [{run.config["seed"]: run.selections().importance[0] for run in group.runs} for group in groups]
     rows = []
     for group, vectors in zip(groups, first, strict=True):
-        images = group.first.config["importance_batches"] * group.first.config["batch_size"]
+        images = group.config["importance_batches"] * group.config["batch_size"]
         alike = [_similarity(vector, first[-1][seed]) for seed, vector in vectors.items() if seed in first[-1]]
         rows.append((images, float(np.mean(alike)), 100 * group.mean("selection_seconds") / epoch_seconds))
     return rows
@@ -304,27 +280,25 @@ def solver(groups: Sequence[Group], sheet: Sheet) -> None:
     right.set(xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)")
     right.plot(resolutions, percents, "s--", color=RED)
     if groups[0].paper_key:
-        paper = sheet.reference.get(groups[0].first.config["model_name"], ())
+        paper = sheet.reference.get(groups[0].config["model_name"], ())
         for axes, curve in zip((left, right), paper, strict=False):
             axes.plot(resolutions, curve, "_", color="black", ms=9, alpha=0.5, label="the paper's")
-            axes.legend()
     sheet.save(figure, rows)
 
 
-def _solved_again(group: Group) -> tuple[float, list[dict[str, Any]]]:
+def _solved_again(group: Group) -> tuple[float, Rows]:
     """rho, and for each T_q: mean step over a full step in %, median ms of solving, its share of training in %."""
     from runner import network_and_table
 
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.select import select_tensors
 
-    config = group.first.config
-    command = parse_training([*map(str, config["command"])]).with_choices_of(config)
-    model, timing = network_and_table(command.with_classes(config["num_classes"]))
+    command = parse_training([*map(str, group.config["command"])]).with_choices_of(group.config)
+    model, timing = network_and_table(command.with_classes(group.config["num_classes"]))
     head, rho = head_mask(model), command.training.rho
     vectors = np.concatenate([run.selections().importance for run in group.runs])
     train_seconds = sum(run.summary["train_seconds"] for run in group.runs)
-    rows: list[dict[str, Any]] = []
+    rows = Rows()
     for resolution in (10, 100, 1_000, 10_000, 100_000):
         solve_seconds, shares = [], []
         for vector in vectors:
@@ -345,23 +319,20 @@ def subproblems(sheet: Sheet) -> None:
 
     sizes = (50, 100, RESNET50_TENSORS)
     records = [measure_recursion(tensors, 1_000, quick=True) for tensors in sizes]
-    names = {"recursion_subproblems": "recursion_subproblems", "subproblems": "solve_subproblems"}
-    rows = [
-        {"tensors": size, **{column: record[name] for column, name in names.items()}}
-        for size, record in zip(sizes, records, strict=True)
-    ]
     figure = sheet.figure(COLUMN, 2.4, "made-up networks, $T_q$ = 1,000")
     axes = figure.add_subplot(yscale="log", xlabel="tensors", ylabel="subproblems")
-    _, theirs, ours = zip(*(row.values() for row in rows), strict=True)
-    places = np.arange(len(rows))
-    for drawn in (
-        axes.bar(places - 0.2, theirs, 0.4, color=RED, hatch="///", edgecolor="white", label="the paper's recursion"),
-        axes.bar(places + 0.2, ours, 0.4, color=BLUE, edgecolor="white", label="here"),
+    rows: Rows = [{"tensors": size} for size in sizes]
+    for name, key, label, shift, colour, hatch in (
+        ("recursion_subproblems", "recursion_subproblems", "the paper's recursion", -0.2, RED, "///"),
+        ("subproblems", "solve_subproblems", "here", 0.2, BLUE, ""),
     ):
+        for row, record in zip(rows, records, strict=True):
+            row[name] = record[key]
+        places, heights = np.arange(len(rows)) + shift, [row[name] for row in rows]
+        drawn = axes.bar(places, heights, 0.4, color=colour, hatch=hatch, edgecolor="white", label=label)
         axes.bar_label(drawn, fmt="%.2g", fontsize=6)
-    axes.set_xticks(places, [*map(str, sizes)])
+    axes.set_xticks(np.arange(len(rows)), [*map(str, sizes)])
     axes.margins(y=0.2)
-    plotting.legend_below(figure, axes)
     sheet.save(figure, rows)
 
 
@@ -370,31 +341,22 @@ def profiling(steps: Mapping[Path, int], sheet: Sheet) -> None:
 
     `steps`: folder of a timing table -> steps of an epoch.
     """
-    rows, paper_percents = list[dict[str, Any]](), {}
+    names = "network, pixels, classes, batch"
+    figure = sheet.figure(COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})")
+    axes, rows = figure.add_subplot(xlabel="% of an epoch"), Rows()
     for place, (folder, count) in enumerate(steps.items()):
         record = read_profile(folder)
         spent, epoch = record["profiling_seconds"], count * record["full_step_ms"] / 1e3
         about = {"table": folder.name, "profiling_seconds": spent, "epoch_seconds": epoch}
-        rows.append({**about, "percent": 100 * spent / epoch})
+        percent = 100 * spent / epoch
+        rows.append({**about, "percent": percent})
+        drawn = axes.barh(figure_text(folder.name), percent, color=BLUE)
+        axes.bar_label(drawn, [f"{percent:.0f}" if percent >= 100 else f"{percent:.2g}"], fontsize=6, padding=2)
         if record.get("model_name") in sheet.reference and record["input_size"] == PAPER["input_size"]:
-            [paper_percents[place]] = sheet.reference[record["model_name"]]
-    names = "network, pixels, classes, batch"
-    figure = sheet.figure(COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})")
-    axes = figure.add_subplot(xlabel="% of an epoch")
-    percents = [row["percent"] for row in rows]
-    drawn = axes.barh([figure_text(row["table"]) for row in rows], percents, color=BLUE)
-    axes.bar_label(drawn, [f"{one:.0f}" if one >= 100 else f"{one:.2g}" for one in percents], fontsize=6, padding=2)
-    _mark(axes, axes.vlines, paper_percents)
+            mark_paper_values(axes.vlines, {place: sheet.reference[record["model_name"]][0]})
     axes.margins(x=0.15)
     axes.invert_yaxis()
     sheet.save(figure, rows)
-
-
-def _mark(axes: Axes, lines: Callable[..., object], values: Mapping[int, float]) -> None:
-    """The paper's values, with a legend that names them once."""
-    plotting.mark_paper_values(lines, values)
-    if values:
-        axes.legend(*([found[0]] for found in axes.get_legend_handles_labels()))
 
 
 def time_to(run: FinishedRun, accuracy: float) -> float:
@@ -405,20 +367,16 @@ def time_to(run: FinishedRun, accuracy: float) -> float:
 
 def _speedup(dataset: str, accuracy: float, elastic: Group, baselines: Sequence[Group]) -> dict[str, Any]:
     """The baseline is the fastest in the mean over seeds; speedups are of equal seeds."""
-
-    def times(group: Group) -> np.ndarray:
-        return group.values(lambda run: time_to(run, accuracy))
-
-    best = min(baselines, key=lambda group: times(group).mean())
-    ours, theirs = times(elastic), times(best)
+    ours, *others = (group.values(lambda run: time_to(run, accuracy)) for group in (elastic, *baselines))
+    best = int(np.argmin([times.mean() for times in others]))
     with np.errstate(invalid="ignore"):
-        speedups = theirs[: len(ours)] / ours
+        speedups = others[best][: len(ours)] / ours
     return {
         "dataset": dataset,
         "accuracy": accuracy,
         "elastic_seconds": float(ours.mean()),
-        "best_baseline": best.label,
-        "baseline_seconds": float(theirs.mean()),
+        "best_baseline": baselines[best].label,
+        "baseline_seconds": float(others[best].mean()),
         "speedup": float(speedups.mean()),
         "speedup_sd": deviation(speedups) if np.isfinite(speedups).all() else 0.0,
     }
@@ -430,17 +388,16 @@ def time_to_accuracy(groups: Sequence[Group], sheet: Sheet) -> None:
     `reference`: data set -> the paper's (accuracy, speedup), which replace 90, 95 and 100 % of the best accuracy. A bar
     without a speedup says why.
     """
-    rows: list[dict[str, Any]] = []
-    marks: dict[int, float] = {}
-    for dataset in dict.fromkeys(group.dataset for group in groups):
-        here = [group for group in groups if group.dataset == dataset]
+    rows, marks = Rows(), dict[int, float]()
+    for dataset in dict.fromkeys(group.place[1] for group in groups):
+        here = [group for group in groups if group.place[1] == dataset]
         found = [group for group in here if group.train_type == "elastic_training"]
         baselines = [group for group in here if not SCHEMES[group.train_type].is_elastic]
         if len(found) != 1 or not baselines:
             raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {dataset}")
         [elastic] = found
         best = min(max(run.column("test_accuracy")) for run in elastic.runs)
-        paper = sheet.reference.get(elastic.first.config["dataset_name"]) if elastic.paper_key else None
+        paper = sheet.reference.get(elastic.config["dataset_name"]) if elastic.paper_key else None
         for accuracy, speedup in paper or [(share * best, None) for share in (0.9, 0.95, 1)]:
             if speedup:
                 marks[len(rows)] = speedup
@@ -456,7 +413,7 @@ def time_to_accuracy(groups: Sequence[Group], sheet: Sheet) -> None:
     axes.bar_label(drawn, texts, fontsize=6, padding=1)
     axes.axhline(1, color="0.4", lw=0.8, ls=":")
     axes.margins(y=0.15)
-    _mark(axes, axes.hlines, marks)
+    mark_paper_values(axes.hlines, marks)
     sheet.save(figure, rows)
 
 

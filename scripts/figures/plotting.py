@@ -38,8 +38,7 @@ PaperKey = tuple[str, str, str, float | None]  # data set, network, scheme, ρ: 
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 STYLE: dict[str, Any] = {
     "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
+    "axes.titlesize": "medium",
     "legend.fontsize": 7,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
@@ -90,7 +89,7 @@ LABELS = {  # of data sets and networks
 
 
 def look_of(train_type: str) -> Look:
-    """How a scheme is drawn. One that is not registered here is called as in its record."""
+    """How a scheme is drawn; one that is not registered here has its name as label."""
     label = SCHEMES[train_type].label if train_type in SCHEMES else train_type
     other = _OTHER_STYLES[zlib.crc32(train_type.encode()) % len(_OTHER_STYLES)]
     return Look(label, *_STYLES.get(train_type, other))
@@ -104,46 +103,35 @@ class Group:
     colour: str
 
     @property
-    def first(self) -> FinishedRun:
-        """A run that stands for all of them when the seed does not matter."""
-        return self.runs[0]
+    def config(self) -> dict[str, Any]:
+        """That of the first run; only its seed differs from those of the others."""
+        return self.runs[0].config
 
     @property
     def train_type(self) -> str:
-        """The scheme's name as a flag."""
-        return self.first.summary["train_type"]
+        return self.runs[0].summary["train_type"]
 
     @property
     def rho(self) -> float | None:
         """The budget that was asked for."""
-        return self.first.summary.get("rho")
+        return self.runs[0].summary.get("rho")
 
     @property
     def look(self) -> Look:
-        """How the scheme is drawn."""
         return look_of(self.train_type)
 
     @property
-    def network(self) -> str:
-        """The network's name in figures; drawn as `figure_text`."""
-        name, alpha = self.first.config["model_name"], self.first.config.get("alpha", 1)
-        return LABELS.get(name, name) + (f" ×{alpha:g}" if alpha != 1 else "")
-
-    @property
-    def dataset(self) -> str:
-        """The data set's name in figures; drawn as `figure_text`."""
-        name = self.first.config["dataset_name"]
-        return Path(self.first.config["data_dir"]).name if name == "image_folder" else LABELS.get(name, name)
-
-    @property
     def place(self) -> tuple[str, str]:
-        """The network and the data set."""
-        return self.network, self.dataset
+        """The names of network and data set in figures; drawn as `figure_text`."""
+        network, alpha, dataset = self.config["model_name"], self.config.get("alpha", 1), self.config["dataset_name"]
+        if dataset == "image_folder":
+            dataset = Path(self.config["data_dir"]).name
+        return LABELS.get(network, network) + (f" ×{alpha:g}" if alpha != 1 else ""), LABELS.get(dataset, dataset)
 
     @property
     def paper_key(self) -> PaperKey | None:
         """The key of its values in `paper_figures.REFERENCE`; None if its setting is not the paper's."""
-        config = self.first.config
+        config = self.config
         size = config["input_size"], config["batch_size"], config.get("max_steps")
         if size != (PAPER["input_size"], PAPER["batch_size"], None) or config["num_epochs"] < 12:
             return None
@@ -152,7 +140,7 @@ class Group:
     @property
     def label(self) -> str:
         """The scheme, with its budget if it has one."""
-        layers = f" {self.first.config['trained_layers']}" if self.train_type == "last_layers_training" else ""
+        layers = f" {self.config['trained_layers']}" if self.train_type == "last_layers_training" else ""
         return self.look.label + (f" ρ={100 * self.rho:g}%" if self.rho else "") + layers
 
     def values(self, of: str | Callable[[FinishedRun], float | None]) -> np.ndarray:
@@ -160,8 +148,8 @@ class Group:
         found = [run.summary.get(of) if isinstance(of, str) else of(run) for run in self.runs]
         return np.array([value for value in found if value is not None], float)
 
-    def mean(self, of: str | Callable[[FinishedRun], float | None]) -> float:
-        """The mean of `of` over the runs; NaN if none has the value."""
+    def mean(self, of: str) -> float:
+        """The mean of a value of summary.json over the runs; NaN if none has it."""
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
 
@@ -251,11 +239,17 @@ class Sheet(NamedTuple):
     reference: Mapping[Any, Any] = {}
 
     def figure(self, width: float, height: float, title: str) -> Figure:
-        """A new figure; see `new_figure`."""
+        """As `new_figure`."""
         return new_figure(width, height, title if self.scale == "full" else f"{self.scale}: {title}")
 
-    def save(self, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the figure as PDF and PNG and its numbers as CSV; prints where."""
+    def save(self, figure: Figure, rows: Sequence[Mapping[str, Any]], columns: int = 3) -> None:
+        """Write the figure, with a legend of its labels below, as PDF and PNG, and its numbers as CSV; print where."""
+        labels: dict[str, Any] = {}
+        for axes in figure.axes:
+            labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        if labels:
+            place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(columns, len(labels))}
+            figure.legend(labels.values(), labels.keys(), **place, frameon=False)
         save_figure(figure, self.stem)
         write_csv(self.stem.with_name(f"{self.stem.name}.csv"), [*rows[0]], [[*row.values()] for row in rows])
         print(f"figure: {self.stem}.pdf and .png; its numbers: {self.stem}.csv")
@@ -270,12 +264,6 @@ def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, group: Group) 
         axes.fill_between(places, mean - spread, mean + spread, color=group.colour, alpha=0.2, lw=0)
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """One legend for the entire figure, below it."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
-
-
 def twin(axes: Axes, label: str) -> Axes:
     """A second vertical axis at the right."""
     right = axes.twinx()
@@ -285,9 +273,6 @@ def twin(axes: Axes, label: str) -> Axes:
 
 
 def mark_paper_values(lines: Callable[..., object], values: Mapping[int, float]) -> None:
-    """A line at the paper's value across each bar that has one, by the bar's place.
-
-    `lines`: `Axes.hlines`, or `Axes.vlines` for horizontal bars.
-    """
+    """A line across each bar that has a value of the paper, by the bar's place; `lines`: `Axes.hlines` or `vlines`."""
     for place, value in values.items():
         lines(value, place - 0.4, place + 0.4, color="black", lw=1, alpha=0.5, label="the paper's")

@@ -38,8 +38,8 @@ SCALES = ("full", "quick")
 
 def make_runs(args: argparse.Namespace) -> list[Run]:
     """The runs of the figure that `args` (see `parse`) ask for, seed by seed."""
-    given = {name: getattr(args, name) for name in ("data_dir", "weights", "input_size", "batch_size")}
-    given = {name: value for name, value in given.items() if value is not None} | {"logdir": args.logdir}
+    names = ("data_dir", "weights", "input_size", "batch_size", "logdir")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     is_quick = args.scale == "quick"
     profile = {
         "profile_seconds": paper_figures.QUICK_SECONDS if is_quick else None,
@@ -110,9 +110,8 @@ def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> Non
 
     kind, *quantities = what
     if kind == "profiling":
-        plot.profiling(
-            {run.table: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}, sheet
-        )
+        steps = {run.table: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
+        plot.profiling(steps, sheet)
         return
     subproblems = sheet._replace(stem=sheet.stem.with_name(f"{sheet.stem.name}_subproblems"))
     if kind == "solver" and not subproblems.stem.with_name(f"{subproblems.stem.name}.csv").is_file():
@@ -122,38 +121,24 @@ def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> Non
 
 def figure_parser() -> OneLineParser:
     """The flags of this script."""
-    parser = OneLineParser(
-        prog="run_figure.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = OneLineParser(prog="run_figure.py", description=__doc__, formatter_class=as_written)
     parser.add_argument("name", type=OneOf(NAMES), metavar="FIGURE", help=", ".join(NAMES))
-    instead = parser.add_mutually_exclusive_group()
+    instead, add = parser.add_mutually_exclusive_group(), parser.add_argument
     instead.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
-    instead.add_argument(
-        "--jobs",
-        type=file_to_write,
-        metavar="FILE",
-        help="write the runs to FILE, one shell command a line, for several machines; run none. The commands that "
-        "make their timing tables are written beside it",
-    )
-    parser.add_argument(
-        "--scale",
-        type=OneOf(SCALES),
-        default="full",
-        metavar="SCALE",
-        help="full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seeds", type=count, default=1, metavar="N", help="runs of each setting (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--reference", action="store_true", help="mark the paper's values if the setting is the paper's"
-    )
+    jobs = "write the runs to FILE, one shell command a line, for several machines; run none. The commands that make "
+    jobs += "their timing tables are written beside it"
+    instead.add_argument("--jobs", type=file_to_write, metavar="FILE", help=jobs)
+    scale = "full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes"
+    scale += " (default: %(default)s)"
+    add("--scale", type=OneOf(SCALES), default="full", metavar="SCALE", help=scale)
+    add("--seeds", type=count, default=1, metavar="N", help="runs of each setting (default: %(default)s)")
+    add("--reference", action="store_true", help="mark the paper's values if the setting is the paper's")
     group = parser.add_argument_group("instead of the paper's")
     for flag in ("dataset_name", "data_dir", "model_name", "weights", "input_size", "batch_size"):
         add_flag(group, MAIN_FLAGS[flag], default=None)
-    parser.add_argument("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
-    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
+    add("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
+    add("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
     return parser
 
 

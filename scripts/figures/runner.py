@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +58,6 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self.command.run.folder
 
     @property
@@ -75,7 +74,6 @@ class Run:
 
     @property
     def has_table(self) -> bool:
-        """Whether its timing table was made."""
         return (self.table / "profile.json").is_file()
 
     @property
@@ -112,14 +110,7 @@ def make_run(
     classes: Callable[[DataSettings], int] = count_classes,
     **others: Any,
 ) -> Run:
-    """A run.
-
-    Args:
-        flags: of main.py, value by name.
-        more: further words of the command line.
-        classes: their number, if the flags do not give it.
-        others: attributes of `Run`.
-    """
+    """A run by flags of main.py, value by name, and `more` words of its command line; `others`: attributes of `Run`."""
     words = [*as_words(flags), *more]
     command = parse_training(words)
     if command.network.num_classes is None:
@@ -155,8 +146,8 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
 def make_table(run: Run, core: int | None) -> None:
     """Profile the network of a run unless its table is there. Raises as `carry_out`."""
     if not run.has_table:
-        with _Commands() as commands:
-            commands.call(run.profile_words, core, run.table)
+        with _commands() as call:
+            call(run.profile_words, core, run.table)
 
 
 def carry_out(
@@ -179,17 +170,15 @@ def carry_out(
     for run in missing:
         if run.is_elastic:
             make_table(run, cores[0])
-    waiting = iter(enumerate(missing, 1))
-    failures: list[UserError] = []
-    lock = threading.Lock()
-    with _Commands() as commands, ThreadPoolExecutor(len(cores)) as pool:
+    waiting, failures, lock = iter(enumerate(missing, 1)), list[UserError](), threading.Lock()
+    with _commands() as call, ThreadPoolExecutor(len(cores)) as pool:
 
         def work(core: int | None) -> None:
             for number, run in waiting:
                 print(f"run {number} of {len(missing)}: {run.folder.name}", flush=True)
                 try:
                     if not run.profile_only:
-                        commands.call(run.words, core, run.folder)
+                        call(run.words, core, run.folder)
                 except UserError as error:
                     failures.append(error)
                     if core is None:
@@ -203,30 +192,26 @@ def carry_out(
         raise UserError(f"{failures[0]}" + (f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""))
 
 
-class _Commands:
-    """The running scripts of ours. Use as a context manager; meanwhile a signal goes to all of them."""
+@contextlib.contextmanager
+def _commands() -> Iterator[Callable[[Sequence[str], int | None, Path], None]]:
+    """A function that runs a script; meanwhile a signal goes to all that run.
 
-    def __init__(self) -> None:
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._stopped_by = 0
+    It takes words, of which the first is the script, and the core (see `carry_out`), whose output goes to `log`.log.
+    """
+    running, stopped_by = list[subprocess.Popen[bytes]](), list[int]()
 
-    def __enter__(self) -> _Commands:
-        self._earlier = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: object) -> None:
-        self._stopped_by = number
+    def stop(number: int, frame: object) -> None:
+        stopped_by.append(number)
         if number == signal.SIGTERM:  # Ctrl-C reaches all processes, SIGTERM only this one
-            for process in self._running:
+            for process in running:
                 process.send_signal(number)
 
-    def call(self, words: Sequence[str], core: int | None, log: Path) -> None:
-        """Run a script, the first of `words`, to its end; `core`: see `carry_out`, its output goes to `log`.log."""
-        self._check()
+    def check() -> None:
+        if stopped_by:
+            raise Stopped(stopped_by[-1], "stopped; start it again to continue")
+
+    def call(words: Sequence[str], core: int | None, log: Path) -> None:
+        check()
         command, where, settings = [sys.executable, str(ROOT / words[0]), *words[1:]], "", dict[str, Any]()
         with contextlib.ExitStack() as stack:
             if core is not None:
@@ -236,16 +221,19 @@ class _Commands:
                 command, where = ["taskset", "-c", str(core), *command], f", see {path}"
                 settings = {"stdout": file, "stderr": file, "env": {**os.environ, **ONE_THREAD}}
             process = stack.enter_context(subprocess.Popen(command, **settings))
-            self._running.append(process)
+            running.append(process)
             status = process.wait()
-            self._running.remove(process)
-        self._check()
+            running.remove(process)
+        check()
         if status:
             raise UserError(f"{shlex.join(words)}: ended with status {status}{where}; start it again to continue")
 
-    def _check(self) -> None:
-        if self._stopped_by:
-            raise Stopped(self._stopped_by, "stopped; start it again to continue")
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield call
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def write_jobs(runs: Sequence[Run], path: Path) -> None:

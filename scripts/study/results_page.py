@@ -58,14 +58,9 @@ MEASURED = ("final_accuracy", "train_seconds", "elapsed_seconds", "peak_memory_m
 
 
 class Point(NamedTuple):
-    """Runs that differ in their seed alone; values are [runs], not a number where a version did not record them.
+    """Runs that differ in their seed alone; arrays [runs], NaN where a version did not record a value.
 
-    Attributes:
-        percent: accuracy after the last epoch.
-        seconds: of training.
-        elapsed_seconds: of the whole run.
-        peak_mb: largest memory of the process.
-        grown_mb: memory that training took.
+    `seconds` are those of training, `grown_mb` the memory that it took; the others are those of the whole run.
     """
 
     setting: str
@@ -89,22 +84,22 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return reader.read_rows(path)
 
 
-def read_points(path: Path) -> dict[tuple[str, float, float], Point]:
-    """The points of a CSV file of run_study.py in their order, by setting, budget and learning rate."""
+def read_points(path: Path) -> list[Point]:
+    """The points of a CSV file of run_study.py in their order: one for each setting, budget and learning rate."""
     found: dict[tuple[str, float, float], list[list[float]]] = {}
     for row in read_rows(path):
         key = row["setting"], float(row["budget"]), float(row["learning_rate"])
         found.setdefault(key, []).append([float(row.get(name) or "nan") for name in MEASURED])
-    points = {}
+    points = []
     for key, rows in found.items():
         accuracy, seconds, elapsed, peak_mb, start_mb = np.array(rows).T
-        points[key] = Point(*key, 100 * accuracy, seconds, elapsed, peak_mb, peak_mb - start_mb)
+        points.append(Point(*key, 100 * accuracy, seconds, elapsed, peak_mb, peak_mb - start_mb))
     return points
 
 
 def points_at(path: Path) -> dict[tuple[str, float], Point]:
     """The points of a file, by setting and budget."""
-    return {(point.setting, point.budget): point for point in read_points(path).values()}
+    return {(point.setting, point.budget): point for point in read_points(path)}
 
 
 def spread(values: np.ndarray, digits: int = 1) -> str:
@@ -122,19 +117,15 @@ def lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def table(path: Path) -> str:
     """A row a setting; columns are budgets, or learning rates if these differ at one budget."""
     points = read_points(path)
-    by_rate = len({(setting, budget) for setting, budget, _ in points}) < len(points)
-    cells = {
-        (point.setting, point.rate if by_rate else point.budget): (
-            f"{spread(point.percent)} % ({spread(point.seconds, 0)} s)"
-        )
-        for point in points.values()
-    }
-    columns = sorted({column for _, column in cells})
+    by_rate = len({(point.setting, point.budget) for point in points}) < len(points)
+    cells: dict[str, dict[float, str]] = {}
+    for point in points:
+        column = point.rate if by_rate else point.budget
+        cells.setdefault(point.setting, {})[column] = f"{spread(point.percent)} % ({spread(point.seconds, 0)} s)"
+    columns = sorted({column for row in cells.values() for column in row})
     heads = [f"rate {value:g}" if by_rate else f"{_share(value)} of the time" for value in columns]
-    settings = dict.fromkeys(setting for setting, _ in cells)
-    return lines(
-        ["setting", *heads], ([one, *(cells.get((one, column), "") for column in columns)] for one in settings)
-    )
+    rows = ([setting, *(row.get(column, "") for column in columns)] for setting, row in cells.items())
+    return lines(["setting", *heads], rows)
 
 
 def shares_table(path: Path) -> str:
@@ -158,14 +149,14 @@ def _files(path: Path) -> dict[str, Path]:
 
 def _by_data(shown: Sequence[tuple[str, float]], found: Mapping[str, Mapping[tuple[str, float], Point]]) -> str:
     """A row for each setting and planned share of `shown`, a column a data set: accuracy, time, and measured share."""
-
-    def cell(points: Mapping[tuple[str, float], Point], key: tuple[str, float]) -> str:
-        if key not in points:
-            return ""
-        seconds, full_seconds = (points[one].seconds.mean() for one in (key, REFERENCE))
-        return f"{spread(points[key].percent)} % ({seconds:.0f} s, {seconds / full_seconds:.2f})"
-
-    rows = ([in_words(key[0]), _share(key[1]), *(cell(points, key) for points in found.values())] for key in shown)
+    rows = []
+    for setting, share in shown:
+        cells = [in_words(setting), _share(share)]
+        for points in found.values():
+            point = points.get((setting, share))
+            seconds, full_seconds = (one.seconds.mean() if one else 0 for one in (point, points.get(REFERENCE)))
+            cells.append(f"{spread(point.percent)} % ({seconds:.0f} s, {seconds / full_seconds:.2f})" if point else "")
+        rows.append(cells)
     return lines(["scheme", "planned share", *(name.replace("_", " ") for name in found)], rows)
 
 
@@ -173,7 +164,7 @@ def memory_table(path: Path) -> str:
     """A row a setting: accuracy, and the memory that training took beyond what the process had before it."""
     rows = (
         [in_words(p.setting), f"{spread(p.percent)} %", f"{p.grown_mb.mean():.0f} MB", f"{p.peak_mb.mean():.0f} MB"]
-        for p in read_points(path).values()
+        for p in read_points(path)
     )
     return lines(["scheme", "test accuracy", "memory of training", "peak of the process"], rows)
 
@@ -191,12 +182,7 @@ def _share(share: float) -> str:
     return f"1/{1 / share:g}" if 0 < share < 1 else f"{share:g}"
 
 
-TABLES = {
-    "all": table,
-    "shares": shares_table,
-    "waited": waited_table,
-    "memory": memory_table,
-}
+TABLES = {"all": table, "shares": shares_table, "waited": waited_table, "memory": memory_table}
 
 
 def draw(path: Path, title: str, x: str, label: str) -> None:
@@ -209,20 +195,18 @@ def draw(path: Path, title: str, x: str, label: str) -> None:
     axes = figure.add_subplot(xlabel=label, ylabel="test accuracy (%)")
     is_time = x == "seconds"
     found: dict[str, list[Point]] = {}
-    for point in read_points(path).values():
+    for point in read_points(path):
         found.setdefault(point.setting if is_time else scheme_of(point.setting), []).append(point)
     seen: set[str] = set()
     for (name, points), marker in zip(found.items(), cycle(MARKERS), strict=False):
         look = plotting.look_of(FIRST_WORDS[scheme_of(name)][0])
         face = "none" if look.label in seen else None
         seen.add(look.label)
-        values = [np.array([getattr(point, x), point.percent]) for point in points]
-        means = np.array([one.mean(axis=1) for one in values])
-        order = np.argsort([point.budget for point in points] if is_time else means[:, 0])
+        ordered = sorted(points, key=lambda point: point.budget if is_time else getattr(point, x).mean())
+        values = [np.array([getattr(point, x), point.percent]) for point in ordered]
         style = {"marker": marker if is_time else look.marker, "ls": look.dashes, "color": look.colour, "mfc": face}
-        axes.plot(*means[order].T, ms=6, label=in_words(name), **style)
-        for index in order:
-            axes.plot(*values[index], ".", color=look.colour, ms=4, alpha=0.5)
+        axes.plot(*np.transpose([one.mean(axis=1) for one in values]), ms=6, label=in_words(name), **style)
+        axes.plot(*np.concatenate(values, axis=1), ".", color=look.colour, ms=4, alpha=0.5)
     if is_time:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:.0f}")

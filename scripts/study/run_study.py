@@ -38,21 +38,9 @@ from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.runs.reader import is_finished, read_run
 
 FROM_SUMMARY = (
-    "steps",
-    "epochs",
-    "final_accuracy",
-    "best_accuracy",
-    "train_seconds",
-    "selection_seconds",
-    "feature_seconds",
-    "average_head_seconds",
-    "validation_seconds",
-    "elapsed_seconds",
-    "rho_measured",
-    "time_over_full",
-    "start_memory_mb",
-    "predicted_memory_mb",
-    "peak_memory_mb",
+    *("steps", "epochs", "final_accuracy", "best_accuracy", "train_seconds", "selection_seconds", "feature_seconds"),
+    *("average_head_seconds", "validation_seconds", "elapsed_seconds", "rho_measured", "time_over_full"),
+    *("start_memory_mb", "predicted_memory_mb", "peak_memory_mb"),
 )
 
 
@@ -94,8 +82,7 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
             profiled = make_run(flags)
             make_table(profiled, core)
             model, table = network_and_table(profiled.command)
-            images = find(profiled.command.data).train.count
-            steps = images // profiled.command.network.batch_size
+            steps = find(profiled.command.data).train.count // run.batch_size
             found[repr(flags)] = Basis(flags, table, head_mask(model), steps)
         return found[repr(flags)]
 
@@ -158,22 +145,18 @@ def _row(run: StudyRun, logdir: Path) -> dict[str, Any]:
 
 def study_parser() -> OneLineParser:
     """The flags of this script."""
-    parser = OneLineParser(
-        prog="run_study.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES)
-    )
-    parser.add_argument("--data_root", type=folder, metavar="DIR", help="holds the data sets' folders")
-    parser.add_argument("--weights_file", type=existing_file, metavar="FILE", help="MobileNetV2 0.35, no top")
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
-    parser.add_argument(
-        "--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results"
-    )
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
-    parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = OneLineParser(prog="run_study.py", description=__doc__, formatter_class=as_written)
+    add = parser.add_argument
+    add("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
+    add("--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES))
+    add("--data_root", type=folder, metavar="DIR", help="holds the data sets' folders")
+    add("--weights_file", type=existing_file, metavar="FILE", help="MobileNetV2 0.35, no top")
+    add("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
+    add("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
+    add("--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results")
+    add("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
+    add("--dry_run", action="store_true", help="print the commands; run none")
     return parser
 
 

@@ -80,10 +80,3 @@ def test_upper_masks_train_the_tensors_nearest_the_output_and_the_head():
         "upper 10 %": [8, 9],
         "head": [8, 9],
     }
-
-
-def test_peak_memory_is_that_of_a_new_process():
-    network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 3, BATCH, weights="none")
-    count = len(models.build(network).trainable_variables)
-    measured_mb = benchmark_step.variant_memory_mb(network, np.ones(count, bool), "folded")
-    assert measured_mb is not None and 1 < measured_mb < 300

@@ -150,7 +150,7 @@ def test_colours_differ_between_budgets_and_not_between_data_sets(tmp_path):
         for rho in (0.4, 0.5)
     ]
     runs.append(made_up_run(tmp_path / "full"))
-    colours = {(group.dataset, group.rho): group.colour for group in plotting.group_runs(runs)}
+    colours = {(group.place[1], group.rho): group.colour for group in plotting.group_runs(runs)}
     assert colours["digits", 0.4] == colours["Oxford-IIIT Pet", 0.4] != colours["digits", 0.5]
     one_budget = plotting.group_runs([tmp_path / name for name in ("digits0.5", "full")])
     assert [group.colour for group in one_budget] == [group.look.colour for group in one_budget]
