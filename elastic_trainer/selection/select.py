@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 import selection_solver_DP
+from elastic_trainer.selection.problem import Problem
 from elastic_trainer.selection.two_budgets import solve_both
-from elastic_trainer.timing.problem import Problem
 from elastic_trainer.timing.table import TimingTable
 
 # Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
@@ -119,7 +119,7 @@ def select_tensors(
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
     budget_ms = step_budget_ms(table, rho, misses)
-    problem = Problem.beside(head, table, importance, budget_ms, misses)
+    problem = Problem.of(table, head, importance, budget_ms, misses)
     mask = problem.mask(selection_solver_DP.solve(*problem[:4], time_resolution).mask)
     kept = kept_batches * table.predict(mask, misses).uses_features
     if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:

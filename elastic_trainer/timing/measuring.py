@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,8 +34,6 @@ CALIBRATION = (
     *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )
-
-
 # Of a table that a run makes for itself. Without a sparse one, the error chain and the weight gradients grow alike, and
 # the fit may take either of them for free (docs/log/time_model.md).
 QUICK_CALIBRATION = ((0.25, 1.0), (0.5, 1.0), (0.75, 1 / 6))
@@ -50,17 +47,38 @@ class NoTimeToMeasureError(Exception):
 
 
 class Training(NamedTuple):
-    """What steps are measured with.
-
-    Attributes:
-        task: what is trained.
-        optimizer: built for all of `task.model.trainable_variables`. Weights change unless its rate is 0.
-        batch: that every step trains on.
-    """
+    """What steps are measured with: `batch` trains in every step, `optimizer` is built for all trainable variables."""
 
     task: Task
     optimizer: keras.optimizers.Optimizer
     batch: Batch
+
+
+class Measurement(NamedTuple):
+    """Measured steps of one network, which a timing table is fitted to.
+
+    Attributes:
+        task: that the steps train.
+        full: the step that trains everything; `run_full` runs it.
+        attribution: of that step.
+        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
+        step_ms: [rounds, len(masks)] wall times.
+        cached: indices into `masks` of the selections that were measured on cached features, too.
+        cached_ms: [rounds, len(cached)] wall times on those.
+        wall_ms: the other measured fields of the `TimingTable`.
+        is_quick: only the fewest selections were measured.
+    """
+
+    task: Task
+    full: TrainStep
+    run_full: Callable[[], object]
+    attribution: Attribution
+    masks: list[np.ndarray]
+    step_ms: np.ndarray
+    cached: list[int]
+    cached_ms: np.ndarray
+    wall_ms: dict[str, float | None]
+    is_quick: bool
 
 
 def calibration_masks(
@@ -71,13 +89,8 @@ def calibration_masks(
 ) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
-    The head alone, then shares of the tensors down to different depths. All train the head. No two
-    are the same, so a network of few tensors has fewer of them.
-
-    Args:
-        positions, kernels: int [N], as of `Attribution`.
-        head: bool [N] over `model.trainable_variables`.
-        calibration: depth and density of each.
+    `head` alone, then it and shares of the tensors down to different depths; `positions` and `kernels` as of
+    `Attribution`. No two are the same, so a network of few tensors has fewer of them.
     """
     rng = np.random.default_rng(0)
     masks = [head.copy()]
@@ -86,9 +99,8 @@ def calibration_masks(
         selected = np.zeros(len(positions), bool)
         selected[:deepest] = rng.random(deepest) < density
         selected[deepest - 1] = True
-        mask = np.zeros(len(positions), bool)
-        mask[positions] = with_kernels(selected | head[positions], kernels)
-        mask |= head
+        mask = head.copy()
+        mask[positions] |= with_kernels(selected | head[positions], kernels)
         if not (mask.all() or any((mask == other).all() for other in masks)):
             masks.append(mask)
     return [*masks, np.ones(len(positions), bool)]
@@ -125,45 +137,34 @@ def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False)
     return optimizer
 
 
-def made_up_images(task: Task, batch_size: int) -> Batch:
-    """A batch of noise, all of the first class, for a task that classifies images."""
+def idle_training(model: keras.Model, network: NetworkSettings) -> Training:
+    """What steps of an image classifier are measured with: its `idle_optimizer`, and noise, all of the first class."""
     import tensorflow as tf
 
     from elastic_trainer.datasets.batches import Batch
-
-    images, labels, _ = task.signature(batch_size)
-    return Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
-
-
-def idle_training(model: keras.Model, network: NetworkSettings) -> Training:
-    """What steps of an image classifier are measured with: its `idle_optimizer`, and a batch of noise."""
     from elastic_trainer.task import ImageClassification
 
     task = ImageClassification(model)
-    optimizer = idle_optimizer(model, network.optimizer, network.clips_gradients)
-    return Training(task, optimizer, made_up_images(task, network.batch_size))
+    images, labels, _ = task.signature(network.batch_size)
+    batch = Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
+    return Training(task, idle_optimizer(model, network.optimizer, network.clips_gradients), batch)
 
 
-def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> list[tuple[TrainStep, partial[Any]]]:
-    """For each of `masks` (bool [N]; None: all tensors) its step, and a call that runs it on the batch."""
+def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> list[partial[Any]]:
+    """For each of `masks` (bool [N]; None: all tensors) a call of its `TrainStep`, compiled, on the batch."""
     from elastic_trainer.training.step import TrainStep
 
-    steps: list[tuple[TrainStep, partial[Any]]] = []
     task, optimizer, batch = training
+    runs = []
     for mask in tqdm(masks, desc="compiling steps", unit="step"):
         step = TrainStep(task, optimizer, len(batch), mask)
-        run = partial(step, batch.inputs, batch.targets, batch.weights)
-        run()  # the first call compiles
-        steps.append((step, run))
-    return steps
+        runs.append(partial(step, batch.inputs, batch.targets, batch.weights))
+        runs[-1]()  # the first call compiles
+    return runs
 
 
 def compile_from_features(run: partial[Any]) -> partial[Any] | None:
-    """A call that trains from cached features as `run` does from inputs; None if there is nothing to cache.
-
-    Args:
-        run: of `compile_steps`, whose traced step it shares.
-    """
+    """A call that trains from cached features as `run` of `compile_steps` does; None if there is nothing to cache."""
     from elastic_trainer.training.prefix import split_step
 
     parts = split_step(run.func)  # type: ignore[arg-type]  # the TrainStep
@@ -191,39 +192,6 @@ def copying_ms() -> tuple[float, float]:
     return reading_ms / megabytes, writing_ms / megabytes
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Measured steps of one network, which a timing table is fitted to.
-
-    Attributes:
-        task: as of `measure`.
-        full: the step that trains everything; `run_full` runs it.
-        attribution: of that step.
-        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
-        step_ms: [rounds, len(masks)] wall times.
-        cached: indices into `masks` of the selections that were measured on cached features, too.
-        cached_ms: [rounds, len(cached)] wall times on those.
-        forward_ms, gradient_pass_ms: medians of the forward pass, and of all gradients without an update.
-        compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
-        plain_ms: median of the call `plain` of `measure`; None without one.
-        is_quick: only the fewest selections were measured.
-    """
-
-    task: Task
-    full: TrainStep
-    attribution: Attribution
-    run_full: Callable[[], object]
-    masks: list[np.ndarray]
-    step_ms: np.ndarray
-    cached: list[int]
-    cached_ms: np.ndarray
-    forward_ms: float
-    gradient_pass_ms: float
-    compiling_ms: float
-    plain_ms: float | None = None
-    is_quick: bool = False
-
-
 def measure(
     training: Training,
     seconds: float = MEASURING_SECONDS,
@@ -249,7 +217,7 @@ def measure(
     from elastic_trainer.training.step import AllGradients, forward_pass
 
     start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
-    [(full, run_full)] = compile_steps(training, [None])
+    [run_full] = compile_steps(training, [None])
     fewest = MIN_ROUNDS
     if quick_until is not None and quick_until < np.inf:
         compiling, full_seconds = time.perf_counter() - start, measure_ms([run_full], 1).item() / 1e3
@@ -257,33 +225,26 @@ def measure(
         if left < QUICK_STEPS * full_seconds:
             raise NoTimeToMeasureError
         seconds, fewest = min(seconds, left / 2), QUICK_ROUNDS
+    full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
     calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
     masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
     start = time.perf_counter()
-    runs = [*(run for _, run in compile_steps(training, masks[:-1])), run_full]
+    runs = [*compile_steps(training, masks[:-1]), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]
     compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
-    cached = [index for index, run in enumerate(from_features) if run is not None]
+    cached = {index: run for index, run in enumerate(from_features) if run is not None}
     forward, gradients = forward_pass(task, len(batch)), AllGradients(task, len(batch))
     # The gradient pass is next to the full step, so that both see the same disturbances.
-    calls = [partial(forward, *run_full.args), *runs, partial(gradients.run, batch)]
-    calls += [run for run in from_features if run is not None]
+    calls = [partial(forward, *run_full.args), *runs, partial(gradients.run, batch), *cached.values()]
     times = measure_steps(calls if plain is None else [*calls, plain], seconds, fewest)
     count = len(runs)
     forward_ms, step_ms, pass_ms, cached_ms, plain_ms = np.split(times, [1, 1 + count, 2 + count, len(calls)], axis=1)
-    return Measurement(
-        task,
-        full,
-        attribution,
-        run_full,
-        masks,
-        step_ms,
-        cached,
-        cached_ms,
-        forward_ms=float(np.median(forward_ms)),
-        gradient_pass_ms=float(np.median(pass_ms / step_ms[:, -1:]) * np.median(step_ms[:, -1])),
-        compiling_ms=compiling_ms,
-        plain_ms=None if plain is None else float(np.median(plain_ms)),
-        is_quick=is_quick,
-    )
+    wall_ms = {
+        "forward_ms": float(np.median(forward_ms)),
+        "full_step_ms": float(np.median(step_ms[:, -1])),
+        "gradient_pass_ms": float(np.median(pass_ms / step_ms[:, -1:]) * np.median(step_ms[:, -1])),
+        "compiling_ms": compiling_ms,
+        "plain_step_ms": None if plain is None else float(np.median(plain_ms)),
+    }
+    return Measurement(task, full, run_full, attribution, masks, step_ms, [*cached], cached_ms, wall_ms, is_quick)

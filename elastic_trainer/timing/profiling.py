@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,20 +155,21 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     """The timing table of a measured network. Arguments as for `profile_task`."""
     op_ms, unmatched, traced_steps = _operation_times(measurement, timing, folder)
     timed = {name: ms for name, ms in op_ms.items() if ms > 0}
-    attribution = measurement.attribution
-    ones = attribution.times(dict.fromkeys(timed, 1.0))
-    masks, step_ms, cached = measurement.masks, measurement.step_ms, measurement.cached
+    _, full, _, attribution, masks, step_ms, cached, *_ = measurement
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
-    selections = np.array([*range(len(masks)), *cached])
-    selected = [mask[attribution.positions] for mask in masks]
-    sums, counts = (_step_sums(times, selected, cached) for times in (attribution.times(timed), ones))
-    measured_ms = np.concatenate([median_ms, cached_ms])
-    max_untraced_ms = MAX_UNTRACED * float(np.median([*timed.values()]))
-    fit = fit_wall_time(sums, counts, measured_ms, selections, len(step_ms), max_untraced_ms)
+    sums, counts = (_step_sums(attribution.times(each), measurement) for each in (timed, dict.fromkeys(timed, 1.0)))
+    fit = fit_wall_time(
+        sums,
+        counts,
+        np.concatenate([median_ms, cached_ms]),
+        np.array([*range(len(masks)), *cached]),
+        len(step_ms),
+        MAX_UNTRACED * float(np.median([*timed.values()])),
+    )
     times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
     reading_factor, writing_factor = copying_ms()
-    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
     low, high = np.percentile(step_ms, (25, 75), axis=0)
+    on_features_ms = dict(zip(cached, cached_ms.tolist(), strict=True))
     details = {
         "timing": timing,
         "traced_steps": traced_steps,
@@ -177,51 +178,35 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         "measured_selections": [
             {
                 "trained_tensors": int(mask.sum()),
-                "step_ms": float(median),
-                "cached_step_ms": float(cached_ms[cached.index(index)]) if index in cached else None,
+                "step_ms": float(median_ms[index]),
+                "cached_step_ms": on_features_ms.get(index),
             }
-            for index, (mask, median) in enumerate(zip(masks, median_ms, strict=True))
+            for index, mask in enumerate(masks)
         ],
         "is_quick": measurement.is_quick,
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
-    return _timing_table(
-        measurement.task,
-        settings,
-        measurement.full,
-        attribution,
-        times,
-        details,
-        fit=fit,
-        forward_ms=measurement.forward_ms,
-        full_step_ms=float(median_ms[-1]),
-        gradient_pass_ms=measurement.gradient_pass_ms,
-        compiling_ms=measurement.compiling_ms,
-        plain_step_ms=measurement.plain_ms,
-    )
+    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
+    return _timing_table(measurement.task, settings, full, attribution, times, fit, measurement.wall_ms, details)
 
 
-def _step_sums(times: OperationTimes, selected: Sequence[np.ndarray], cached: Sequence[int]) -> np.ndarray:
-    """[steps, 3], see `fit_wall_time`: of a step for each of `selected`, then for those of `cached` from features."""
+def _step_sums(times: OperationTimes, measurement: Measurement) -> np.ndarray:
+    """[steps, 3], see `fit_wall_time`: of each measured step, then of those from cached features."""
     recomputed_ms, prefix_ms = forward_sums(times.t_fw_ms, times.preprocessing_ms)
-    steps = [*((one, 1.0) for one in selected), *((selected[index], 0.0) for index in cached)]
-    return np.array(
-        [
-            [
-                *selection_sums(one, times.t_dy_ms, times.t_dw_ms),
-                recomputed_ms[depth_of(one)] + runs_prefix * prefix_ms[depth_of(one)],
-            ]
-            for one, runs_prefix in steps
-        ]
-    )
+    selected = [mask[measurement.attribution.positions] for mask in measurement.masks]
+    backward_ms = np.array([selection_sums(one, times.t_dy_ms, times.t_dw_ms) for one in selected])
+    depths = np.array([depth_of(one) for one in selected])
+    computed = np.column_stack([backward_ms, recomputed_ms[depths] + prefix_ms[depths]])
+    on_features = np.column_stack([backward_ms, recomputed_ms[depths]])
+    return np.concatenate([computed, on_features[measurement.cached]])
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
     """Time of each operation in ms, the share (0…1) of time that matched none, and the number of traced steps."""
-    full, full_ms = measurement.full, float(np.median(measurement.step_ms[:, -1]))
+    graph, full_ms = measurement.full.graph, float(np.median(measurement.step_ms[:, -1]))
     if timing == "flops":
-        flops = count_flops(full.graph)
+        flops = count_flops(graph)
         ms_per_flop = full_ms / sum(flops.values())
         return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
     seconds = QUICK_TRACING_SECONDS if measurement.is_quick else TRACING_SECONDS
@@ -233,7 +218,7 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
             bar.update()
 
         trace = trace_step(run, steps, folder)
-    return *read_op_times(trace, full.graph, steps), steps
+    return *read_op_times(trace, graph, steps), steps
 
 
 def table_of_trace(
@@ -280,11 +265,9 @@ def table_of_trace(
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
     }
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    times_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms}
     pass_ms = full_step_ms - float(times.update_ms.sum())
-    return _timing_table(
-        task, settings, full, attribution, times, details, fit=fit, **times_ms, gradient_pass_ms=pass_ms
-    )
+    wall_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms, "gradient_pass_ms": pass_ms}
+    return _timing_table(task, settings, full, attribution, times, fit, wall_ms, details)
 
 
 def _timing_table(
@@ -293,39 +276,41 @@ def _timing_table(
     full: TrainStep,
     attribution: Attribution,
     times: OperationTimes,
+    fit: Fit,
+    wall_ms: dict[str, Any],
     details: dict[str, Any],
-    **measured: Any,
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
     from elastic_trainer.memory.costs import memory_costs
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.timing.graph_digest import graph_digest
 
-    names, variables = tensor_names(task.model), task.model.trainable_variables
-    without_gradient = [names[k] for k in attribution.positions if full.gradients[k] is None]
+    names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
+    operation_ms = {
+        "forward": times.forward_ms,
+        "error_chain": float(times.t_dy_ms.sum()),
+        "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
+        "updates": float(times.update_ms.sum()),
+        "other": times.other_ms,
+    }
+    details |= {
+        "operation_ms": operation_ms,
+        "tensors_without_gradient": [names[k] for k in positions if full.gradients[k] is None],
+        "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
+    }
     return TimingTable(
-        names=[names[k] for k in attribution.positions],
-        shapes=[tuple(variables[k].shape) for k in attribution.positions],
-        positions=attribution.positions,
+        names=[names[k] for k in positions],
+        shapes=[tuple(variables[k].shape) for k in positions],
+        positions=positions,
         t_dw_ms=times.t_dw_ms,
         t_dy_ms=times.t_dy_ms,
         t_fw_ms=times.t_fw_ms,
         kernels=attribution.kernels,
         features_mb=attribution.features_mb,
         preprocessing_ms=times.preprocessing_ms,
+        **wall_ms,
+        fit=fit,
         settings=settings,
         memory=memory_costs(full, attribution),
-        **measured,
-        details={
-            **details,
-            "operation_ms": {
-                "forward": times.forward_ms,
-                "error_chain": float(times.t_dy_ms.sum()),
-                "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
-                "updates": float(times.update_ms.sum()),
-                "other": times.other_ms,
-            },
-            "tensors_without_gradient": without_gradient,
-            "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
-        },
+        details=details,
     )

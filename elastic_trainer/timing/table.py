@@ -75,8 +75,9 @@ _ROW: dict[str, Kinds] = {  # table.csv
     "features_mb?": _MS,
 }
 _TEXTS = ("name", "shape", "kernel")
-# Numbers of a table, one each, that profile.json has under the same names.
-_NUMBERS = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms", "compiling_ms", "plain_step_ms")
+# Fields of a table that profile.json has under the same names.
+_TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")
+_NUMBERS = (*_TIMES, "compiling_ms", "plain_step_ms")
 
 
 class StepPrediction(NamedTuple):
@@ -97,19 +98,18 @@ class StepPrediction(NamedTuple):
 class TimingTable:
     """What each tensor costs; arrays [N] in backward order (index 0 next to the output), times in ms.
 
+    A mask is bool [N] over `model.trainable_variables`; `misses` as in `timing.fit`.
+
     Attributes:
-        names, shapes: of the tensors.
         positions: index into `model.trainable_variables`.
-        t_dw_ms, t_dy_ms, t_fw_ms: operation times, see `timing.attribution`, each operation with `fit.untraced_ms`;
-            preprocessing_ms as well.
-        kernels, features_mb: see `timing.attribution`.
-        forward_ms, full_step_ms: measured wall times.
-        gradient_pass_ms: measured wall time of all gradients without an update.
+        t_dw_ms, t_dy_ms, t_fw_ms, preprocessing_ms: times of operations, each with `fit.untraced_ms`, and kernels,
+            features_mb: see `timing.attribution`.
+        forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
         fit: from operation times to wall time.
         settings: that it was measured with, such as those in `TABLE_SETTINGS`.
-        memory: what the tensors cost in memory, at the batch size of the table; None: the table does not know.
-        compiling_ms: mean wall time of compiling a step, and that from features, first calls included; None: unknown.
-        plain_step_ms: wall time of a step of Keras' own `fit`; None: not measured.
+        memory: what the tensors cost in memory, at the batch size of the table; None: unknown, as the next two.
+        compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
+        plain_step_ms: wall time of a step of Keras' own `fit`.
         details: further measurements, kept in profile.json.
     """
 
@@ -142,6 +142,32 @@ class TimingTable:
         """Wall time [N] that training each tensor adds to a step."""
         return self.fit.t_dw_factor * self.t_dw_ms
 
+    def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
+        """What the forward pass costs a step, by the depth of its selection."""
+        return self.fit.forward_costs(self.t_fw_ms, self.preprocessing_ms, self.features_mb, misses)
+
+    def depth(self, mask: np.ndarray) -> int:
+        """How many tensors of the backward order a step that trains `mask` reaches back to."""
+        return depth_of(mask[self.positions])
+
+    def predict(self, mask: np.ndarray, misses: float = 1.0) -> StepPrediction:
+        """The step that trains `mask`, in its cheaper form."""
+        t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
+        backward_ms = self.fit.t_dy_factor * t_dy_ms + self.fit.t_dw_factor * t_dw_ms
+        step_ms, caching_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
+        step_ms += self.fit.constant_ms + backward_ms
+        return StepPrediction(float(step_ms), float(caching_ms), bool(is_cached))
+
+    def predict_ms(self, mask: np.ndarray, misses: float = 1.0) -> float:
+        """Wall time of that step, with caching its features."""
+        prediction = self.predict(mask, misses)
+        return prediction.step_ms + prediction.caching_ms
+
+    @property
+    def plain_over_full(self) -> float:
+        """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
+        return (self.plain_step_ms or self.full_step_ms) / self.full_step_ms
+
     @property
     def doubt(self) -> str | None:
         """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
@@ -161,13 +187,7 @@ class TimingTable:
         return f"the timing table is unreliable: {self.doubt}; {then}"
 
     @property
-    def plain_over_full(self) -> float:
-        """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
-        return (self.plain_step_ms or self.full_step_ms) / self.full_step_ms
-
-    @property
     def _tensors_mb(self) -> np.ndarray:
-        """MB [N] of the tensors in float32."""
         return np.array([4e-6 * prod(shape) for shape in self.shapes])
 
     def tensors_mb(self, mask: np.ndarray) -> float:
@@ -175,11 +195,7 @@ class TimingTable:
         return float(self._tensors_mb[mask[self.positions]].sum())
 
     def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
-        """MB that training `mask`, bool [N] over `model.trainable_variables`, takes (`memory.costs`).
-
-        Args:
-            mask: what trains.
-            kept_batches: of so many batches features are kept; 0 if the steps do not start from features.
+        """MB that training `mask` takes (`memory.costs`), from features of `kept_batches` batches if it is above 0.
 
         Raises:
             UserError: the table does not know.
@@ -197,6 +213,16 @@ class TimingTable:
         fixed_mb = self.memory.fixed_mb(mask[self.positions])
         return fixed_mb, max(self.predict_mb(mask) - fixed_mb, 0.0)
 
+    def scaled(self, factor: float) -> TimingTable:
+        """The table of a device on which a step takes `factor` times as long."""
+        plain_ms = self.plain_step_ms
+        return replace(
+            self,
+            **{name: factor * getattr(self, name) for name in (*_TIMES, "t_dw_ms", "t_dy_ms", "t_fw_ms")},
+            fit=replace(self.fit, constant_ms=factor * self.fit.constant_ms),
+            plain_step_ms=None if plain_ms is None else factor * plain_ms,
+        )
+
     def in_parts(self, count: int) -> TimingTable:
         """The table of steps on `count` times as many examples, in parts like those that this one is of.
 
@@ -205,16 +231,8 @@ class TimingTable:
         """
         if count == 1:
             return self
-        names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "features_mb", "preprocessing_ms", "forward_ms")
-        scaled = {name: count * getattr(self, name) for name in (*names, "full_step_ms", "gradient_pass_ms")}
-        memory, plain_ms = self.memory, self.plain_step_ms
-        return replace(
-            self,
-            **scaled,
-            fit=replace(self.fit, constant_ms=count * self.fit.constant_ms),
-            memory=None if memory is None else memory._replace(own_mb=memory.own_mb + self._tensors_mb),
-            plain_step_ms=None if plain_ms is None else count * plain_ms,
-        )
+        memory = None if self.memory is None else self.memory._replace(own_mb=self.memory.own_mb + self._tensors_mb)
+        return replace(self.scaled(count), features_mb=count * self.features_mb, memory=memory)
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""
@@ -223,38 +241,17 @@ class TimingTable:
             raise UserError("the timing table is of another network; measure it again, as with elastic_trainer.profile")
 
     def with_kernels(self, mask: np.ndarray) -> np.ndarray:
-        """Bool [N] `mask` over `model.trainable_variables`, without folded gammas whose kernel is not in it."""
+        """`mask` without folded gammas whose kernel is not in it."""
         kept = mask.copy()
         kept[self.positions] = with_kernels(mask[self.positions], self.kernels)
         return kept
 
     def upper_parts(self, head: np.ndarray) -> Iterator[np.ndarray]:
-        """Bool [N] as `head`, one after the other: it and the upper part down to each tensor, the deepest last."""
+        """Masks, one after the other: `head` and the upper part down to each tensor, the deepest last."""
         upper = head.copy()
         for position in self.positions:
             upper[position] = True
             yield self.with_kernels(upper) | head
-
-    def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
-        """What the forward pass costs a step, by the depth of its selection; `misses` as in `timing.fit`."""
-        return self.fit.forward_costs(self.t_fw_ms, self.preprocessing_ms, self.features_mb, misses)
-
-    def depth(self, mask: np.ndarray) -> int:
-        """How many tensors of the backward order a step that trains `mask` (as for `predict`) reaches back to."""
-        return depth_of(mask[self.positions])
-
-    def predict(self, mask: np.ndarray, misses: float = 1.0) -> StepPrediction:
-        """The step that trains `mask`, bool [N] over `model.trainable_variables`, in its cheaper form."""
-        t_dy_ms, t_dw_ms = selection_sums(mask[self.positions], self.t_dy_ms, self.t_dw_ms)
-        backward_ms = self.fit.t_dy_factor * t_dy_ms + self.fit.t_dw_factor * t_dw_ms
-        step_ms, caching_ms, is_cached = (costs[self.depth(mask)] for costs in self.forward_costs(misses))
-        step_ms += self.fit.constant_ms + backward_ms
-        return StepPrediction(float(step_ms), float(caching_ms), bool(is_cached))
-
-    def predict_ms(self, mask: np.ndarray, misses: float = 1.0) -> float:
-        """Wall time of that step, with what making its features costs."""
-        prediction = self.predict(mask, misses)
-        return prediction.step_ms + prediction.caching_ms
 
     def digest(self) -> str:
         """Differs between tables with different times."""
@@ -279,24 +276,22 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
 
 def save_table(table: TimingTable, folder: Path) -> None:
     """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
+    times = np.stack([table.t_dw_ms, table.t_dy_ms, table.t_fw_ms], axis=1)
+    kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
+    rows = [
+        (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{megabytes:.6f}")
+        for order, (name, shape, row, kernel, megabytes) in enumerate(
+            zip(table.names, table.shapes, times, kernels, table.features_mb, strict=True)
+        )
+    ]
+    record = {name: getattr(table, name) for name in _NUMBERS}
+    record |= {"backward_ms": table.full_step_ms - table.forward_ms, "fit": asdict(table.fit)}
+    record["memory"] = None if table.memory is None else table.memory.to_record()
+    known = {name: value for name, value in record.items() if value is not None}
     with alone_in(folder):
         (folder / "profile.json").unlink(missing_ok=True)
-        times = np.stack([table.t_dw_ms, table.t_dy_ms, table.t_fw_ms], axis=1)
-        kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
-        rows = zip(table.names, table.shapes, times, kernels, table.features_mb, strict=True)
-        write_csv(
-            folder / "table.csv",
-            [name.removesuffix("?") for name in _ROW],
-            (
-                (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{megabytes:.6f}")
-                for order, (name, shape, row, kernel, megabytes) in enumerate(rows)
-            ),
-        )
-        record = {name: getattr(table, name) for name in _NUMBERS}
-        record |= {"backward_ms": table.full_step_ms - table.forward_ms, "fit": asdict(table.fit)}
-        record["memory"] = None if table.memory is None else table.memory.to_record()
-        present = {name: value for name, value in record.items() if value is not None}
-        write_json(folder / "profile.json", {**table.settings, **present, **table.details})
+        write_csv(folder / "table.csv", [name.removesuffix("?") for name in _ROW], rows)
+        write_json(folder / "profile.json", {**table.settings, **known, **table.details})
 
 
 def load_table(
@@ -330,16 +325,33 @@ def load_table(
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
         if others:
             raise UserError(f"{folder}: measured with {'; '.join(others)}")
-        table = _table_of(_read_rows(folder / "table.csv"), record, settings, [*names])
-        _check_tensors(table, dict(zip(names, shapes, strict=True)), folder)
+        rows = _read_rows(folder / "table.csv")
+        _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
-    why = _stale_because(table.details, graph)
+    why = _stale_because(record, graph)
     if why and not allow_stale:
         raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
     if why:
         print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
-    return table
+    place_of = {row["name"]: place for place, row in enumerate(rows)}
+    position_of = {name: position for position, name in enumerate(names)}
+    memory = record.pop("memory", None)
+    return TimingTable(
+        names=[*place_of],
+        shapes=[row["shape"] for row in rows],
+        positions=np.array([position_of[name] for name in place_of]),
+        kernels=np.array([place_of.get(row.get("kernel"), -1) for row in rows]),
+        t_dw_ms=np.array([row["t_dw_ms"] for row in rows], float),
+        t_dy_ms=np.array([row["t_dy_ms"] for row in rows], float),
+        t_fw_ms=np.array([row["t_fw_ms"] for row in rows], float),
+        features_mb=np.array([row.get("features_mb") or 0.0 for row in rows]),
+        **{name: record.pop(name, None) for name in _NUMBERS},
+        fit=Fit(**record.pop("fit")),
+        settings=settings,
+        memory=None if memory is None else MemoryCosts.from_record(memory),
+        details=record,
+    )
 
 
 def read_profile(folder: Path) -> dict[str, Any]:
@@ -365,6 +377,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
                 first = lines.setdefault((column, row[column]), line)
                 if first != line:
                     raise ValueError(f"line {line}: {column}: {row[column]} is a duplicate of line {first}")
+            row["shape"] = tuple(int(size) for size in row["shape"].split("x") if size)
             rows.append(row)
         if not any(row["t_dw_ms"] + row["t_dy_ms"] for row in rows):
             raise ValueError("holds no time above 0")
@@ -379,38 +392,16 @@ def _number(cell: Any) -> Any:
     return cell
 
 
-def _table_of(
-    rows: Sequence[dict[str, Any]], record: dict[str, Any], settings: dict[str, Any], names: list[str]
-) -> TimingTable:
-    """The table of these rows, and of a profile.json that holds `record` and `settings`; its tensors are unchecked."""
-    places = {row["name"]: place for place, row in enumerate(rows)}
-    memory = record.pop("memory", None)
-    return TimingTable(
-        names=[row["name"] for row in rows],
-        shapes=[tuple(int(size) for size in row["shape"].split("x") if size) for row in rows],
-        positions=np.array([names.index(row["name"]) if row["name"] in names else -1 for row in rows]),
-        kernels=np.array([places.get(row.get("kernel"), -1) for row in rows]),
-        t_dw_ms=np.array([row["t_dw_ms"] for row in rows], float),
-        t_dy_ms=np.array([row["t_dy_ms"] for row in rows], float),
-        t_fw_ms=np.array([row["t_fw_ms"] for row in rows], float),
-        features_mb=np.array([row.get("features_mb") or 0.0 for row in rows]),
-        **{name: record.pop(name, None) for name in _NUMBERS},
-        fit=Fit(**record.pop("fit")),
-        settings=settings,
-        memory=None if memory is None else MemoryCosts.from_record(memory),
-        details=record,
-    )
-
-
-def _check_tensors(table: TimingTable, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
-    """Raise `UserError` unless the table is of the network whose tensors have these `shapes`, by name."""
-    for name, shape in zip(table.names, table.shapes, strict=True):
+def _check_tensors(rows: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+    """Raise `UserError` unless the rows are of the network whose tensors have these `shapes`, by name."""
+    for row in rows:
+        name, shape = row["name"], row["shape"]
         if name not in shapes:
             raise UserError(f"{folder}: not the timing table of this network, which has no tensor {name}")
         if shape != shapes[name]:
             raise UserError(f"{folder}: holds {name} with shape {shape}, not {shapes[name]}")
-    if len(table.names) != len(shapes):
-        raise UserError(f"{folder}: holds {len(table.names)} of this network's {len(shapes)} tensors")
+    if len(rows) != len(shapes):
+        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(shapes)} tensors")
 
 
 def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
@@ -420,12 +411,11 @@ def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
     """
     if profile.get("environment") is None:
         return "profiled on a different setup: no machine recorded"
-    places = [{**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment())]
-    pairs = {key: [place.get(key) for place in places] for key in _ORIGIN}
+    old, new = ({**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment()))
     differences = [
-        f"{key.replace('_', ' ')} {_shown(old)}, here {_shown(new)}"
-        for key, (old, new) in pairs.items()
-        if old is not None and new is not None and old != new
+        f"{key.replace('_', ' ')} {_shown(old[key])}, here {_shown(new[key])}"
+        for key in _ORIGIN
+        if old.get(key) is not None and new.get(key) is not None and old[key] != new[key]
     ]
     if differences:
         return f"profiled on a different setup: {'; '.join(differences)}"

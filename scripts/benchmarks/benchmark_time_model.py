@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/log/time_model.md).
-    runs = [run for _, run in measuring.compile_steps(training, [*masks, *measurement.masks[MEASURED_AGAIN]])]
+    runs = measuring.compile_steps(training, [*masks, *measurement.masks[MEASURED_AGAIN]])
     tested, again = runs[: len(masks)], runs[len(masks) :]
     on_features = {index: run for index, each in enumerate(tested) if (run := measuring.compile_from_features(each))}
     step_ms = measuring.measure_steps([*tested, *on_features.values(), *again], args.seconds)

@@ -5,18 +5,16 @@ import time
 import numpy as np
 import pytest
 from conftest import make_small_model
+from small_runs import SETTINGS
 
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.fit import depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.measuring import (
     QUICK_CALIBRATION,
     QUICK_ROUNDS,
     NoTimeToMeasureError,
-    Training,
     calibration_masks,
-    idle_optimizer,
-    made_up_images,
+    idle_training,
     measure,
 )
 
@@ -57,9 +55,7 @@ def test_a_short_table_tells_the_error_chain_from_weight_gradients(factors):
 
 
 def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
-    model = make_small_model()
-    task = ImageClassification(model)
-    training = Training(task, idle_optimizer(model, "sgd"), made_up_images(task, 4))
+    training = idle_training(make_small_model(), SETTINGS)
     with pytest.raises(NoTimeToMeasureError):
         measure(training, quick_until=time.perf_counter())
     fewest = []

@@ -98,8 +98,7 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
         slope, intercept = np.polyfit(here, there, 1)
         if slope > 0 <= intercept:  # else noise is larger than what the selections differ by
             factor, added_ms = float(slope), float(intercept)
-    names = ("t_dw_ms", "t_dy_ms", "t_fw_ms", "preprocessing_ms", "forward_ms", "gradient_pass_ms")
-    scaled = {name: factor * getattr(table, name) for name in names}
-    fit = replace(table.fit, constant_ms=factor * table.fit.constant_ms + added_ms)
-    scaled["full_step_ms"] = factor * table.full_step_ms + added_ms
-    return replace(table, **scaled, fit=fit, memory=None, compiling_ms=None, plain_step_ms=None)
+    there_table = table.scaled(factor)
+    fit = replace(there_table.fit, constant_ms=there_table.fit.constant_ms + added_ms)
+    full_ms = there_table.full_step_ms + added_ms
+    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None, compiling_ms=None, plain_step_ms=None)

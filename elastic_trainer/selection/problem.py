@@ -14,16 +14,16 @@ from elastic_trainer.timing.table import TimingTable
 
 
 class Problem(NamedTuple):
-    """Which tensors to train beside those that always train; arrays [N] in backward order, times in ms of a step.
+    """Which tensors to train; arrays [N] in backward order, times in ms of a step.
 
     Always-trained tensors have zero value; they and the chain to them are already paid for. A gamma and its kernel are
-    one tensor, at the place of the deeper one; the other has neither value nor cost.
+    one tensor, at the place of the deeper one; the other gains and costs nothing.
 
     Attributes:
         t_dy_ms, t_dw_ms, importance: what going one tensor deeper and training it adds to a step, and what it gains.
         left_ms: what they may add.
-        always: bool [N], what always trains.
-        pairs: places of the gammas beside it and of their kernels, which train only together.
+        always: bool [N], always trained.
+        pairs: places of the other gammas and of their kernels, which train only together.
         positions: as of `TimingTable`.
     """
 
@@ -36,13 +36,10 @@ class Problem(NamedTuple):
     positions: np.ndarray
 
     @classmethod
-    def beside(
-        cls, head: np.ndarray, table: TimingTable, importance: np.ndarray, budget_ms: float, misses: float = 1.0
+    def of(
+        cls, table: TimingTable, head: np.ndarray, importance: np.ndarray, budget_ms: float, misses: float
     ) -> Problem:
-        """The problem beside bool [N] `head`, in a step that may take `budget_ms`.
-
-        `importance` [N], too, is over `model.trainable_variables`; `misses` as in `timing.fit`.
-        """
+        """The problem of a step that may take `budget_ms` and always trains `head`; `misses` as in `timing.fit`."""
         always, kernels = head[table.positions], table.kernels
         t_dy_ms = table.wall_t_dy_ms(misses)
         t_dy_ms[: table.depth(head)] = 0.0
@@ -52,14 +49,14 @@ class Problem(NamedTuple):
         pairs = [(int(gamma), int(kernels[gamma])) for gamma in gammas]
         for pair in pairs:
             deep, shallow = max(pair), min(pair)
-            t_dw_ms[deep] += t_dw_ms[shallow]
-            gains[deep] += gains[shallow]
-            t_dw_ms[shallow] = gains[shallow] = 0.0
+            for each in (t_dw_ms, gains):
+                each[deep] += each[shallow]
+                each[shallow] = 0.0
         left_ms = budget_ms - table.predict_ms(head, misses)
         return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
 
     def mask(self, solution: np.ndarray) -> np.ndarray:
-        """Bool [N] over `model.trainable_variables`: what always trains, and what int [N] `solution` selects."""
+        """Bool [N] over `model.trainable_variables`: always-trained tensors, and what int [N] `solution` selects."""
         selected = self.always | (solution == 1)
         for pair in self.pairs:
             selected[[*pair]] = selected[max(pair)]
