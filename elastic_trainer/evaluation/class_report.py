@@ -25,25 +25,16 @@ COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted",
 
 @dataclass(frozen=True)
 class ClassResult:
-    """The result of one class: a row of classes.csv, with `COLUMNS`.
-
-    Attributes:
-        index, name: index and name of the class.
-        precision, recall, f1: 0…1; None if they are 0 divided by 0.
-        support: number of test images of this class.
-        predicted: number of test images that were predicted as this class.
-        taken_for, taken_for_count: the wrong class that was predicted most often for images of this class (None if no
-            image was misclassified), and how often.
-    """
+    """The result of one class: a row of classes.csv, with `COLUMNS`."""
 
     index: int
     name: str
-    precision: float | None
+    precision: float | None  # 0…1; None if it is 0 divided by 0, as recall and f1
     recall: float | None
     f1: float | None
-    support: int
-    predicted: int
-    taken_for: str | None
+    support: int  # test images of this class
+    predicted: int  # test images that were predicted as this class
+    taken_for: str | None  # the wrong class that was predicted most often for images of this class, if any was
     taken_for_count: int
 
 
@@ -56,15 +47,8 @@ def confusion(predictions: Predictions, classes: int) -> np.ndarray:
 
 
 def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> list[ClassResult]:
-    """The result of each class of the data set, lowest F1 first.
-
-    Classes without an F1 (no test image, never predicted) come last.
-
-    Args:
-        counts: see `confusion`.
-        names: of all outputs.
-        classes: how many of them the data set has.
-    """
+    """The result of each of the data set's `classes`, lowest F1 first; those without (no test image, never predicted)
+    come last. `counts`: see `confusion`; `names` are of all outputs."""
     correct, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     wrong = counts - np.diag(correct)
     results = [
@@ -89,9 +73,6 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
 
     Files: classes.csv, confusion.csv, confusion.pdf, confusion.png, mistakes.png (if there are any mistakes) and
     evaluation.json (`record`, the totals and the environment).
-
-    Raises:
-        UserError: a file cannot be written.
     """
     counts = confusion(predictions, len(class_names))
     names = output_names(class_names, len(counts))
@@ -131,13 +112,11 @@ def _ratio(part: int, total: int) -> float | None:
 
 
 def _mean(scores: Iterable[float | None]) -> float | None:
-    """Mean of the scores that are not None, or None if all are."""
     defined = [score for score in scores if score is not None]
     return statistics.fmean(defined) if defined else None
 
 
 def _class_table(results: Sequence[ClassResult]) -> list[str]:
-    """The lines of the printed table: a header and at most `SHOWN_CLASSES` classes."""
     rows: list[Sequence[str]] = [("class (worst first)", "precision", "recall", "F1", "images", "most often taken for")]
     for result in results[:SHOWN_CLASSES]:
         scores = ("-" if score is None else f"{score:.1%}" for score in (result.precision, result.recall, result.f1))

@@ -52,12 +52,7 @@ RESULTS = {  # of Keras and each file: key in export.json -> title and format in
 def convert(model: keras.Model, quantise: bool) -> bytes:
     """The TensorFlow Lite file of `model`: from an image [1, size, size, 3] in 0…255 to logits [1, classes].
 
-    Args:
-        model: with a fixed input size.
-        quantise: store the weights in 8 bits.
-
-    Raises:
-        UserError: the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
+    Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
     """
     module = inference_module(model, lambda image: {"logits": model(image, training=False)})
     try:
@@ -67,7 +62,7 @@ def convert(model: keras.Model, quantise: bool) -> bytes:
 
 
 def conversion_seconds(model: keras.Model) -> float:
-    """Wall time of converting `model` once on this device now. Raises `UserError` as `convert` does."""
+    """Wall time of converting `model` once on this device now."""
     start = time.perf_counter()
     convert(model, quantise=False)
     return time.perf_counter() - start
@@ -84,7 +79,7 @@ def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[st
 
 
 def convert_module(module: Any, quantise: bool = False) -> bytes:
-    """The TensorFlow Lite file of an `inference_module`. Raises what the converter does."""
+    """The TensorFlow Lite file of an `inference_module`."""
     with silenced():  # the converter logs each of its passes
         converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
         if quantise:
@@ -99,12 +94,7 @@ def missing_kernels(error: Exception) -> str:
 
 
 class Interpreter:
-    """Runs a TensorFlow Lite file on single images, by LiteRT if it is installed.
-
-    Attributes:
-        runtime: name and version of the interpreter.
-        input: details of the input tensor: shape, dtype and index.
-    """
+    """Runs a TensorFlow Lite file on single images, by LiteRT if it is installed; `runtime` is its name and version."""
 
     def __init__(self, content: bytes, threads: int = 1) -> None:
         make, self.runtime = tf.lite.Interpreter, f"tf.lite {tf.__version__}"
@@ -136,9 +126,6 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
         source: where the model comes from, for the record.
         seconds: left before a deadline. If they are few, fewer images are checked, and latencies are not measured; both
             files are written in any case.
-
-    Raises:
-        UserError: as `convert`, or a file cannot be written.
     """
     end = time.perf_counter() + MEASURING_SHARE * seconds
     files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
@@ -162,31 +149,23 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
 
 
 def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
-    """At most `most` test images, evenly spread over the split.
-
-    Returns:
-        Images float32 [images, size, size, 3], and their labels [images].
-    """
+    """Up to `most` test images, evenly spread over the split: float32 [images, size, size, 3], and labels [images]."""
     chosen = np.unique(np.linspace(0, dataset.test_count - 1, min(most, dataset.test_count)).round().astype(int))
     images, labels, seen = [], [], 0
-    for batch, batch_labels in ((one.inputs, one.targets) for one in dataset.test()):
-        inside = chosen[(chosen >= seen) & (chosen < seen + len(batch_labels))] - seen
-        images.append(batch.numpy()[inside])
-        labels.append(batch_labels.numpy()[inside])
-        seen += len(batch_labels)
+    for batch in dataset.test():
+        inside = chosen[(chosen >= seen) & (chosen < seen + len(batch))] - seen
+        images.append(batch.inputs.numpy()[inside])
+        labels.append(batch.targets.numpy()[inside])
+        seen += len(batch)
     return np.concatenate(images), np.concatenate(labels)
 
 
 def _compare(
     model: keras.Model, files: dict[str, bytes], images: np.ndarray, labels: np.ndarray, end: float
 ) -> dict[str, Any]:
-    """Accuracy, agreement with Keras and latency of one image, for Keras and for each file.
+    """Accuracy, agreement with Keras and latency of one image, for Keras and each of the `files` by name.
 
-    Args:
-        model: the model in Keras.
-        files: the converted models by file name.
-        images, labels: [images, size, size, 3] and [images].
-        end: when to be done, by `time.perf_counter`; one image is checked in any case.
+    Images are checked until half of the time before `end`, by `time.perf_counter`, but at least one is.
 
     Returns:
         Fields of export.json: for "keras" and each file the `RESULTS`, where latencies are None if there was no time;
@@ -231,7 +210,7 @@ def _compare(
 
 
 def _report(record: dict[str, Any]) -> list[str]:
-    """The lines of the printed table, and a warning; `record`: see export.json."""
+    """The lines of the printed table, and a warning, by what export.json contains."""
     table = [["file", "MB", *(title for title, _ in RESULTS.values())]]
     for name in ("keras", *FILES):
         row = record[name]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import keras
@@ -31,68 +30,42 @@ def load_to_evaluate(
         command: the evaluation.
         build: makes a network of the user by its name, input size and number of classes, see `models.build_model`.
         load: reads images, see `data.load`.
-
-    Raises:
-        UserError: the file contains no model, or the model does not suit the data set or the options.
     """
     images = command.data
     source = find_to_test(images, command.class_names, trained_images(command.model))
-    _check_class_names(command, source.class_names)
-    classes = len(source.class_names)
-    default_size = defaults_of(images.dataset_name)["input_size"]
-    model = saved_network(command.model, command.model_name)
-    if model is not None:
-        size = fixed_input_size(model, command.input_size, command.model) or default_size
-    else:
-        name, size = str(command.model_name), command.input_size or default_size
-        build_it = partial(build, name, size, command.num_classes or classes)
-        model = network_of_source(command.model, name, build_it, command.seed, command.trained_network)
-    model = with_checked_outputs(model, size, command.model, images.dataset_name, classes, command.num_classes)
-    dataset = load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
-    leave_out_trained(dataset, command.model, "--evaluate")
-    return model, dataset
-
-
-def _check_class_names(command: EvaluateCommand, names: Sequence[str]) -> None:
-    """Raise `UserError` if the model to evaluate was trained on classes with other names."""
-    change = changed_class(names, command.class_names or names)
+    change = changed_class(source.class_names, command.class_names or source.class_names)
     if change is not None:
         raise UserError(
             f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
             "the same names"
         )
+    classes, default_size = len(source.class_names), defaults_of(images.dataset_name)["input_size"]
+    model = _saved_network(command)
+    if model is not None:
+        size = _fixed_input_size(model, command) or default_size
+    else:
+        size = command.input_size or default_size
+        model = _built_network(command, partial(build, str(command.model_name), size, command.num_classes or classes))
+    model = _with_checked_outputs(model, size, command, classes)
+    dataset = load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
+    leave_out_trained(dataset, command.model, "--evaluate")
+    return model, dataset
 
 
-def saved_network(path: Path, name: str | None) -> keras.Model | None:
-    """The model in `path`; None if it is to be made by the function `name` of the user, as Keras cannot load it.
-
-    Raises:
-        UserError: there is no such function, and Keras cannot load it.
-    """
+def _saved_network(command: EvaluateCommand) -> keras.Model | None:
+    """The model in the file; None if Keras cannot load it, and a function of the user makes it."""
     try:
-        return load_model(path, "--evaluate", imports=name is None)
+        return load_model(command.model, "--evaluate", imports=command.model_name is None)
     except UserError:
-        if name is None:
+        if command.model_name is None:
             raise
         return None
 
 
-def network_of_source(
-    path: Path, name: str, build: Callable[[], keras.Model], seed: int, record: dict[str, str] | None
-) -> keras.Model:
-    """The model whose weights are in `path`, made by code of the user.
-
-    Args:
-        path: the .keras file.
-        name: FILE.py:FUNCTION.
-        build: makes the network by it.
-        seed: that it was trained with.
-        record: of the network that was trained, see `network_record`.
-
-    Raises:
-        UserError: the weights are of another network, or it computes something else than when it was trained.
-    """
-    keras.utils.set_random_seed(seed)
+def _built_network(command: EvaluateCommand, build: Callable[[], keras.Model]) -> keras.Model:
+    """The network that code of the user makes, with the weights in the file; it must compute what was trained."""
+    path, name, record = command.model, command.model_name, command.trained_network
+    keras.utils.set_random_seed(command.seed)
     keras.config.set_dtype_policy(record["precision"] if record else "float32")
     try:
         model = build()
@@ -103,13 +76,9 @@ def network_of_source(
     return model
 
 
-def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> int | None:
-    """Height and width of the images that `model` takes; `requested` (which may be None) if it takes any size.
-
-    Raises:
-        UserError: the model takes no square RGB images, or not images of the requested size.
-    """
-    shape = getattr(model, "input_shape", None)
+def _fixed_input_size(model: keras.Model, command: EvaluateCommand) -> int | None:
+    """Height and width of the images that `model` takes, which must be square; `--input_size` if it takes any size."""
+    shape, requested, path = getattr(model, "input_shape", None), command.input_size, command.model
     if shape is None:  # a subclass of keras.Model without a defined input shape
         return requested
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (3, None):
@@ -124,21 +93,12 @@ def fixed_input_size(model: keras.Model, requested: int | None, path: Path) -> i
     return next(iter(sizes), requested)
 
 
-def with_checked_outputs(
-    model: keras.Model, size: int, path: Path, dataset_name: str, classes: int, num_classes: int | None
-) -> keras.Model:
-    """`model` for images of one size, returning logits.
+def _with_checked_outputs(model: keras.Model, size: int, command: EvaluateCommand, classes: int) -> keras.Model:
+    """A classifier, with or without a softmax at its end, for images of one size, returning logits.
 
-    Args:
-        model: a classifier, with or without a softmax at its end.
-        size: height and width of the images.
-        path: of the model, for error messages.
-        dataset_name, classes: the data set and its number of classes.
-        num_classes: the value of `--num_classes`, or None.
-
-    Raises:
-        UserError: the model does not take such images, or its number of outputs does not fit the number of classes.
+    Its number of outputs must fit the data set's `classes` and `--num_classes`.
     """
+    path, num_classes, dataset_name = command.model, command.num_classes, command.data.dataset_name
     inputs = keras.Input((size, size, 3), name="image")
     try:
         shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())

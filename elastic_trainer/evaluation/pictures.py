@@ -24,12 +24,8 @@ MIN_FONT = 5.0  # points; smaller class names cannot be read
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     """The confusion matrix; each row is normalised by its true class.
 
-    With at most `COUNTED_CLASSES` classes, the cells show the counts. The axes show class names if these can be read,
-    else class numbers; then the most frequent mistakes are listed beside the matrix.
-
-    Args:
-        counts: [true class, predicted class].
-        names: class names.
+    With at most `COUNTED_CLASSES` classes, the cells show the `counts` [true class, predicted class]. The axes show
+    class names if these can be read, else class numbers; then the most frequent mistakes are listed beside the matrix.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -81,12 +77,7 @@ def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> No
 
 
 def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure:
-    """A sheet of the misclassified images in `predictions`, highest loss first, with true and predicted class.
-
-    Args:
-        predictions: with at least one misclassified image.
-        names: names of the outputs.
-    """
+    """A sheet of the misclassified images in `predictions`, highest loss first, with the `names` of their classes."""
     from matplotlib.figure import Figure
 
     images = predictions.misclassified

@@ -1,8 +1,4 @@
-"""Predictions of a model for the test images of a data set.
-
-`predict` runs each test image through the model once. Everything else that an evaluation reports is computed from the
-`Predictions` it returns: accuracy and class results (class_report.py) and pictures (pictures.py).
-"""
+"""Predictions of a model for the test images of a data set, from which all else that an evaluation reports follows."""
 
 from __future__ import annotations
 
@@ -24,42 +20,27 @@ SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
 
 @dataclass
 class Misclassified:
-    """A misclassified test image.
+    """A misclassified test image."""
 
-    Attributes:
-        loss: cross-entropy of the image.
-        index: position of the image in the test split.
-        label, predicted: true class and predicted class.
-        confidence: softmax probability of the predicted class.
-        image: uint8 [size, size, 3].
-    """
-
-    loss: float
-    index: int
+    loss: float  # cross-entropy
+    index: int  # in the test split
     label: int
     predicted: int
-    confidence: float
-    image: np.ndarray
+    confidence: float  # softmax probability of the predicted class
+    image: np.ndarray  # uint8 [size, size, 3]
 
 
 @dataclass
 class Predictions:
-    """Predictions of a model for the test images.
+    """Predictions of a model for the test images."""
 
-    Attributes:
-        labels, predicted: true class and predicted class of each image, int [images].
-        losses: cross-entropy of each image, [images].
-        misclassified: the misclassified images with the highest loss, highest first.
-    """
-
-    labels: np.ndarray
-    predicted: np.ndarray
-    losses: np.ndarray
-    misclassified: list[Misclassified]
+    labels: np.ndarray  # true class of each image, int [images]
+    predicted: np.ndarray  # int [images]
+    losses: np.ndarray  # cross-entropy, [images]
+    misclassified: list[Misclassified]  # those with the highest loss, highest first
 
     @property
     def accuracy(self) -> float:
-        """Accuracy, 0…1."""
         return float(np.mean(self.labels == self.predicted))
 
     @property
@@ -84,16 +65,7 @@ def forward_function(model: keras.Model, batch_size: int | None) -> Any:
 
 
 def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIFIED) -> Predictions:
-    """Predict all test images of `dataset`, with a progress bar.
-
-    Args:
-        model: from images [batch, size, size, 3] in 0…255 to logits [batch, outputs].
-        dataset: at the model's input size.
-        kept: maximum number of misclassified images in the result.
-
-    Raises:
-        UserError: a loss is not finite.
-    """
+    """Predict all test images, with a progress bar; at most `kept` misclassified ones are in the result."""
     forward = forward_function(model, None)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # labels, predictions and losses of each batch
     worst: list[Misclassified] = []
