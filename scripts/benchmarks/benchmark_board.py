@@ -62,31 +62,29 @@ def upper_mask(model: keras.Model, first: str) -> np.ndarray:
 
 def litert_calls(
     model: keras.Model, optimizer: Any, mask: np.ndarray, batch: int, part: int, threads: int
-) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """A step and the features of one part, in LiteRT; and what the file took to convert, and its size."""
+) -> tuple[Callable[[], Any], Callable[[], Any], dict[str, float]]:
+    """A step, the features of one part, and what the file took to convert, and its size; all in LiteRT."""
     start = time.perf_counter()
     functions = TrainingFile(model, optimizer, [mask], part)
-    content = functions.content
-    about = {"convert_seconds": time.perf_counter() - start, "megabytes": len(content) / 1e6}
-    interpreter = Interpreter(model_content=content, num_threads=threads)
-    runners = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
-    runners["start"]()
+    about = {"megabytes": len(functions.content) / 1e6, "convert_seconds": time.perf_counter() - start}
+    interpreter = Interpreter(model_content=functions.content, num_threads=threads)
+    start_up, features, gradients, update = (
+        interpreter.get_signature_runner(name) for name in ("start", "features", "gradients", "update")
+    )
+    start_up()
     rng = np.random.default_rng(0)
     images = rng.uniform(0, 255, (part, *model.input_shape[1:])).astype(np.float32)
-    inputs = {
-        name: rng.random(spec.shape, np.float32)
-        for name, spec in functions.steps[0].signatures["gradients"].inputs.items()
-    }
+    specs = functions.steps[0].signatures["gradients"].inputs
+    inputs = {name: rng.random(spec.shape, np.float32) for name, spec in specs.items()}
     inputs |= {"labels": np.zeros(part, np.int32), "weights": np.full(part, 1 / batch, np.float32)}
-    inputs |= {name: value for name, value in runners["features"](images=images).items() if name in inputs}
-    rate = np.zeros(1, np.float32)
+    inputs |= {name: value for name, value in features(images=images).items() if name in inputs}
 
     def step() -> None:
         for _ in range(batch // part):
-            runners["gradients"](**inputs)
-        runners["update"](rate=rate)
+            gradients(**inputs)
+        update(rate=np.zeros(1, np.float32))
 
-    return {"step": step, "features": partial(runners["features"], images=images)}, about
+    return step, partial(features, images=images), about
 
 
 def measure_threads(
@@ -97,10 +95,10 @@ def measure_threads(
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     model = models.build(network)
     mask = upper_mask(model, first)
-    head = len(mask) - 2
     rows = []
     for batch in batches:
-        optimizer = make_optimizer("sgd", 0.0, PAPER["weight_decay"], 1000, CLIPPING, [head, head + 1])
+        head = [len(mask) - 2, len(mask) - 1]
+        optimizer = make_optimizer("sgd", 0.0, PAPER["weight_decay"], 1000, CLIPPING, head)
         optimizer.build(model.trainable_variables)
         step = TrainStep(ImageClassification(model), optimizer, batch, mask)
         cut = find_cut(step)
@@ -108,26 +106,23 @@ def measure_threads(
             raise UserError(f"--first {first}: nothing is frozen below it; name a tensor nearer to the output")
         split = SplitStep(step, cut)
         images = tf.random.uniform((batch, *model.input_shape[1:]), maxval=255)
-        labels, features = tf.zeros(batch, tf.int32), split.prefix(images)
         calls: dict[str, Callable[[], Any]] = {
-            "tensorflow": partial(split, features, labels),
+            "tensorflow": partial(split, split.prefix(images), tf.zeros(batch, tf.int32)),
             "tensorflow features": partial(split.prefix, images[:PART]),
         }
         about = {}
         for part in sorted({PART, batch, 8} & {*range(batch + 1)}):
-            own, about[part] = litert_calls(model, optimizer, mask, batch, part, threads)
-            calls[f"litert parts of {part}"] = own["step"]
+            calls[f"litert parts of {part}"], features, about[part] = litert_calls(
+                model, optimizer, mask, batch, part, threads
+            )
             if part == PART:
-                calls["litert features"] = own["features"]
+                calls["litert features"] = features
         times = measure_ms([*calls.values()], rounds, warmup=3)
-        found = dict(zip(calls, np.median(times, axis=0).tolist(), strict=True))
+        step_ms = dict(zip(calls, np.median(times, axis=0).tolist(), strict=True))
         ratios = {name: float(np.median(times[:, k] / times[:, 0])) for k, name in enumerate(calls) if "parts" in name}
+        features_ms = {name: step_ms.pop(f"{name} features") / PART for name in ("litert", "tensorflow")}
         row: dict[str, Any] = {"threads": threads, "batch_size": batch, "step_over_tensorflow": ratios}
-        row["features_over_tensorflow"] = found["litert features"] / found["tensorflow features"]
-        row["image_features_ms"] = {
-            name.split()[0]: found.pop(f"{name.split()[0]} features") / PART for name in ("litert", "tensorflow")
-        }
-        rows.append({**row, "step_ms": found, "file": about[PART]})
+        rows.append({**row, "image_features_ms": features_ms, "step_ms": step_ms, "file": about[PART]})
     return rows
 
 
@@ -151,28 +146,19 @@ def run_on_board(network: NetworkSettings, first: str) -> dict[str, Any]:
     installed = {
         wheel: sum(Path(path.locate()).stat().st_size for path in metadata.files(wheel) or ()) / 1e6 for wheel in WHEELS
     }
-    kept = ("peak_memory_mb", "first_step_seconds", "seconds", "steps")
-    return {**{key: result[key] for key in kept}, "installed_mb": installed}
+    shown = {key: result[key] for key in ("peak_memory_mb", "first_step_seconds", "seconds", "steps")}
+    return {**shown, "installed_mb": installed}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record."""
-    rows = []
-    context = multiprocessing.get_context("spawn")
-    batches = QUICK_BATCHES if args.quick else BATCHES
+    batches, rows = QUICK_BATCHES if args.quick else BATCHES, list[dict[str, Any]]()
     for threads in tqdm((1, 2), "measuring", unit="process"):
-        with ProcessPoolExecutor(1, context) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             rows += pool.submit(measure_threads, args.network, args.first, args.rounds, batches, threads).result()
-    ratios = {
-        f"batch {row['batch_size']}": min(row["step_over_tensorflow"].values()) for row in rows if row["threads"] == 1
-    }
-    return {
-        "first": args.first,
-        "rounds": args.rounds,
-        "step_over_tensorflow": ratios,
-        "rows": rows,
-        "run": run_on_board(args.network, args.first),
-    }
+    ratios = {f"batch {row['batch_size']}": min(row["step_over_tensorflow"].values()) for row in rows[: len(batches)]}
+    about = {"first": args.first, "rounds": args.rounds, "step_over_tensorflow": ratios}
+    return {**about, "rows": rows, "run": run_on_board(args.network, args.first)}
 
 
 SETTINGS = {

@@ -43,6 +43,7 @@ from study_data import INPUT_SIZES, person_of, split_folder
 
 import data
 import models
+from elastic_trainer.cli.commands import TrainCommand
 from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.image_data import ImageData
@@ -57,6 +58,7 @@ from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_r
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
+from elastic_trainer.timing.table import TimingTable
 
 SLOWER = (1.0, 1.0, 3.0, 6.0)
 COMMON = 0.4  # share of the classes that all boards have
@@ -82,26 +84,23 @@ class Rule(NamedTuple):
     Attributes:
         board: of which kind they are.
         server: how it averages.
-        boards: how many take part, the fastest first.
-        waits: each board has the time for all tensors.
-        passes: else the length of a round: of the fastest board over its photos.
-        is_alike: all boards are as slow as the slowest.
+        slower: how many times slower each board is than this machine.
+        passes: the length of a round, in passes of the fastest board over its photos; None: each board has the time
+            for all tensors.
     """
 
     board: type[SimulatedBoard] = SimulatedBoard
     server: type[FleetServer] = FleetServer
-    boards: int = len(SLOWER)
-    waits: bool = False
-    passes: float = PASSES
-    is_alike: bool = False
+    slower: tuple[float, ...] = SLOWER
+    passes: float | None = PASSES
 
 
 RULES = {
-    "central": Rule(OnePassBoard, boards=1, waits=True),
-    "waits": Rule(OnePassBoard, FedAvgServer, waits=True),
+    "central": Rule(OnePassBoard, slower=SLOWER[:1], passes=None),
+    "waits": Rule(OnePassBoard, FedAvgServer, passes=None),
     "ours": Rule(),
-    "drops": Rule(server=FedAvgServer, boards=2),
-    "same_rho": Rule(is_alike=True),
+    "drops": Rule(server=FedAvgServer, slower=SLOWER[:2]),
+    "same_rho": Rule(slower=(SLOWER[-1],) * len(SLOWER)),
     "ours_short": Rule(passes=1.0),
 }
 
@@ -113,12 +112,7 @@ def by_person(persons: np.ndarray, seed: int) -> list[np.ndarray]:
 
 
 def by_class(labels: np.ndarray, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The photos of each board, and the classes that are on it alone, int arrays.
-
-    Args:
-        labels: int [photos].
-        seed: which classes are on all boards, and which on one.
-    """
+    """The photos of each board, by labels int [photos], and the classes that are on it alone; int arrays."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.unique(labels))
     own = np.array_split(order[round(COMMON * len(order)) :], len(SLOWER))
@@ -143,15 +137,12 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     """A fleet by the rule of this name and with this seed: what came of it, round by round."""
     name, seed = run
     rule, command = RULES[name], command_of(args, seed)
-    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
-    training, network = command.training.training, command.training.network.with_classes(photos.num_classes)
-    model = models.build(network)
-    table = resolve(command.training.with_classes(photos.num_classes), model, lambda *_: photos).table
-    assert table is not None, "the scheme is elastic"
-    parts, own, slower = _parts(args, photos, rule, name, seed)
+    photos, model, table, training = _prepared(args, command, seed)
+    parts, own = _parts(command, photos, seed)
+    parts = [np.arange(photos.train_count)] if name == "central" else parts[: len(rule.slower)]
     passes = [len(rows) // args.batch_size * table.full_step_ms / 1e3 for rows in parts]
-    if rule.waits:
-        seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
+    if rule.passes is None:
+        seconds = 1.001 * max(times * one for times, one in zip(rule.slower, passes, strict=True))
     else:
         share = table.predict_ms(head_mask(model)) / table.full_step_ms
         abouts = [
@@ -160,50 +151,47 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         ]
         seconds = usual_round_seconds(abouts, rule.passes)
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
-    setup = BoardSetup(models.build(network), photos, table, training)
-    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
+    setup = BoardSetup(models.build(training.network), photos, table, training.training)
+    link, clock = simulation(setup, parts, rule.slower, lambda line: None, rule.board, message_seconds=0.0)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
-
-        def say(line: str) -> None:
-            print(f"{name} {seed}: {line}", file=sys.stderr, flush=True)
-
-        server = rule.server(Roster(link, say, clock), model, fleet, training.learning_rate, hello, records, photos)
+        roster = Roster(link, lambda line: print(f"{name} {seed}: {line}", file=sys.stderr, flush=True), clock)
+        server = rule.server(roster, model, fleet, training.training.learning_rate, hello, records, photos)
         server.run()
         records.finish(server.seconds)
+    found, slow = predict(model, photos), np.concatenate(own[2:]) if own else np.array([])
+    of_slow = (found.predicted == found.labels)[np.isin(found.labels, slow)]
     return {
         "rule": name,
         "seed": seed,
         "round_seconds": seconds,
         "accuracy": [row["test_accuracy"] for row in records.rounds],
-        "slow_classes_percent": 100 * accuracy_on(model, photos, np.concatenate(own[2:])) if own else None,
+        "slow_classes_percent": 100 * float(of_slow.mean()) if own else None,
         "coverage": records.coverage(),
         "megabytes_a_round": float(np.mean([row["bytes_down"] + row["bytes_up"] for row in records.rounds[1:]])) / 1e6,
     }
 
 
-def _parts(
-    args: argparse.Namespace, photos: ImageData, rule: Rule, name: str, seed: int
-) -> tuple[list[np.ndarray], list[np.ndarray], list[float]]:
-    """The photos of each board, the classes that are on it alone (of sign digits none), and how slow it is."""
-    labels, own = photos.training_labels, list[np.ndarray]()
-    if args.data_set == "grocery":
-        parts, own = by_class(labels, seed)
-    else:
-        files = (Path(command_of(args, seed).training.data.data_dir or "") / "train").glob("*/*")
-        persons = {digest(path.read_bytes()): person_of(path) for path in files}
-        parts = by_person(np.array([persons[int(one)] for one in photos._train.digests]), seed)
-    if name == "central":
-        return [np.arange(len(labels))], own, [SLOWER[0]]
-    slower = [max(SLOWER)] * len(SLOWER) if rule.is_alike else [*SLOWER]
-    return parts[: rule.boards], own, slower[: rule.boards]
+def _prepared(
+    args: argparse.Namespace, command: ServeCommand, seed: int
+) -> tuple[ImageData, keras.Model, TimingTable, TrainCommand]:
+    """The photos, the network, its timing table, a short one if there was none, and how a board trains."""
+    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
+    training = command.training.with_classes(photos.num_classes)
+    model = models.build(training.network)
+    table = resolve(training, model, lambda *_: photos).table
+    assert table is not None, "the scheme is elastic"
+    return photos, model, table, training
 
 
-def accuracy_on(model: keras.Model, photos: ImageData, classes: np.ndarray) -> float:
-    """The accuracy on the test photos of these classes, int array."""
-    found = predict(model, photos)
-    return float((found.predicted == found.labels)[np.isin(found.labels, classes)].mean())
+def _parts(command: ServeCommand, photos: ImageData, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The photos of each board, and the classes that are on it alone, of sign digits none."""
+    place = Path(command.training.data.data_dir or "")
+    if place.name.startswith("grocery"):
+        return by_class(photos.training_labels, seed)
+    persons = {digest(path.read_bytes()): person_of(path) for path in (place / "train").glob("*/*")}
+    return by_person(np.array([persons[int(one)] for one in photos._train.digests]), seed), []
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -242,12 +230,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record: each run, and what all say of each rule."""
     os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # runs side by side, and the table, too
     args.logdir = args.logdir.absolute()
-    command = command_of(args, 0)
-    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size)
-    training = command.training.with_classes(photos.num_classes)
-    model = models.build(training.network)
-    table = resolve(training, model, lambda *_: photos).table  # a short one, if there is none
-    assert table is not None, "the scheme is elastic"
+    _, model, table, _ = _prepared(args, command_of(args, 0), 0)
     wanted = [(name, seed) for seed, name in product(range(args.seeds), RULES)]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         runs = [*pool.imap_unordered(partial(carry_out, args), wanted)]

@@ -18,7 +18,9 @@ from elastic_trainer.settings import PAPER
 
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
 IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
+NETWORKS = ("resnet50", "vgg16", "mobilenetv2", "vit")
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
+LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
 BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
 SHORT = {"interval": "interval", "importance_batches": "batches", "trained_layers": "layers", "num_epochs": "epochs"}
@@ -71,79 +73,44 @@ _CUB = _schemes("resnet50", CUB, 0.5)
 _PRUNED = _run("resnet50", CUB, "prunetrain")
 _BUDGETS = (*(_run("resnet50", CUB, rho=rho) for rho in RHOS), *_CUB[1:], _PRUNED)
 _THREE = tuple(run for data in (CUB, PET, DOGS) for run in _schemes("resnet50", data, 0.5))
-_NETWORKS = (
-    *_schemes("resnet50", CUB, 0.4),
-    *_schemes("vgg16", CUB, 0.4),
-    # The paper's scripts give MobileNetV2's full training, and it alone, 24 epochs.
-    *(
-        run | {"num_epochs": 24} if run["train_type"] == "full_training" else run
-        for run in _schemes("mobilenetv2", CUB, 0.4)
-    ),
-    *_schemes("vit", CUB, 0.4),
+# The paper's scripts give MobileNetV2's full training, and it alone, 24 epochs.
+_NETWORKS = tuple(
+    run | ({"num_epochs": 24} if (model, run["train_type"]) == ("mobilenetv2", "full_training") else {})
+    for model in NETWORKS
+    for run in _schemes(model, CUB, 0.4)
 )
-_CURVES = "Accuracy and test loss over training time"
-LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
+_IMPORTANCES = ("elastic_training", "elastic_training_weight_magnitude", "elastic_training_grad_magnitude")
+_BY_IMPORTANCE = tuple(_run("resnet50", data, kind, rho=0.5) for data in (CUB, PET) for kind in _IMPORTANCES)
+_SELECTED = (_run("resnet50", CUB, rho=0.7), _CUB[0], _run("resnet50", PET, rho=0.7), _run("vgg16", PET, rho=0.7))
+_BY_BATCHES = (_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16))
+_LAYERS = (_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS)
+_CURVES, _BARS = "Accuracy and test loss over training time", ("bars", "accuracy", "hours")
+_LAYERS_TITLE = "Accuracy after 3 epochs and step time against how many of the last layers train"
+_SIMILARITY = "Similarity of importance and overhead of measuring it, over interval and batch size"
 
 FIGURES = {
-    "2": PaperFigure(
-        "Accuracy after 3 epochs and step time against how many of the last layers train",
-        ("layers",),
-        tuple(_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS),
-        (3.2, 39),
-    ),
-    "7": PaperFigure(
-        "Similarity of importance and overhead of measuring it, over interval and batch size",
-        ("importance",),
-        (
-            _run("resnet50", CUB, rho=0.5, interval=1),
-            *(_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16)),
-        ),
-        (1.2, 19),
-    ),
-    "13": PaperFigure(
-        "The solver: subproblems; training time and overhead over T_q",
-        ("solver",),
-        (_run("resnet50", CUB, rho=0.5),),
-        (1.2, 19),
-    ),
+    "2": PaperFigure(_LAYERS_TITLE, ("layers",), (*_LAYERS,), (3.2, 39)),
+    "7": PaperFigure(_SIMILARITY, ("importance",), (_CUB[0] | {"interval": 1}, *_BY_BATCHES), (1.2, 19)),
+    "13": PaperFigure("The solver: subproblems; training time and overhead over T_q", ("solver",), _CUB[:1], (1.2, 19)),
     # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
     # Fig 15's curves.
     "15": PaperFigure(_CURVES, ("curves",), _THREE, (33, 490), "three data sets, TX2"),
     "15ad": PaperFigure(_CURVES, ("curves",), _CUB, (10, 140), "CUB-200, TX2"),
     "16": PaperFigure(_CURVES, ("curves",), _THREE[:8], (15, 221), "two data sets, Raspberry Pi"),
-    "17ac": PaperFigure("Accuracy and training time over budgets", ("bars", "accuracy", "hours"), _BUDGETS, (15, 190)),
+    "17ac": PaperFigure("Accuracy and training time over budgets", _BARS, _BUDGETS, (15, 190)),
     "17bd": PaperFigure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
     "18": PaperFigure("FLOPs of each epoch", ("flops",), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
-    "19": PaperFigure(
-        "Accuracy and training time of four networks", ("bars", "accuracy", "hours"), _NETWORKS, (20, 310)
-    ),
+    "19": PaperFigure("Accuracy and training time of four networks", _BARS, _NETWORKS, (20, 310)),
     "20": PaperFigure(
-        "Accuracy by the importance that tensors are selected by",
-        ("bars", "accuracy"),
-        tuple(
-            _run("resnet50", data, f"elastic_training{kind}", rho=0.5)
-            for data in (CUB, PET)
-            for kind in ("", "_weight_magnitude", "_grad_magnitude")
-        ),
-        (6, 90),
+        "Accuracy by the importance that tensors are selected by", ("bars", "accuracy"), _BY_IMPORTANCE, (6, 90)
     ),
-    "21": PaperFigure(
-        "Which tensors train in which epoch",
-        ("maps",),
-        (
-            _run("resnet50", CUB, rho=0.7),
-            _run("resnet50", CUB, rho=0.5),
-            _run("resnet50", PET, rho=0.7),
-            _run("vgg16", PET, rho=0.7),
-        ),
-        (5.3, 77),
-    ),
+    "21": PaperFigure("Which tensors train in which epoch", ("maps",), _SELECTED, (5.3, 77)),
     "22": PaperFigure("Peak memory", ("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
     "23": PaperFigure("Energy of training", ("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),
     "table1": PaperFigure(
         "Overhead of profiling, over the time of one epoch",
         ("profiling",),
-        tuple(_run(model, CUB, rho=0.5) for model in ("resnet50", "vgg16", "mobilenetv2", "vit")),
+        tuple(_run(model, CUB, rho=0.5) for model in NETWORKS),
     ),
     "table2": PaperFigure("Time to accuracy", ("time_to_accuracy",), _THREE, (33, 490)),
 }
@@ -157,7 +124,7 @@ QUICK_SECONDS = 10  # for measuring steps while profiling
 
 
 def runs_of(figure: str, seeds: int, is_quick: bool, dataset_name: str | None, model_name: str | None) -> list[Flags]:
-    """The runs of a figure, seed by seed, with another data set or network if one is given.
+    """The runs of a figure, seed by seed.
 
     Args:
         figure: a key of `FIGURES`, or of a variant of `EGO`.
@@ -192,8 +159,7 @@ def _quick(run: Flags, is_given: bool) -> Flags:
         run["interval"] = math.ceil(QUICK_INTERVAL * run.get("interval", PAPER["interval"]))
     if run["model_name"] != "mobilenetv2":
         run |= {"input_size": QUICK_SIZE, "weights": "none"}
-        if not is_given:
-            run |= {"num_epochs": 1, "max_steps": QUICK_STEPS}
+        run |= {} if is_given else {"num_epochs": 1, "max_steps": QUICK_STEPS}
     return run
 
 
@@ -204,17 +170,14 @@ def _quick(run: Flags, is_given: bool) -> Flags:
 # are multiply-accumulates (full training, 12 epochs of 5,994 images at 3 × 3.86 G each, has 833 T of these). Here they
 # are doubled.
 
-_SCHEMES = ("elastic_training", *BASELINES)
-
-
 Values = dict[plotting.PaperKey, tuple[float, ...]]
 
 
 def _by_scheme(data: str, model: str, rho: float, *values: Sequence[float]) -> Values:
-    schemes = (*_SCHEMES, "prunetrain")[: len(values)]
+    schemes = ("elastic_training", *BASELINES, "prunetrain")
     return {
         (data, model, scheme, rho if scheme == "elastic_training" else None): tuple(of_scheme)
-        for scheme, of_scheme in zip(schemes, values, strict=True)
+        for scheme, of_scheme in zip(schemes, values, strict=False)
     }
 
 
@@ -250,9 +213,9 @@ REFERENCE: dict[str, Mapping[Any, Any]] = {
         **_by_scheme(CUB, "vit", 0.4, (83.5, 2.94), (73.1, 7.82), (81.6, 2.63), (85.1, 4.16)),
     },
     "20": {
-        (data, "resnet50", f"elastic_training{kind}", 0.5): (percent,)
+        (data, "resnet50", kind, 0.5): (percent,)
         for data, percents in ((CUB, (67.95, 65.2, 67.0)), (PET, (90.0, 89.2, 89.55)))
-        for kind, percent in zip(("", "_weight_magnitude", "_grad_magnitude"), percents, strict=True)
+        for kind, percent in zip(_IMPORTANCES, percents, strict=True)
     },
     # Step over full training's and solver over training, in %, for T_q of 10, 100, … 100,000.
     "13": {"resnet50": ((99.4, 52.8, 48.9, 49.8, 49.8), (0.01, 0.03, 0.87, 11.5, 138))},
