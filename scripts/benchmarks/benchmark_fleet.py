@@ -62,7 +62,7 @@ from elastic_trainer.timing.table import TimingTable
 
 SLOWER = (1.0, 1.0, 3.0, 6.0)
 COMMON = 0.4  # share of the classes that all boards have
-SHARES = (0.9, 0.95)  # of central training's accuracy, the time to which counts
+SHARE = 0.95  # of central training's accuracy, the time to which counts
 
 
 class OnePassBoard(SimulatedBoard):
@@ -195,9 +195,9 @@ def _parts(command: ServeCommand, photos: ImageData, seed: int) -> tuple[list[np
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `runs` say of each rule: means over seeds, and times to shares of central training's accuracy.
+    """What `runs` say of each rule: means over seeds, and times to `SHARE` of central training's accuracy.
 
-    A share that a rule does not reach with each seed has no mean time: null. A round ends when it was planned to: the
+    If a rule does not reach it with each seed, it has no mean time: null. A round ends when it was planned to: the
     server's clock is no measure, since it looks for replies every quarter of a second.
     """
     central = {run["seed"]: run["accuracy"][-1] for run in runs if run["rule"] == "central"}
@@ -212,17 +212,14 @@ def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
         }
         deviation = float(np.std(last, ddof=1)) if len(last) > 1 else None
         found[name] = {"accuracy_percent": float(np.mean(last)), "accuracy_deviation": deviation, **means}
-        for share in SHARES:
-            reached = [
-                np.flatnonzero(np.array(run["accuracy"]) >= share * central.get(run["seed"], np.inf)) for run in own
-            ]
-            rounds = [int(each[0]) for each in reached if len(each)]
-            is_known = len(rounds) == len(own)
-            found[name][f"to_{share:.0%}"] = {
-                "seeds": f"{len(rounds)} of {len(own)}",
-                "round": float(np.mean(rounds)) if is_known else None,
-                "seconds": float(np.mean(rounds)) * means["round_seconds"] if is_known else None,
-            }
+        reached = [np.flatnonzero(np.array(run["accuracy"]) >= SHARE * central[run["seed"]]) for run in own]
+        rounds = [int(each[0]) for each in reached if len(each)]
+        is_known = len(rounds) == len(own)
+        found[name]["to_95%"] = {
+            "seeds": f"{len(rounds)} of {len(own)}",
+            "round": float(np.mean(rounds)) if is_known else None,
+            "seconds": float(np.mean(rounds)) * means["round_seconds"] if is_known else None,
+        }
     return found
 
 

@@ -29,9 +29,8 @@ from typing import Any
 import common  # first: it sets the import path
 import keras
 import numpy as np
-from common import Setting
+from common import Setting, few_digits
 
-import data
 import models
 import profiler
 from elastic_trainer import Trainer
@@ -42,7 +41,7 @@ from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.budget import smallest_rho
-from elastic_trainer.settings import PAPER, DataSettings, NetworkSettings, Settings
+from elastic_trainer.settings import PAPER, NetworkSettings, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
@@ -69,16 +68,6 @@ def standardize(model: keras.Model, images: Any) -> None:
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     freeze_batch_norm(model)
-
-
-def few_digits(network: NetworkSettings, steps: int) -> ImageData:
-    """Digits, cut to `steps` steps an epoch and one batch for the test."""
-    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
-    train, test = (
-        split._replace(images=split.images[:count], labels=split.labels[:count])
-        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
-    )
-    return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
 
 
 def full_training_step(network: NetworkSettings) -> TrainStep:

@@ -27,19 +27,17 @@ from typing import Any
 import common  # first: it sets the import path
 import keras
 import numpy as np
-from common import Setting
+from common import Setting, few_digits
 from tqdm import tqdm
 
-import data
 import models
 import profiler
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.settings import PAPER, DataSettings, NetworkSettings
+from elastic_trainer.settings import PAPER, NetworkSettings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_optimizer, measure_steps
 from elastic_trainer.timing.table import TimingTable
@@ -82,15 +80,6 @@ def variants_of(
     return runs
 
 
-def made_up_images(network: NetworkSettings) -> ImageData:
-    """One batch of random images."""
-    rng = np.random.default_rng(0)
-    shape = (network.batch_size, network.input_size, network.input_size, 3)
-    labels = np.zeros(network.batch_size, np.int32)
-    images = DecodedImages(rng.integers(0, 256, shape, np.uint8), labels, {})
-    return ImageData("random", ["all"], images, images, network.batch_size)
-
-
 def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) -> Callable[[], Any]:
     """A call that runs the step of `model.fit`: it trains everything, with frozen batch norm as a layer."""
     optimizers = {"adam": keras.optimizers.Adam, "sgd": partial(keras.optimizers.SGD, momentum=0.9)}
@@ -101,17 +90,16 @@ def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) ->
 
 
 def elastic_masks(
-    model: keras.Model, network: NetworkSettings, table: TimingTable, rhos: Sequence[float]
+    model: keras.Model, data: ImageData, table: TimingTable, rhos: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """What is selected by the importance on one batch of digits: bool [N] for each feasible one of `rhos`.
+    """What is selected by the importance on one batch: bool [N] for each feasible one of `rhos`.
 
     Steps without cached features decide. A rho that is too small for them allows steps from features that are cached.
     """
     optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
     optimizer.build(model.trainable_variables)
-    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
-    evaluator = ImportanceEvaluator(ImageClassification(model), network.batch_size)
-    importance = evaluator.importance(optimizer, digits.importance_batches(0))
+    evaluator = ImportanceEvaluator(ImageClassification(model), data.batch_size)
+    importance = evaluator.importance(optimizer, data.importance_batches(0))
     head, masks = head_mask(model), {}
     for rho in rhos:
         feasible = [misses for misses in (1.0, 0.0) if rho >= smallest_rho(table, head, misses)]
@@ -136,16 +124,15 @@ def upper_masks(head: np.ndarray, positions: np.ndarray, shares: Sequence[float]
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Medians of all steps, and their ratios."""
     network = args.network
-    model = models.build(network)
-    head = head_mask(model)
+    model, data = models.build(network), few_digits(network, 1)
+    head, optimizer = head_mask(model), idle_optimizer(model, network.optimizer)
     with tempfile.TemporaryDirectory() as folder:
         table = profiler.profile(model, network, Path(folder), seconds=3 if args.quick else MEASURING_SECONDS)
     masks = {
         "full": all_mask(model),
-        **elastic_masks(model, network, table, QUICK_RHOS if args.quick else RHOS),
+        **elastic_masks(model, data, table, QUICK_RHOS if args.quick else RHOS),
         **upper_masks(head, table.positions, QUICK_SHARES if args.quick else UPPER_SHARES),
     }
-    optimizer, data = idle_optimizer(model, network.optimizer), made_up_images(network)
     runs: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, mask in tqdm(masks.items(), desc="compiling steps", unit="selection"):
         runs |= {(name, variant): run for variant, run in variants_of(model, optimizer, mask, data).items()}

@@ -17,13 +17,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import data
 import utils
 from elastic_trainer.cli.commands import fill_in_defaults
 from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.options import from_options
-from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, NetworkSettings
+from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, DataSettings, NetworkSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 load_tensorflow()
@@ -82,6 +84,16 @@ def _parse(description: str | None, settings: dict[str, Setting], takes_network:
         fill_in_defaults(args)
         args.network = from_options(NetworkSettings, vars(args)).with_classes(10)
     return args
+
+
+def few_digits(network: NetworkSettings, steps: int) -> ImageData:
+    """Digits, cut to `steps` steps an epoch and one batch for the test."""
+    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
+    train, test = (
+        split._replace(images=split.images[:count], labels=split.labels[:count])
+        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
+    )
+    return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:

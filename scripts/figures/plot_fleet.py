@@ -75,20 +75,19 @@ def draw(rounds: Rows, boards: Rows, stem: Path) -> None:
     """The figure, as `stem`.pdf and .png."""
     figure = plotting.new_figure(plotting.PAGE, 4.4, "")
     panels = figure.subplots(2, 3).ravel()
-    accuracy_panels, board_panels = panels[:2], panels[2:]
     for axes, x, label in zip(
-        accuracy_panels, ("epoch", "train_seconds"), ("round", "wall time of the rounds (s)"), strict=True
+        panels, ("epoch", "train_seconds"), ("round", "wall time of the rounds (s)"), strict=False
     ):
         axes.plot(*points(rounds, x, "test_accuracy", 100), "o-", color="black")
         axes.set(xlabel=label, ylabel="accuracy (%)")
-    for axes, (column, factor, label) in zip(board_panels, PANELS, strict=True):
+    for axes, (column, factor, label) in zip(panels[2:], PANELS, strict=True):
         if column == "train_seconds":
             axes.plot(*points(rounds, "epoch", "round_seconds"), color="grey")
         for name, (colour, marker) in zip(sorted({row["board"] for row in boards}), cycle(LOOKS), strict=False):
             own = points([row for row in boards if row["board"] == name], "round", column, factor)
             axes.plot(*own, marker + "-", color=colour, label=figure_text(name))
         axes.set(xlabel="round", ylabel=label, ylim=(0, None))
-    board_panels[0].legend()
+    panels[2].legend()
     save_figure(figure, stem)
 
 

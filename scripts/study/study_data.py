@@ -17,16 +17,9 @@ INPUT_SIZES = {"grocery": 160, "sign_digits": 96, "dogs": 160}  # in pixels, of 
 
 
 def split_folder(root: Path, name: str, split: str, place: Path) -> Path:
-    """The image folder with train/ and test/ in `place`; test/ holds the images of `split`.
+    """The image folder with train/ and test/ in `place`, where an existing one is kept; test/ has those of `split`.
 
-    Args:
-        root: holds the data sets' folders.
-        name: of the data set, a key of `INPUT_SIZES`.
-        split: "val" or "test".
-        place: where image folders are made; an existing one is kept.
-
-    Raises:
-        UserError: the data set is not there.
+    `root` holds the data sets' folders; `name` is one of `INPUT_SIZES`. Raises `UserError` if it is not there.
     """
     source, folder = root / name, place / f"{name}_{split}"
     if folder.is_dir():
@@ -57,9 +50,7 @@ def _link_photos(source: Path, folder: Path, split: str) -> None:
     for path in sorted(source.glob("train/*/*")):
         is_val = sum(map(ord, path.stem)) % 5 == 0
         if not is_val or split == "val":
-            place = folder / ("test" if is_val else "train") / path.parent.name
-            place.mkdir(parents=True, exist_ok=True)
-            (place / path.name).symlink_to(path)
+            _link(path, folder / ("test" if is_val else "train"))
     if split == "test":
         (folder / "test").symlink_to(source / "test")
 
@@ -69,6 +60,11 @@ def _link_persons(source: Path, folder: Path, split: str) -> None:
     for path in sorted(source.glob("[0-9]/*.JPG")):
         part = {0: "test", 1: "val"}.get(person_of(path) % 5, "train")
         if part in ("train", split):
-            place = folder / ("train" if part == "train" else "test") / path.parent.name
-            place.mkdir(parents=True, exist_ok=True)
-            (place / path.name).symlink_to(path)
+            _link(path, folder / ("train" if part == "train" else "test"))
+
+
+def _link(photo: Path, part: Path) -> None:
+    """Link a photo from the folder of its class in `part`."""
+    place = part / photo.parent.name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / photo.name).symlink_to(photo)

@@ -33,19 +33,12 @@ MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the
 
 
 class Basis(NamedTuple):
-    """What runs share that train the same network on the same images at the same batch size.
+    """What runs share that train the same network on the same images at the same batch size."""
 
-    Attributes:
-        flags: of profiler.py and main.py.
-        table: the network's timing table.
-        head: bool [N] over `model.trainable_variables`, its tensors.
-        steps: an epoch.
-    """
-
-    flags: dict[str, Any]
+    flags: dict[str, Any]  # of profiler.py and main.py
     table: TimingTable
-    head: np.ndarray
-    steps: int
+    head: np.ndarray  # bool [N] over `model.trainable_variables`
+    steps: int  # an epoch
 
     @property
     def full_seconds(self) -> float:
@@ -85,20 +78,17 @@ class StudyRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
         label = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.label)
         return f"{self.part}_{self.data}_{self.split}_{label}_b{self.budget:.3g}_r{self.rate:g}_s{self.seed}"
 
     def folder(self, logdir: Path) -> Path:
-        """Of its results."""
         return logdir / self.data / self.name
 
     @property
     def settings(self) -> dict[str, Any]:
         """What no two rows of a part's results share."""
-        names = ("setting", "data", "split", "budget", "learning_rate", "seed")
-        values = (self.label, self.data, self.split, self.budget, self.rate, self.seed)
-        return dict(zip(names, values, strict=True))
+        about = {"setting": self.label, "data": self.data, "split": self.split}
+        return {**about, "budget": self.budget, "learning_rate": self.rate, "seed": self.seed}
 
     def flags(self, basis: Basis, reference_seconds: float | None = None) -> dict[str, Any]:
         """Flags of main.py; `reference_seconds`: what the budget is a share of, by default `basis.full_seconds`."""
@@ -120,13 +110,12 @@ class StudyRun:
         table = basis.table
         left -= AVERAGING_SECONDS + basis.steps * table.forward_ms / 1e3
         if self.train_type == "traditional_tl_training":
-            head_ms = table.predict_ms(basis.head, 0.0) + LOOP_MS
-            caching_ms = table.forward_ms * np.minimum(np.arange(1, MAX_HEAD_EPOCHS + 1), VIEWS)
-            ends = basis.steps * (caching_ms + np.arange(1, MAX_HEAD_EPOCHS + 1) * head_ms) / 1e3
+            epochs, head_ms = np.arange(1, MAX_HEAD_EPOCHS + 1), table.predict_ms(basis.head, 0.0) + LOOP_MS
+            ends = basis.steps * (table.forward_ms * np.minimum(epochs, VIEWS) + epochs * head_ms) / 1e3
             return max(int(np.count_nonzero(ends <= left)), 1) * basis.steps
         step_ms = table.full_step_ms
         if SCHEMES[self.train_type].is_elastic:
-            assert self.rho is not None, "an elastic run has a rho"
+            assert self.rho is not None
             step_ms *= self.rho
             left -= SELECTION_SECONDS
         return max(int(1e3 * left / (step_ms + LOOP_MS)), basis.steps // 2)
@@ -174,10 +163,8 @@ def one_command(data: str, seeds: int) -> list[StudyRun]:
 def memory(data: str, seeds: int) -> list[StudyRun]:
     """What is reached in memory of which size, in an eighth of full training's time at batches of 4."""
     full = _full("memory", data)
-    found = [
-        replace(full, label=f"full, batch {size}", batch_size=size, rate=rate_at(LARGE_RATE, size))
-        for size in (32, 16, 8, 4)
-    ]
+    sizes = {size: rate_at(LARGE_RATE, size) for size in (32, 16, 8, 4)}
+    found = [replace(full, label=f"full, batch {size}", batch_size=size, rate=rate) for size, rate in sizes.items()]
     found.append(replace(full, label="head", train_type="traditional_tl_training"))
     for limit in MEMORY_LIMITS:
         for by in ("upper", "elastic"):

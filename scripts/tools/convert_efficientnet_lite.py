@@ -54,11 +54,7 @@ class _State(pickle.Unpickler):
 
 
 def read_state(file: BinaryIO) -> dict[str, np.ndarray]:
-    """The tensors of a file of `torch.save(module.state_dict())`, by name, in the format before PyTorch 1.6.
-
-    Raises:
-        ValueError: it is no such file.
-    """
+    """The tensors of a file of `torch.save(module.state_dict())` before PyTorch 1.6; `ValueError` for another file."""
     try:
         if _State(file).load() != MAGIC:
             raise ValueError("it does not start like one")
@@ -79,11 +75,7 @@ def read_state(file: BinaryIO) -> dict[str, np.ndarray]:
 
 
 def converted(state: dict[str, np.ndarray], input_size: int) -> Any:
-    """EfficientNet-Lite0 for `CLASSES` classes, whose layers come in the order of `state`.
-
-    Raises:
-        ValueError: the tensors are of another network.
-    """
+    """EfficientNet-Lite0, whose layers come in the order of `state`; `ValueError` for tensors of another network."""
     import keras
     from study_networks import efficientnet_lite
 
@@ -100,7 +92,6 @@ def converted(state: dict[str, np.ndarray], input_size: int) -> Any:
 
 
 def main() -> None:
-    """Run the command line. Raises `UserError` for what the user can fix."""
     parser = OneLineParser(prog="convert_efficientnet_lite.py", description=__doc__.partition("\n")[0])
     parser.add_argument("state", type=existing_file, metavar="FILE.pth", help="of the wheel")
     parser.add_argument("output", type=file_to_write, metavar="FILE.keras", help="is written")

@@ -33,9 +33,8 @@ from elastic_trainer.machine import environment
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.options import file_to_write
 
-SIZE = 64
+SIZE, ALPHA = 64, 0.35
 SEED, IMAGES, EPOCHS = 0, 16_000, 12
-ALPHA = 0.35
 # Lower-case letters with the shape of their capital are left out: at a random size the two look the same.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + "abdefghijlmnqrty"
 FONT_PREFIXES = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmb10", "cmss10", "cmtt10")
@@ -44,21 +43,16 @@ NO_TEXT_FONTS = ("DejaVuSansDisplay", "DejaVuSerifDisplay")
 
 def text_fonts() -> list[Path]:
     """Font files in matplotlib's wheel with plain Latin letters."""
-    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return [
-        path
-        for path in sorted(folder.glob("*.ttf"))
-        if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS
-    ]
+    fonts = sorted((Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("*.ttf"))
+    return [path for path in fonts if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS]
 
 
 def draw_glyph(letter: str, font: Path, rng: np.random.Generator) -> np.ndarray:
     """One light letter on a dark background, uint8 [SIZE, SIZE]; everything except its shape is random."""
     image = Image.new("L", (SIZE, SIZE), 0)
     face = ImageFont.truetype(str(font), int(rng.integers(SIZE // 2, SIZE)))
-    shift = rng.uniform(-0.1, 0.1, 2) * SIZE
-    centre = (SIZE / 2 + shift[0], SIZE / 2 + shift[1])
-    ImageDraw.Draw(image).text(centre, letter, font=face, fill=255, anchor="mm")
+    centre = SIZE / 2 + rng.uniform(-0.1, 0.1, 2) * SIZE
+    ImageDraw.Draw(image).text(tuple(centre), letter, font=face, fill=255, anchor="mm")
     image = image.rotate(float(rng.uniform(-20, 20)), resample=Image.Resampling.BILINEAR)
     image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0, 3))))
     pixels = np.asarray(image, np.float32) * rng.uniform(0.5, 1.0) + rng.uniform(0, 60)
@@ -70,10 +64,8 @@ def draw_dataset(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.n
     """`count` glyphs, uint8 [count, SIZE, SIZE, 3], and their labels, int32 [count]."""
     fonts = text_fonts()
     labels = rng.integers(0, len(LETTERS), count).astype(np.int32)
-    grey = np.stack(
-        [draw_glyph(LETTERS[label], fonts[rng.integers(len(fonts))], rng) for label in tqdm(labels, desc="drawing")]
-    )
-    return np.repeat(grey[..., None], 3, axis=-1), labels
+    grey = [draw_glyph(LETTERS[label], fonts[rng.integers(len(fonts))], rng) for label in tqdm(labels, "drawing")]
+    return np.repeat(np.stack(grey)[..., None], 3, axis=-1), labels
 
 
 def build_classifier() -> tuple[keras.Model, keras.Model]:
@@ -93,24 +85,19 @@ def train_on_glyphs(classifier: keras.Model) -> float:
     rng = np.random.default_rng(SEED)
     images, labels = draw_dataset(IMAGES, rng)
     test_images, test_labels = draw_dataset(2_000, rng)
-    batch = 64
     data = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(IMAGES, seed=SEED)
-    data = data.batch(batch, drop_remainder=True).prefetch(2)
-    schedule = keras.optimizers.schedules.CosineDecay(3e-3, EPOCHS * len(data))
-    classifier.compile(
-        keras.optimizers.Adam(schedule),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
+    data = data.batch(64, drop_remainder=True).prefetch(2)
+    rate = keras.optimizers.schedules.CosineDecay(3e-3, EPOCHS * len(data))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    classifier.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     classifier.fit(data, epochs=EPOCHS, verbose=2)
-    _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=batch, verbose=0)
+    _, accuracy = classifier.evaluate(test_images, test_labels, batch_size=64, verbose=0)
     return float(accuracy)
 
 
 def main() -> None:
-    parser = OneLineParser(
-        prog="pretrain_glyphs.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = OneLineParser(prog="pretrain_glyphs.py", description=__doc__, formatter_class=as_written)
     parser.add_argument("--output", type=file_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 

@@ -1,15 +1,17 @@
 """The steps that benchmark_step.py compares."""
 
-import benchmark_step
 import keras
 import numpy as np
 import pytest
-from benchmark_step import keras_step, upper_masks, variants_of
+from benchmark_step import elastic_masks, keras_step, upper_masks, variants_of
 from command_line import ROOT
+from common import few_digits
 from conftest import BATCH, SIZE, make_small_model, make_table
 from small_networks import as_if_trained, values
 
 import models
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import NetworkSettings
@@ -25,9 +27,15 @@ def small_model():
     return model
 
 
+def noise():
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8)
+    images = DecodedImages(pixels, np.zeros(BATCH, np.int32), {})
+    return ImageData("noise", ["all"], images, images, BATCH)
+
+
 def made(model, mask):
     """The steps of a selection by variant, as far as it has them."""
-    return variants_of(model, idle_optimizer(model, "sgd"), mask, benchmark_step.made_up_images(NETWORK))
+    return variants_of(model, idle_optimizer(model, "sgd"), mask, noise())
 
 
 def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
@@ -35,7 +43,7 @@ def test_all_variants_of_a_selection_compute_the_same_loss_and_move_no_weight():
     before = values(model.variables)
     losses = {variant: run()[0] for variant, run in made(model, head_mask(model)).items()}
     assert [*losses] == ["unfolded", "folded", "prefix", "cached"]
-    losses["keras"] = float(keras_step(model, NETWORK, benchmark_step.made_up_images(NETWORK))())
+    losses["keras"] = float(keras_step(model, NETWORK, noise())())
     np.testing.assert_allclose([*losses.values()], losses["unfolded"], rtol=1e-5)
     for variable, old in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
@@ -67,7 +75,7 @@ def test_rho_below_that_of_steps_without_a_cache_is_what_cached_features_allow()
     smallest = [smallest_rho(table, head_mask(model), share) for share in (1.0, 0.0)]
     assert smallest[1] < smallest[0]
     rhos = (smallest[1] - 0.01, smallest[1] + 0.01, 1.0)
-    masks = benchmark_step.elastic_masks(model, network, table, rhos)
+    masks = elastic_masks(model, few_digits(network, 1), table, rhos)
     assert [*masks] == [f"rho {rho:g}" for rho in rhos[1:]], "the first is not feasible"
     assert masks[f"rho {rhos[1]:g}"].sum() == 2 < masks["rho 1"].sum()
 

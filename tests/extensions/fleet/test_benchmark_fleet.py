@@ -24,5 +24,5 @@ def test_times_count_until_a_share_of_central_trainings_last_accuracy():
 
     found = summed_up([run("central", [0.5, 0.7, 0.8]), run("ours", [0.5, 0.73, 0.77]), run("drops", [0.5, 0.6, 0.7])])
     assert [*found] == [name for name in RULES if name in ("central", "ours", "drops")]
-    assert found["ours"]["to_90%"] == {"seeds": "1 of 1", "round": 1.0, "seconds": 10.0}
-    assert found["ours"]["to_95%"]["seconds"] == 20.0 and found["drops"]["to_90%"]["seconds"] is None
+    assert found["ours"]["to_95%"] == {"seeds": "1 of 1", "round": 2.0, "seconds": 20.0}
+    assert found["drops"]["to_95%"]["seconds"] is None
