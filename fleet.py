@@ -29,8 +29,7 @@ from elastic_trainer.extensions.fleet.command_line import (
 )
 from elastic_trainer.extensions.fleet.processes import check_board, check_flower, check_server, superlink, take_part
 from elastic_trainer.machine import frozen_gc, load_tensorflow
-from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.runs.config import compare_networks, network_record
+from elastic_trainer.runs.config import custom_network_record
 from elastic_trainer.runs.reader import is_finished
 from elastic_trainer.settings import BEST_MODEL
 
@@ -99,9 +98,7 @@ def serve(command: ServeCommand) -> None:
         wanted = command.simulation.clients, command.simulation.uneven, network.batch_size, network.seed
         parts = split(dataset.training_labels, *wanted)  # type: ignore[union-attr]  # it has photos
     model = models.build(network, names)
-    custom = network_record(model) if is_custom_model(network.model_name) else None
-    if custom is not None:
-        compare_networks(custom, run, network)
+    custom = custom_network_record(model, network, run)
     hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": custom}
     on_boards = {"training_images": "on the boards", "test_images": "on the boards"}
     record = {**(on_boards if dataset is None else dataset.record()), "class_names": names}

@@ -21,10 +21,9 @@ from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
-from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import AFTERWARDS, EXPORTERS, INSTEAD, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.config import compare_networks, network_record
+from elastic_trainer.runs.config import custom_network_record
 from elastic_trainer.runs.folder import check_run_folder, disk_line, disk_need, run_folder
 from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
@@ -65,9 +64,7 @@ def main() -> None:
 def train_run(command: TrainCommand, start: float | None = None) -> None:
     """Train one run, new or continued, and write the other results that the command asks for.
 
-    Args:
-        command: the run.
-        start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
+    A deadline counts from `start`, when the program started, by `time.perf_counter`; default: now.
     """
     import data
     import models
@@ -94,9 +91,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if exporter and not run.plan:
         exporter.check(run)
     model = models.build(command.network, names)
-    network_of_user = network_record(model) if is_custom_model(command.network.model_name) else None
-    if network_of_user is not None:
-        compare_networks(network_of_user, run, command.network)
+    network_of_user = custom_network_record(model, command.network, run)
     if command.training.save_model and network_of_user is not None:
         check_saving(model, f"--export {run.export}" if run.export else "--save_model", changes_shape=False)
     need = disk_need(model, command.network, command.training.save_model, bool(run.export))
@@ -146,13 +141,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
 
 def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:
-    """Write the run's best model in the format of `--export`, if given. Raises `UserError` if the run saved none.
-
-    Args:
-        command, model, folder: of the run.
-        dataset: its test images check the files.
-        trainer: of the run; a deadline says how long the check may take.
-    """
+    """Write the run's best model in the format of `--export`, if given; test images of `dataset` check the files."""
     if not command.run.export:
         return
     from elastic_trainer.networks.saved_model import load_best
@@ -169,11 +158,7 @@ def _export_best(command: TrainCommand, model: keras.Model, dataset: ImageData, 
 
 
 def _exported(name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> str:
-    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
-
-    Raises:
-        Stopped: by Ctrl-C.
-    """
+    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print."""
     try:
         return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds)
     except KeyboardInterrupt:
@@ -183,35 +168,25 @@ def _exported(name: str, model: keras.Model, dataset: ImageData, best: Path, sec
 
 def evaluate(command: EvaluateCommand) -> None:
     """Report the results of a model for each class, and export it if `--export` is given."""
-    from elastic_trainer.evaluation.class_report import write_report
-    from elastic_trainer.evaluation.predictions import predict
+    from elastic_trainer.evaluation.class_report import report
 
     model, dataset = load_to_evaluate(command)
     print(f"{command.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
-    start = time.perf_counter()
-    predictions = predict(model, dataset)
-    record = {
-        "model": str(command.model),
-        "dataset_name": dataset.name,
-        "data_dir": str(command.data.data_dir) if command.data.data_dir else None,
-        "input_size": dataset.input_size,
-        "outputs": model.output_shape[-1],
-        "seconds": time.perf_counter() - start,
-    }
-    print(write_report(predictions, dataset.class_names, command.folder / "evaluation", record))
-    if command.export and EXPORTERS[command.export].is_untrained:
-        print(EXPORTERS[command.export].export(command, model, dataset))
-    elif command.export:
-        print(EXPORTERS[command.export].export(model, dataset, command.folder, str(command.model)))
+    print(report(command, model, dataset))
+    exporter = EXPORTERS[command.export] if command.export else None
+    if exporter and exporter.is_untrained:
+        print(exporter.export(command, model, dataset))
+    elif exporter:
+        print(exporter.export(model, dataset, command.folder, str(command.model)))
 
 
 def load_to_evaluate(command: EvaluateCommand) -> tuple[keras.Model, ImageData]:
-    """The model to evaluate and its data set, see `evaluation.loading.load_to_evaluate`."""
+    """The model to evaluate and its data set."""
     import data
     import models
-    from elastic_trainer.evaluation.loading import load_to_evaluate as load
+    from elastic_trainer.evaluation import loading
 
-    return load(command, models.build_model, data.load)
+    return loading.load_to_evaluate(command, models.build_model, data.load)
 
 
 # --- finished runs, and results after training ------------------------------------------------------------------------

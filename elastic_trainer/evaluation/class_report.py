@@ -6,18 +6,25 @@ It shows users who train on their own photos which classes need more or better i
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
-from elastic_trainer.evaluation.predictions import Predictions, output_names
+from elastic_trainer.evaluation.predictions import Predictions, output_names, predict
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.machine import environment
+
+if TYPE_CHECKING:
+    import keras
+
+    from elastic_trainer.cli.commands import EvaluateCommand
+    from elastic_trainer.datasets.image_data import ImageData
 
 SHOWN_CLASSES = 20  # rows of the printed table
 COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
@@ -66,6 +73,21 @@ def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> lis
         for k, name in enumerate(names[:classes])
     ]
     return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
+
+
+def report(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
+    """Test a model, write the files of its evaluation, and return the text to print."""
+    start = time.perf_counter()
+    predictions = predict(model, dataset)
+    record = {
+        "model": str(command.model),
+        "dataset_name": dataset.name,
+        "data_dir": str(command.data.data_dir) if command.data.data_dir else None,
+        "input_size": dataset.input_size,
+        "outputs": model.output_shape[-1],
+        "seconds": time.perf_counter() - start,
+    }
+    return write_report(predictions, dataset.class_names, command.folder / "evaluation", record)
 
 
 def write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.errors import UserError
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.runs.reader import config_of_model, is_run, read_config
 from elastic_trainer.settings import MAIN_FLAGS, NetworkSettings, RunSettings
@@ -108,11 +109,14 @@ def check_network(now: dict[str, str], before: dict[str, str] | None, what: str,
         print(f"{what} is built as it is now; that it is the same as with {before['made_with']} cannot be checked")
 
 
-def compare_networks(made: dict[str, str], run: RunSettings, network: NetworkSettings) -> None:
-    """Refuse another custom network than that of the run to continue; print a line if `--weights` are of another one.
+def custom_network_record(model: keras.Model, network: NetworkSettings, run: RunSettings) -> dict[str, str] | None:
+    """The `network_record` of a custom network; None for others.
 
-    `made` is its `network_record`.
+    It is refused if the run to continue has another one; a line is printed if `--weights` are of another one.
     """
+    if not is_custom_model(network.model_name):
+        return None
+    made = network_record(model)
     if run.resume and is_run(run.folder):
         what = f"--resume {run.folder}: {network.model_name}"
         check_network(made, read_config(run.folder).get("network"), what, ["inference", "training"])
@@ -121,3 +125,4 @@ def compare_networks(made: dict[str, str], run: RunSettings, network: NetworkSet
     is_alike = all(earlier.get(name) == getattr(network, name) for name in ("num_classes", "input_size"))
     if is_alike and earlier.get("network") and is_same_network(made, earlier["network"], ["inference"]) is False:
         print(f"--weights {network.weights}: were trained in a network that computed something else")
+    return made
