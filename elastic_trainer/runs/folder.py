@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -47,12 +46,10 @@ def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resum
     if (overwrite or resume) and folder.exists():
         with _claimed(folder, is_reused=True, overwrite=overwrite):
             return
-    with writing(logdir):
-        above = existing_parent(logdir)
-        if not above.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-        if not os.access(above, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+    above = existing_parent(logdir)
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "Permission denied" if above.is_dir() else "Not a directory"
+        raise UserError(f"{logdir}: cannot be written: {why}")
 
 
 @contextlib.contextmanager
@@ -73,12 +70,12 @@ def _claimed(folder: Path, is_reused: bool, overwrite: bool) -> Iterator[list[Pa
 
 def _new_folder(logdir: Path, run_name: str) -> Path:
     logdir.mkdir(parents=True, exist_ok=True)
-    for count in range(1, 1_000_000):
-        folder = logdir / (run_name if count == 1 else f"{run_name}-{count}")
+    folder, count = logdir / run_name, 1
+    while True:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             return folder
-    raise UserError(f"--run_name {run_name}: too many runs with this name; choose another")
+        folder, count = logdir / f"{run_name}-{count + 1}", count + 1
 
 
 def _empty(folder: Path) -> None:

@@ -1,6 +1,7 @@
-"""The history of a run adds up FLOPs, peak memory and the time of full training."""
+"""The history of a run adds up FLOPs, peak memory, energy and the time of full training."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from small_runs import curve, train_and_read
 
 from elastic_trainer import trainer
 from elastic_trainer.machine import peak_memory_mb
-from elastic_trainer.runs.history import History
+from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep
 
 
-def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
+def test_a_run_records_its_peak_memory_and_the_sum_of_the_flops_of_its_steps(tmp_path, monkeypatch):
     counted: list[dict[str, float]] = []
 
     def count(graph):
@@ -29,6 +30,10 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]
     assert [float(row["train_flops"]) for row in rows] == [step * 6, step * 12, step * 18]
+    peaks = [float(row["peak_memory_mb"]) for row in rows]
+    assert full["peak_memory_mb"] == max(peaks) and full["gpu_peak_memory_mb"] is None
+    assert 50 < peaks[0] <= (peak_memory_mb() or 0)
+    assert curve(tmp_path / "full", "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
     counted.clear()
     elastic, rows = train_and_read(tmp_path / "elastic")
     with (tmp_path / "elastic" / "selections.csv").open(newline="") as file:
@@ -47,15 +52,6 @@ def test_train_flops_are_the_sum_over_the_steps_that_ran(tmp_path, monkeypatch):
     assert curve(tmp_path / "elastic", "meters/train_flops")[-1] == (18, pytest.approx(expected, rel=1e-6))
 
 
-def test_run_records_its_peak_memory(tmp_path):
-    summary, rows = train_and_read(tmp_path, name="full_training")
-    peaks = [float(row["peak_memory_mb"]) for row in rows]
-    assert summary["peak_memory_mb"] == max(peaks)
-    assert 50 < peaks[0] <= (peak_memory_mb() or 0)
-    assert summary["gpu_peak_memory_mb"] is None
-    assert curve(tmp_path, "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
-
-
 def test_full_training_time_follows_the_slowdown_of_each_stretch():
     """Disturbed single passes count nothing; an interval without passes has the slowdown of its selection."""
     history = History()
@@ -64,3 +60,24 @@ def test_full_training_time_follows_the_slowdown_of_each_stretch():
         selection.step_ms, selection.slowdowns = [1.0] * 6, passes
         history.selections.append(selection)
     assert history.full_training_ms() == pytest.approx(6 * 100 * (1.5 + 2 + 2 + 2))
+
+
+def test_energy_is_counted_only_during_training():
+    clocks, total = Clocks(), [0.0]
+    clocks.meter = lambda: total[0]
+    for spent in (1, 2):
+        with clocks.running("training"):
+            total[0] += spent
+            with clocks.running("selection"):
+                total[0] += 10  # part of training
+            with clocks.paused("training"):
+                total[0] += 100
+        with clocks.running("validation"), clocks.paused("training"):
+            total[0] += 1000
+    assert clocks.joules == 1 + 2 + 2 * 10
+    assert len(clocks.spans) == 4 and all(start <= end for start, end in clocks.spans)
+    restored = Clocks(**json.loads(json.dumps(clocks.to_record())))
+    assert restored.joules == 23 and len(restored.spans) == 4
+    with restored.running("training"):  # resumed on a machine without a meter
+        pass
+    assert restored.joules is None

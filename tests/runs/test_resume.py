@@ -25,11 +25,13 @@ from elastic_trainer.settings import Settings
 def events_of(folder):
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     events.Reload()
-    return {
-        tag: [event.step for event in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
-        if not tag.startswith("over_training_seconds")
-    }
+    tags = [*events.Tags()["tensors"]]
+    curves = [f"{split}/{what}" for split in ("train", "test") for what in ("loss", "accuracy")]
+    wanted = {"budget/rho", "budget/slowdown", "budget/correction", "learning_rate", "selection/tensors_by_epoch"}
+    wanted |= {"step_time/measured_ms", "step_time/budget_ms", *curves}
+    assert wanted | {f"over_training_seconds/{curve.replace('/', '_')}" for curve in curves} <= {*tags}
+    steps = {tag: [event.step for event in events.Tensors(tag)] for tag in tags}
+    return {tag: steps[tag] for tag in tags if not tag.startswith("over_training_seconds")}
 
 
 @pytest.fixture(scope="module")
