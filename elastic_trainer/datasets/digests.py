@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 # Of the next segment of a JPEG. After FF, a 0 belongs to the coded pixels, as do the markers from which they restart.
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
@@ -21,6 +21,25 @@ def digest(encoded: bytes) -> int:
 def file_digest(encoded: bytes) -> int:
     """A digest of 64 bits of all of a file, by which earlier versions knew images."""
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
+
+
+def tested_digests(photos: Collection[tuple[int, int]], fraction: float) -> set[int]:
+    """The digests of the photos that are for testing, from the label and the digest of each.
+
+    A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So a photo stays where
+    it is whatever is added, removed, renamed or copied, and copies of a photo stay together. Only in a class that would
+    be left without test photos, its smallest digest is tested nevertheless; in one that would be left without training
+    photos, the largest trains.
+    """
+    tested, of_class = {number for _, number in photos if number < fraction * 2**64}, dict[int, set[int]]()
+    for label, number in photos:
+        of_class.setdefault(label, set()).add(number)
+    for numbers in of_class.values():
+        if numbers.isdisjoint(tested):
+            tested.add(min(numbers))
+        if numbers <= tested:
+            tested.remove(max(numbers))
+    return tested
 
 
 def image_data(encoded: bytes) -> bytes:

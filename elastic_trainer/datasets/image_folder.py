@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.decoding import KINDS, content, header_error
-from elastic_trainer.datasets.digests import digest, file_digest
+from elastic_trainer.datasets.digests import digest, file_digest, tested_digests
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
 from elastic_trainer.datasets.layout import Layout, check_known, class_folders, first_few, layout, reading
 from elastic_trainer.datasets.sources import DataSource
@@ -184,23 +184,9 @@ def _images_in(folder: Path, classes: Sequence[str]) -> list[_Image]:
 
 
 def _split_by_content(images: Sequence[_Image], fraction: float) -> list[list[_Image]]:
-    """Split images for training and testing by their digests. Broken ones count as training images.
-
-    A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So an image stays where
-    it is whatever is added, removed, renamed or copied, and copies of an image stay together. Only in a class that
-    would be left without test images, its smallest digest is tested nevertheless; in one that would be left without
-    training images, the largest trains.
-    """
+    """Split images for training and testing by their digests. Broken ones count as training images."""
     digest_of = {image: number for image, (number, _) in _digests(images).items()}
-    tested = {number for number in digest_of.values() if number < fraction * 2**64}
-    of_class: dict[int, set[int]] = {}
-    for image, number in digest_of.items():
-        of_class.setdefault(image.label, set()).add(number)
-    for numbers in of_class.values():
-        if numbers.isdisjoint(tested):
-            tested.add(min(numbers))
-        if numbers <= tested:
-            tested.remove(max(numbers))
+    tested = tested_digests([(image.label, number) for image, number in digest_of.items()], fraction)
     return [[image for image in images if (digest_of.get(image) in tested) == tests] for tests in (False, True)]
 
 

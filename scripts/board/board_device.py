@@ -135,9 +135,8 @@ def room(group):
         limit, used = ("max", "current") if is_new else ("limit_in_bytes", "usage_in_bytes")
         kinds = [("" if is_new else "total_") + kind for kind in ("inactive_file", "active_file")]
         cache = sum(numbers(group / "memory.stat", *kinds))
-        return [
-            int((group / f"memory.{limit}").read_text()) - int((group / f"memory.{used}").read_text()) + cache
-        ]  # "max" is no number
+        most, taken = (int((group / f"memory.{name}").read_text()) for name in (limit, used))  # "max" is no number
+        return [most - taken + cache]
     return []
 
 

@@ -18,7 +18,7 @@ from typing import List, Optional  # Python 3.9
 
 import numpy as np
 from board_device import HERE, START, available_memory, fail, first_line, left, read_json, replace_file, show
-from board_digests import digest
+from board_digests import digest, tested_digests
 from board_network import make_interpreter
 from PIL import Image, ImageOps
 
@@ -116,18 +116,6 @@ def in_rgb(image):
     return converted
 
 
-def split(labels, digests, fraction):
-    """Whether each photo is for testing, by its digest, as main.py decides it."""
-    tested = {digest for digest in digests if digest < fraction * 2**64}
-    for label in set(labels):
-        own = {digest for digest, other in zip(digests, labels) if other == label}
-        if not own & tested:
-            tested.add(min(own))
-        if own <= tested:
-            tested.remove(max(own))
-    return [digest in tested for digest in digests]
-
-
 class Examples:
     """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
 
@@ -160,12 +148,10 @@ class Examples:
         uses = [photos[row][4] for row in intact]
         if photos[0][4] is None:
             fraction = args.test_fraction or record["recipe"]["test_fraction"]
-            is_test = split(self.labels[intact].tolist(), [digests[row] for row in intact], fraction)
-            uses = ["choose" if tests else "train" for tests in is_test]
-        self.train, self.test, self.held_out = (
-            np.array([row for row, use in zip(intact, uses) if use == want], np.int64)
-            for want in ("train", "choose", "test")
-        )
+            tested = tested_digests([(photos[row][3], digests[row]) for row in intact], fraction)
+            uses = ["choose" if digests[row] in tested else "train" for row in intact]
+        rows = {want: [row for row, use in zip(intact, uses) if use == want] for want in ("train", "choose", "test")}
+        self.train, self.test, self.held_out = (np.array(each, np.int64) for each in rows.values())
         missing = {*range(len(record["classes"]))} - {*self.labels[self.train].tolist()}
         if missing or not len(self.test):
             what = f"to train on of '{record['classes'][min(missing)]}'" if missing else "to test on"
@@ -175,7 +161,7 @@ class Examples:
 
     def _write(self, path, photos, signature):
         """Write the file. Returns the digest of each photo's content, None if it is broken."""
-        begun = first = time.monotonic()
+        started = first = time.monotonic()
         interpreter = make_interpreter(1)
         digests: List[Optional[int]] = []
         interpreter.get_signature_runner("start")()
@@ -201,7 +187,7 @@ class Examples:
                 show(f"reading photos: {len(digests)} of {len(photos)}")
                 if start == 0:
                     first = time.monotonic()  # LiteRT makes itself ready in the first part
-                self._check_time(begun, first, len(digests))
+                self._check_time(started, first, len(digests))
 
         replace_file(path, write)
         return digests
@@ -214,7 +200,7 @@ class Examples:
             fail(f"--output {output}: features of {self.count} photos, and training, take {needed / 1e6:,.0f} MB, and "
                  f"the disk has {free / 1e6:,.0f} MB left; free some, or give another --output")  # fmt: skip
 
-    def _check_time(self, begun, first, done):
+    def _check_time(self, started, first, done):
         """Stop as soon as it is clear that no time will be left to train after the photos are read.
 
         As after the photos, the program loads the network, trains on a batch at least, and tests a part. A step takes
@@ -223,7 +209,7 @@ class Examples:
         if not 4 * self.part <= done < self.count:
             return
         a_photo = (time.monotonic() - first) / (done - self.part)
-        needed = a_photo * (self.count - done + 3 * self.batch + self.part) + (first - begun)
+        needed = a_photo * (self.count - done + 3 * self.batch + self.part) + (first - started)
         if needed > left(self.deadline):
             total = time.monotonic() - START + needed
             fail(f"--deadline: {self.count} photos take {a_photo * self.count:,.0f} s to read on this board, "

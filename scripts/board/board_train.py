@@ -164,10 +164,8 @@ class Run:
         """Validate, unless that would take more than its share of the time, and keep the best weights."""
         state, start = self.state, time.monotonic()
         steps = state["step"] - self.epoch_steps * len(state["epochs"])
-        row, spent = (
-            {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps},
-            state["validation"],
-        )
+        row = {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps}
+        spent = state["validation"]
         share, seconds = self.recipe["validation_share"], state["seconds"]
         is_last = state["step"] >= state["steps"]
         if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * seconds:
@@ -259,13 +257,10 @@ def chosen_selection(record, photos, output, args):
         times, recipe = read_json(measured, "measure again with --profile"), record["recipe"]
         epochs, seconds = args.num_epochs or recipe["num_epochs"], left(args.deadline)
         if times["id"] == record["id"]:
-            fits = [
-                one["name"]
-                for one in times["selections"]
-                if len(photos) * (epochs * one["step_ms"] / times["batch_size"] + 2 * one["features_ms"])
-                < 1e3 * seconds
-            ]
-            quickest = min(times["selections"], key=lambda one: one["step_ms"])["name"]
+            rows, batch = times["selections"], times["batch_size"]
+            needed = {one["name"]: epochs * one["step_ms"] / batch + 2 * one["features_ms"] for one in rows}
+            fits = [name for name, photo_ms in needed.items() if len(photos) * photo_ms < 1e3 * seconds]
+            quickest = min(rows, key=lambda one: one["step_ms"])["name"]
             args.selection = max(fits, key=lambda name: selections[name]["trained_tensors"], default=quickest)
     return selections.get(args.selection, record["selections"][0])
 
@@ -278,22 +273,21 @@ class Parser(argparse.ArgumentParser):
 def parsed(record):
     parser = Parser(prog="board_train.py", description=__doc__.splitlines()[0])
     recipe = record["recipe"]
-    parser.add_argument("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or a tar archive of it")
-    parser.add_argument("--output", type=Path, default=HERE / "trained", metavar="DIR", help="default: %(default)s")
+    add = parser.add_argument
+    add("--data_dir", type=Path, metavar="DIR", help="photos: a folder, or a tar archive of it")
+    add("--output", type=Path, default=HERE / "trained", metavar="DIR", help="default: %(default)s")
     names = [one["name"] for one in record["selections"]]
     text = f"what trains (default: {names[0]}; with --deadline and after --profile, the largest that fits)"
-    parser.add_argument("--selection", choices=names, help=text)
-    parser.add_argument("--num_epochs", type=int, metavar="N", help=f"default: {recipe['num_epochs']}")
-    parser.add_argument("--learning_rate", type=float, metavar="RATE", help=f"default: {recipe['learning_rate']:g}")
-    parser.add_argument(
-        "--test_fraction", type=float, metavar="SHARE", help="of the photos, if there is no folder test"
-    )
-    parser.add_argument("--deadline", type=duration, metavar="TIME", help="end by then: seconds, or 90m, or 2.5h")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--skip_broken", action="store_true", help="leave out photos that cannot be decoded")
-    parser.add_argument("--resume", action="store_true", help="continue the run in the output folder, if there is one")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run in the output folder")
-    parser.add_argument("--profile", action="store_true", help="measure the selections on this board, and stop")
+    add("--selection", choices=names, help=text)
+    add("--num_epochs", type=int, metavar="N", help=f"default: {recipe['num_epochs']}")
+    add("--learning_rate", type=float, metavar="RATE", help=f"default: {recipe['learning_rate']:g}")
+    add("--test_fraction", type=float, metavar="SHARE", help="of the photos, if there is no folder test")
+    add("--deadline", type=duration, metavar="TIME", help="end by then: seconds, or 90m, or 2.5h")
+    add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("--skip_broken", action="store_true", help="leave out photos that cannot be decoded")
+    add("--resume", action="store_true", help="continue the run in the output folder, if there is one")
+    add("--overwrite", action="store_true", help="replace the run in the output folder")
+    add("--profile", action="store_true", help="measure the selections on this board, and stop")
     args = parser.parse_args()
     for name in ("num_epochs", "learning_rate", "deadline", "threads"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < 1e9:
@@ -340,11 +334,8 @@ def prepared(record, output, args):
     others = f"{len(examples.test)} to test on"
     if len(examples.held_out):
         others = f"{len(examples.test)} to choose the best model by, {len(examples.held_out)} to test on"
-    print(
-        f"{len(examples.train)} photos to train on, {others}; {run.state['steps']} steps, ",
-        end="",
-    )
-    print(f"{selection['trained_tensors']} tensors ({selection['name']})", flush=True)
+    steps = f"{run.state['steps']} steps, {selection['trained_tensors']} tensors ({selection['name']})"
+    print(f"{len(examples.train)} photos to train on, {others}; {steps}", flush=True)
     return run
 
 
