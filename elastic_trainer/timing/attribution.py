@@ -104,9 +104,9 @@ class Attribution:
 
 def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attribution:
     """Give each operation of a step that trains all of `variables` to a tensor, by data flow."""
-    operations = inputs_first(step.graph)
+    operations, count = inputs_first(step.graph), len(variables)
     number = {op.name: i for i, op in enumerate(operations)}
-    inputs = [
+    before = [
         sorted({number[t.op.name] for t in op.inputs} | {number[c.name] for c in op.control_inputs})
         for op in operations
     ]
@@ -114,60 +114,51 @@ def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attributi
 
     in_forward = np.zeros(len(operations), bool)
     in_forward[number[step.loss.op.name]] = True
-    needed_by = np.zeros((len(operations), len(variables)), bool)
+    needed_by = np.zeros((len(operations), count), bool)
     for k, tensors in enumerate(tensors_of):
-        for tensor in tensors:
-            needed_by[number[tensor.op.name], k] = True
+        needed_by[[number[tensor.op.name] for tensor in tensors], k] = True
     for i in range(len(operations) - 1, -1, -1):
-        in_forward[inputs[i]] |= in_forward[i]
-        needed_by[inputs[i]] |= needed_by[i]
+        in_forward[before[i]] |= in_forward[i]
+        needed_by[before[i]] |= needed_by[i]
     needed_by[in_forward] = False
     _keep_one_owner_in_each_pair(needed_by, step, variables)
 
     sharers = needed_by.sum(axis=1)
     depth, chain_depth = needed_by.sum(axis=0), needed_by[sharers > 1].sum(axis=0)
-    trained = np.array([bool(tensors) for tensors in tensors_of])
-    positions = np.array(sorted(range(len(variables)), key=lambda k: (not trained[k], chain_depth[k], depth[k], -k)))
-    in_order = [variables[k] for k in positions]
+    trained = [bool(tensors) for tensors in tensors_of]
+    positions = np.array(sorted(range(count), key=lambda k: (not trained[k], chain_depth[k], depth[k], -k)))
+    place = np.append(np.argsort(positions), -1)  # the last entry: of no tensor
+    update = place[_update_owners(operations, step, variables, tensors_of, in_forward | (sharers > 0))]
+    reached, reads_inputs = _forward_reach(operations, before, step, [variables[k] for k in positions])
     first = np.argmax(needed_by[:, positions], axis=1)
-    place = np.empty(len(positions) + 1, np.int64)
-    place[positions], place[-1] = np.arange(len(positions)), -1
-    update = place[_update_owners(step, variables, tensors_of, in_forward | (sharers > 0))]
-    reached, reads_inputs = forward_reach(step, in_order)
-    from_images, count = in_forward & reads_inputs & (reached >= 0), len(positions)
+    from_inputs = in_forward & reads_inputs & (reached >= 0)
     return Attribution(
         positions,
-        kernels=_kernels(step, in_order),
-        features_mb=_features_mb(operations, inputs, in_forward, reached, reads_inputs, count),
-        operations=[op.name for op in operations],
+        kernels=_kernels(step, variables, place),
+        features_mb=_features_mb(operations, before, np.where(in_forward, reached, -1), reads_inputs, count),
+        operations=[*number],
         own=np.where(sharers == 1, first, -1),
         shared=np.where(sharers > 1, first, -1),
         update=update,
-        recomputed=np.where(from_images & (reached < count), reached, -1),
+        recomputed=np.where(from_inputs & (reached < count), reached, -1),
         in_forward=in_forward,
-        in_preprocessing=from_images & (reached == count),
+        in_preprocessing=from_inputs & (reached == count),
         in_other=~(in_forward | (sharers > 0) | (update >= 0)),
     )
 
 
 def _features_mb(
-    operations: list[Any],
-    inputs: Sequence[list[int]],
-    in_forward: np.ndarray,
-    reached: np.ndarray,
-    reads_inputs: np.ndarray,
-    count: int,
+    operations: list[Any], before: list[list[int]], reached: np.ndarray, reads_inputs: np.ndarray, count: int
 ) -> np.ndarray:
-    """`Attribution.features_mb` [count] from what `attribute` knows of each operation.
+    """`Attribution.features_mb` [count]; int [operations] `reached` as of `_forward_reach`, -1 outside of F.
 
     A tensor passes to the rest of a step if it depends on no trained variable, and one of its readers does.
     """
     lowest = np.full(len(operations), count + 1)  # of the readers of each operation's outputs
-    for i in np.flatnonzero(in_forward & (reached >= 0)).tolist():
-        for before in inputs[i]:
-            lowest[before] = min(lowest[before], reached[i])
+    for i in np.flatnonzero(reached >= 0).tolist():
+        lowest[before[i]] = np.minimum(lowest[before[i]], reached[i])
     added = np.zeros(count + 2)  # at each depth
-    for i in np.flatnonzero(in_forward & reads_inputs & (reached >= 0) & (lowest < reached)).tolist():
+    for i in np.flatnonzero(reads_inputs & (reached >= 0) & (lowest < reached)).tolist():
         for output in operations[i].outputs[:1]:  # of several, the others are small
             megabytes = 1e-6 * output.dtype.size * (output.shape.num_elements() or 0)
             added[lowest[i] + 1] += megabytes
@@ -175,30 +166,25 @@ def _features_mb(
     return np.maximum(np.cumsum(added)[1 : count + 1], 0.0)
 
 
-def _kernels(step: TrainStep, in_order: Sequence[keras.Variable]) -> np.ndarray:
-    """`Attribution.kernels` of N variables in backward order."""
-    place = {id(variable): k for k, variable in enumerate(in_order)}
-    kernels = np.full(len(in_order), -1)
+def _kernels(step: TrainStep, variables: Sequence[keras.Variable], place: np.ndarray) -> np.ndarray:
+    index = {id(variable): k for k, variable in enumerate(variables)}
+    kernels = np.full(len(variables), -1)
     for pair in step.folded_pairs:
-        kernel, *gamma = [place.get(id(variable), -1) for variable in pair.kernel_variables]
+        kernel, *gamma = [place[index.get(id(variable), -1)] for variable in pair.kernel_variables]
         if kernel >= 0 and gamma and gamma[0] >= 0:
             kernels[gamma[0]] = kernel
     return kernels
 
 
-def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[np.ndarray, np.ndarray]:
-    """What each operation of a step depends on, as far as the frozen prefix is concerned (`training.prefix`).
+def _forward_reach(
+    operations: list[Any], before: list[list[int]], step: TrainStep, in_order: Sequence[keras.Variable]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each operation depends on, as far as the frozen prefix is concerned (`training.prefix`).
 
-    Args:
-        step: any training step.
-        in_order: N variables in backward order.
-
-    Returns:
-        Int [operations], the first of the variables that it depends on; N if it depends on none, -1 if on the targets
-        or on what differs from step to step. And bool [operations], whether it depends on the inputs.
+    Int [operations], the first of the N variables `in_order` that it depends on; N if it depends on none, -1 if on the
+    targets or on what differs from step to step. And bool [operations], whether it depends on the inputs.
     """
-    operations, count = inputs_first(step.graph), len(in_order)
-    number = {op.name: i for i, op in enumerate(operations)}
+    count = len(in_order)
     rank = {id(variable.value.handle): k for k, variable in enumerate(in_order)}
     stateful = [op for op in operations if is_stateful(op)]
     variables = {inside.op.name for _, inside in step.graph.captures if inside.dtype.name == "resource"}
@@ -208,18 +194,15 @@ def forward_reach(step: TrainStep, in_order: Sequence[keras.Variable]) -> tuple[
     first |= {inside.op.name: rank[id(outside)] for outside, inside in step.graph.captures if id(outside) in rank}
     reached, reads_inputs = np.full(len(operations), count), np.zeros(len(operations), bool)
     for i, op in enumerate(operations):
-        before = [number[tensor.op.name] for tensor in op.inputs] + [number[c.name] for c in op.control_inputs]
-        reached[i] = min([first.get(op.name, count), *reached[before]])
-        reads_inputs[i] = op.name in inputs or reads_inputs[before].any()
+        reached[i] = min([first.get(op.name, count), *reached[before[i]]])
+        reads_inputs[i] = op.name in inputs or reads_inputs[before[i]].any()
     return reached, reads_inputs
 
 
 def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variables: Sequence[keras.Variable]) -> None:
     """Of the operations that several tensors of one folded pair need, and no other tensor, the first tensor keeps all.
 
-    Args:
-        needed_by: bool [operations, N], changed in place.
-        step, variables: as for `attribute`.
+    Bool [operations, N] `needed_by` is changed in place.
     """
     index = {id(variable): k for k, variable in enumerate(variables)}
     sharers = needed_by.sum(axis=1)
@@ -240,7 +223,11 @@ def dense_tensors(gradient: Any) -> list[Any]:
 
 
 def _update_owners(
-    step: TrainStep, variables: Sequence[keras.Variable], tensors_of: list[list[Any]], computed: np.ndarray
+    operations: list[Any],
+    step: TrainStep,
+    variables: Sequence[keras.Variable],
+    tensors_of: list[list[Any]],
+    computed: np.ndarray,
 ) -> np.ndarray:
     """For each operation the one tensor (index into `variables`) whose update it is part of, or -1.
 
@@ -249,10 +236,7 @@ def _update_owners(
     """
     of_tensor = {t.name: k for k, tensors in enumerate(tensors_of) for t in tensors}
     handles = {id(variable.value.handle): k for k, variable in enumerate(variables)}
-    for outside, inside in step.graph.captures:
-        if id(outside) in handles:
-            of_tensor[inside.name] = handles[id(outside)]
-    operations = inputs_first(step.graph)
+    of_tensor |= {inside.name: handles[id(read)] for read, inside in step.graph.captures if id(read) in handles}
     reached: dict[str, set[int]] = {}
     owner = np.full(len(operations), -1)
     for i, op in enumerate(operations):
@@ -260,10 +244,8 @@ def _update_owners(
             continue
         owners: set[int] = set()
         for tensor in op.inputs:
-            if tensor.name in of_tensor:
-                owners.add(of_tensor[tensor.name])
-            else:
-                owners |= reached.get(tensor.op.name, set())
+            known = of_tensor.get(tensor.name)
+            owners |= reached.get(tensor.op.name, set()) if known is None else {known}
         reached[op.name] = owners
         if len(owners) == 1:
             [owner[i]] = owners

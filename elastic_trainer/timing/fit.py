@@ -36,13 +36,8 @@ import numpy as np
 
 
 class ForwardCosts(NamedTuple):
-    """Wall times in ms a step, float [N+1] by depth.
-
-    Attributes:
-        step_ms: of the forward pass within the step itself.
-        caching_ms: of computing features for the cache; 0 without one.
-        is_cached: bool [N+1], whether features are used.
-    """
+    """Of the forward pass in the step itself and of computing features for the cache: ms a step, float [N+1] by depth;
+    and bool [N+1], whether there is a cache."""
 
     step_ms: np.ndarray
     caching_ms: np.ndarray
@@ -75,12 +70,7 @@ class Fit:
     def forward_costs(
         self, t_fw_ms: np.ndarray, preprocessing_ms: float, features_mb: np.ndarray, misses: float = 1.0
     ) -> ForwardCosts:
-        """What the forward pass costs in the cheaper way to each depth, see the module's header.
-
-        Args:
-            t_fw_ms, preprocessing_ms, features_mb: as of `timing.attribution`; [N].
-            misses: see the module's header.
-        """
+        """What the forward pass costs in the cheaper way to each depth, from [N] of `timing.attribution`."""
         recomputed_ms, prefix_ms = (self.t_fw_factor * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
         features_mb = np.concatenate([[0.0], features_mb])
         cached_ms = recomputed_ms + self.reading_factor * features_mb
@@ -99,10 +89,7 @@ def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarr
 
 
 def with_kernels(selected: np.ndarray, kernels: np.ndarray) -> np.ndarray:
-    """`selected`, bool [N] in backward order, without gammas whose kernel is not in it.
-
-    `kernels` as in `Attribution`.
-    """
+    """Bool [N] `selected` in backward order, without gammas whose kernel (`Attribution.kernels`) is not in it."""
     return selected & ((kernels < 0) | selected[kernels])
 
 
@@ -124,16 +111,14 @@ def fit_wall_time(
     rounds: int,
     max_untraced_ms: float = 0.0,
 ) -> Fit:
-    """Non-negative least squares of relative errors, with the best `untraced_ms`.
+    """Non-negative least squares of relative errors, with the best `untraced_ms` up to `max_untraced_ms`.
 
     Args:
         sums: [steps, 3], operation times of each in ms: t_dy down to the deepest tensor, t_dw of the selected, and
             R + P, or R from cached features.
         operations: [steps, 3], how many operations each sum is of.
-        measured_ms: [steps] wall times.
+        measured_ms: [steps] wall times, each of `rounds`.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
-        rounds: how often each step was measured.
-        max_untraced_ms: bounds `untraced_ms`.
     """
     from scipy.optimize import minimize_scalar, nnls
 

@@ -6,7 +6,6 @@ They say how much an operation computes, not how fast (`profiler.py --timing flo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.networks.graphs import BRANCHES, bodies, needed_operations
@@ -20,42 +19,22 @@ if TYPE_CHECKING:
 # gradients, Einsum, the fused kinds and loops, and counts a BatchMatMul whose factors are transposed over the wrong
 # axis. All contractions are therefore counted here; a test compares them with the registry where that is right.
 _CONVOLUTIONS = {  # type -> inputs that hold (the filter, what it computed or that one's gradient); None: its output
-    "Conv2D": (1, None),
-    "Conv3D": (1, None),
-    "_FusedConv2D": (1, None),
-    "Conv2DBackpropInput": (1, 2),
-    "Conv3DBackpropInputV2": (1, 2),
-    "Conv2DBackpropFilter": (None, 2),
-    "Conv3DBackpropFilterV2": (None, 2),
-    "DepthwiseConv2dNative": (1, None),
-    "_FusedDepthwiseConv2dNative": (1, None),
-    "DepthwiseConv2dNativeBackpropInput": (1, 2),
-    "DepthwiseConv2dNativeBackpropFilter": (None, 2),
+    **dict.fromkeys(("Conv2D", "Conv3D", "_FusedConv2D"), (1, None)),
+    **dict.fromkeys(("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative"), (1, None)),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), (1, 2)),
+    **dict.fromkeys(
+        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"), (None, 2)
+    ),
 }
 _PRODUCTS = {  # type -> attribute that says whether the first factor is transposed
-    "MatMul": "transpose_a",
-    "_FusedMatMul": "transpose_a",
-    "BatchMatMul": "adj_x",
-    "BatchMatMulV2": "adj_x",
-    "BatchMatMulV3": "adj_x",
+    **dict.fromkeys(("MatMul", "_FusedMatMul"), "transpose_a"),
+    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "adj_x"),
 }
 # These only name, store or view the results of others.
-_FREE = frozenset(
-    [
-        *(
-            "Const",
-            "Placeholder",
-            "Identity",
-            "IdentityN",
-            "NoOp",
-            "ReadVariableOp",
-            "VarHandleOp",
-            "Assert",
-            "Reshape",
-        ),
-        *("Squeeze", "ExpandDims", "Shape", "ShapeN", "StopGradient", "PreventGradient"),
-    ]
-)
+_FREE = {
+    *("Const", "Placeholder", "Identity", "IdentityN", "NoOp", "ReadVariableOp", "VarHandleOp", "Assert", "Reshape"),
+    *("Squeeze", "ExpandDims", "Shape", "ShapeN", "StopGradient", "PreventGradient"),
+}
 
 
 def contraction_flops(op: tf.Operation) -> float | None:
@@ -65,18 +44,16 @@ def contraction_flops(op: tf.Operation) -> float | None:
     """
     if op.type in _CONVOLUTIONS:
         kernel, computed = (op.outputs[0] if k is None else op.inputs[k] for k in _CONVOLUTIONS[op.type])
-        weights = kernel.shape
-        if weights.rank is None:
+        if kernel.shape.rank is None:
             return 0.0
         # Each value computed sums over one filter: its height, width, and depth where it is not depthwise.
-        depthwise = "Depthwise" in op.type
-        return 2.0 * _elements(computed) * _product(weights[:-2] if depthwise else weights[:-1])
+        summed = kernel.shape[: -2 if "Depthwise" in op.type else -1]
+        return 2.0 * _elements(computed) * math.prod(size or 0 for size in summed)
     if op.type in _PRODUCTS:
         shape = op.inputs[0].shape
         if shape.rank is None:
             return 0.0
-        summed = shape[-2] if op.get_attr(_PRODUCTS[op.type]) else shape[-1]
-        return 2.0 * _elements(op.outputs[0]) * (summed or 0)
+        return 2.0 * _elements(op.outputs[0]) * (shape[-2 if op.get_attr(_PRODUCTS[op.type]) else -1] or 0)
     if op.type == "Einsum":
         return _einsum_flops(op)
     return None
@@ -84,8 +61,7 @@ def contraction_flops(op: tf.Operation) -> float | None:
 
 def _einsum_flops(op: tf.Operation) -> float:
     labels = op.get_attr("equation").decode().partition("->")[0].split(",")
-    sizes: dict[str, int] = {}
-    batch = 1
+    sizes, batch = dict[str, int](), 1
     for term, tensor in zip(labels, op.inputs, strict=True):
         if tensor.shape.rank is None:
             return 0.0
@@ -98,10 +74,6 @@ def _einsum_flops(op: tf.Operation) -> float:
         for label, size in zip(before + after, shape, strict=True):
             sizes[label] = max(sizes.get(label, 0), size)
     return (2.0 if len(op.inputs) > 1 else 1.0) * batch * math.prod(sizes.values())
-
-
-def _product(sizes: Iterable[int | None]) -> int:
-    return math.prod(size or 0 for size in sizes)
 
 
 def _elements(tensor: tf.Tensor) -> int:

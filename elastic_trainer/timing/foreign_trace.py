@@ -43,8 +43,7 @@ _Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
 def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model) -> tuple[dict[str, float], float]:
     """Give the times of `trace` to the operations of `step`, a full training step of `model`.
 
-    Returns:
-        ms per iteration by operation of `step.graph`, and the ms that matched none of them.
+    They are ms per iteration by operation of `step.graph`; with the ms that matched none of them.
 
     Raises:
         UserError: more than half of the time matches none: the trace is not of this network.
@@ -52,15 +51,14 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
     graph = step.graph
     flops = count_flops(graph)
     matched = matched_operations(trace, graph)
-    names = _OurNames(model)
-    theirs = {name: _their_path(name, names.layers) for name in trace.op_ms if name not in matched}
+    layers = _layers(model)
+    theirs = {name: _their_path(name, layers) for name in trace.op_ms if name not in matched}
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
-    candidates = _candidates(step, names, scopes)
+    candidates = _candidates(step, model.name, layers, scopes)
     times: dict[str, float] = defaultdict(float)
     unmatched_ms = trace.unnamed_ms
     for name, time_ms in trace.op_ms.items():
-        op = matched.get(name)
-        found = [op] if op is not None else _find(name, trace.types[name], theirs[name], candidates)
+        found = [matched[name]] if name in matched else _find(name, trace.types[name], theirs[name], candidates)
         if not found:
             unmatched_ms += time_ms
             continue
@@ -84,9 +82,6 @@ def has_folded_batch_norm(trace: OperationTrace, step: TrainStep) -> bool:
     return all(match_op(name, known) is not None for name in norms)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def _joined(path: Sequence[str]) -> str:
     """One spelling for scopes: Keras 2 allowed "/" and "-" in the names of layers, Keras 3 writes "_"."""
     return re.sub(r"[-/]", "_", "/".join(path))
@@ -94,9 +89,7 @@ def _joined(path: Sequence[str]) -> str:
 
 def _their_path(name: str, ours: Container[str]) -> list[str]:
     """Names along the scopes of a traced operation, without `gradient_tape`, outermost model and transfer suffixes."""
-    parts = strip_layout(name).split("/")
-    if parts[0] == GRADIENTS:
-        parts = parts[1:]
+    parts = strip_layout(name).removeprefix(f"{GRADIENTS}/").split("/")
     if len(parts) > 1 and re.fullmatch(r"_\d+", parts[-1]):  # copies between host and device: op/_12
         parts = parts[:-1]
     path = parts[1:] if len(parts) > 1 else parts
@@ -108,37 +101,25 @@ def _their_path(name: str, ours: Container[str]) -> list[str]:
     return path
 
 
-class _OurNames:
-    """Names of this network's operations without the numbers that TensorFlow appends when a model is called again."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._trained: dict[str, bool] = {}  # names of layers -> whether they, or others of the name, have weights
-        for layer in model._flatten_layers(include_self=False, recursive=True):
-            name = re.sub(r"[^\w.>-]", "_", layer.name)
-            self._trained[name] = self._trained.get(name, False) or bool(layer.trainable_weights)
-        self._model = model.name
-
-    @property
-    def layers(self) -> Container[str]:
-        """Names of all layers, also of those inside others."""
-        return self._trained.keys()
-
-    def path(self, name: str) -> tuple[list[str], bool]:
-        """Names along the scopes as `_their_path`, and whether a layer with weights is among them."""
-        parts = name.split("/")
-        if parts[0] == GRADIENTS:
-            parts = parts[1:]
-        if len(parts) == 1:
-            return parts, False
-        called_again = parts[0] != self._model
-        path = []
-        for part in parts[1:]:
-            first = re.sub(r"_\d+$", "", part) if called_again else part
-            path.append(first if first in self._trained else part)
-        return path, any(self._trained.get(part, False) for part in path)
+def _layers(model: keras.Model) -> dict[str, bool]:
+    """Names of all layers, also of those inside others -> whether they, or others of the name, have weights."""
+    trained: dict[str, bool] = {}
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        name = re.sub(r"[^\w.>-]", "_", layer.name)
+        trained[name] = trained.get(name, False) or bool(layer.trainable_weights)
+    return trained
 
 
-def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candidates:
+def _our_path(name: str, model_name: str, layers: Container[str]) -> list[str]:
+    """As `_their_path`, of an operation here, without the numbers of a model that is called again."""
+    parts = name.removeprefix(f"{GRADIENTS}/").split("/")
+    if parts[0] == model_name or len(parts) == 1:
+        return parts[1:] or parts
+    firsts = [re.sub(r"_\d+$", "", part) for part in parts[1:]]
+    return [first if first in layers else part for first, part in zip(firsts, parts[1:], strict=True)]
+
+
+def _candidates(step: TrainStep, model_name: str, layers: dict[str, bool], scopes: set[str]) -> _Candidates:
     """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
     forward = needed_operations([step.loss])
     backward = (
@@ -148,10 +129,10 @@ def _candidates(step: TrainStep, names: _OurNames, scopes: set[str]) -> _Candida
     for op in step.graph.get_operations():
         if op.name not in forward and op.name not in backward:
             continue
-        path, trained = names.path(op.name)
+        path = _our_path(op.name, model_name, layers)
         prefixes = (_joined(path[:length]) for length in range(len(path) - 1, 0, -1))
         scope = next((prefix for prefix in prefixes if prefix in scopes), "")
-        if not scope and trained:
+        if not scope and any(layers.get(part, False) for part in path):
             continue  # layers with weights have the same name in both; pooling and the loss may not
         direction = GRADIENTS if op.name in backward else "forward"
         for kind in _kinds(path[-1], op.type):

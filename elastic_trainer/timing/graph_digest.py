@@ -15,11 +15,8 @@ from elastic_trainer.networks.graphs import bodies, inputs_first
 if TYPE_CHECKING:
     from elastic_trainer.task import Task
 
-# What stands for a variable or a tensor from outside of a graph, by the name of its placeholder.
-_Given = Mapping[str, object]
-
-_NAMES = ("container", "shared_name", "debug_name", "token", "config_proto")  # of a process
-_SEEDS = ("seed", "seed2")
+# Attributes of a process, and seeds.
+_IGNORED = ("container", "shared_name", "debug_name", "token", "config_proto", "seed", "seed2")
 
 
 def graph_digest(task: Task, batch_size: int | None) -> str:
@@ -42,11 +39,8 @@ def graph_digest(task: Task, batch_size: int | None) -> str:
 def network_digest(task: Task, training: bool) -> str:
     """Digest of all that decides what a network returns but the values of its weights: also constants.
 
-    It is the same in every process with the same versions, precision and kind of device.
-
-    Args:
-        task: of the network.
-        training: whether it is traced in training, with the losses that its layers add.
+    It is the same in every process with the same versions, precision and kind of device. In `training`, losses that
+    layers add count, too.
     """
     import tensorflow as tf
 
@@ -65,8 +59,11 @@ def _value(tensor: Any) -> bytes | None:
     return None if tensor.dtype.name == "resource" else tensor.numpy().tobytes()
 
 
-def _digest(graph: Any, given: _Given | None = None) -> str:
-    """Digest of what the outputs of `graph`, a function's graph (FuncGraph), depend on; `given`: constants count."""
+def _digest(graph: Any, given: Mapping[str, object] | None = None) -> str:
+    """Digest of what the outputs of `graph`, a function's graph (FuncGraph), depend on.
+
+    `given` stands for variables and tensors from outside, by the names of their placeholders; with it, constants count.
+    """
     digests: dict[str, str] = {}
     for op in inputs_first(graph):
         inputs = [(digests[tensor.op.name], tensor.value_index) for tensor in op.inputs]
@@ -88,5 +85,5 @@ def _options(op: Any, constants: bool) -> list[tuple[str, bytes]]:
     return [
         (name, value.SerializeToString(deterministic=True))
         for name, value in sorted(op.node_def.attr.items())
-        if not name.startswith("_") and name not in (*_NAMES, *_SEEDS) and not value.HasField("func")
+        if not name.startswith("_") and name not in _IGNORED and not value.HasField("func")
     ]

@@ -13,21 +13,19 @@ import re
 import shutil
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_trainer.errors import UserError
+from elastic_trainer.networks.graphs import BRANCHES
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
-# Calls are left out: their time is that of their inner operations.
-_CALLS = frozenset(
-    ["PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case"]
-)
+_CALLS = {*BRANCHES, "Case"}  # left out: their time is that of their inner operations
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
 # Operations into which the graph optimizer fuses several have the name of the last of them, but take the time of the
 # first: a convolution is fused with bias, residual and activation.
@@ -96,7 +94,7 @@ class OperationTrace:
 
 
 class _Event(NamedTuple):
-    """One execution: of which operation (name and type are "" for a nameless kernel), in which step, how long."""
+    """One execution of an operation; name and type are "" for a nameless kernel."""
 
     name: str
     type: str
@@ -107,9 +105,7 @@ class _Event(NamedTuple):
 def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
     """Read one XSpace file: the kernels of its GPUs, or the operations of its CPU where there is no GPU.
 
-    Args:
-        path: *.xplane.pb.
-        steps: how many equal steps it holds; None to find out from the trace.
+    `steps` says how many equal steps it holds; None to find out from the trace.
 
     Raises:
         UserError: there is no such file, it is no XSpace or holds no operations, or the number of steps is unclear.
@@ -139,12 +135,10 @@ def is_operation(event_name: str) -> bool:
 
 
 def _host_operations(plane: Any) -> Iterator[_Event]:
-    names = {key: _OP_EVENT.fullmatch(metadata.name) for key, metadata in plane.event_metadata.items()}
-    for line in plane.lines:
-        for event in line.events:
-            match = names.get(event.metadata_id)
-            if match and match[2] not in _CALLS:
-                yield _Event(match[1], match[2], None, event.duration_ps / 1e9)
+    names = {key: metadata.name for key, metadata in plane.event_metadata.items() if is_operation(metadata.name)}
+    for event in (event for line in plane.lines for event in line.events if event.metadata_id in names):
+        name, _, kind = names[event.metadata_id].partition(":")
+        yield _Event(name, kind, None, event.duration_ps / 1e9)
 
 
 def _kernels(plane: Any) -> Iterator[_Event]:
@@ -161,18 +155,18 @@ def _kernels(plane: Any) -> Iterator[_Event]:
                     op = stat.str_value or stat_names.get(stat.ref_value, "")
                 elif kind == "group_id":
                     step = stat.int64_value or stat.uint64_value
-            match = _OP_EVENT.fullmatch(op)
-            yield _Event(match[1] if match else "", match[2] if match else "", step, event.duration_ps / 1e9)
+            name, _, kind = op.partition(":") if _OP_EVENT.fullmatch(op) else ("", "", "")
+            yield _Event(name, kind, step, event.duration_ps / 1e9)
 
 
 def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
     types = {event.name: event.type for event in events if event.name}
     complete = _complete_steps(events) if steps is None else []
     if complete:
-        by_step: dict[str, Counter[int]] = defaultdict(Counter)
+        by_step: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for event in events:
             if event.step is not None:
-                by_step[event.name][event.step] += event.ms  # type: ignore[assignment]  # Counter adds floats as well
+                by_step[event.name][event.step] += event.ms
         op_ms = {name: _steady_mean([sums[step] for step in complete]) for name, sums in by_step.items()}
         # Nameless kernels belong to no step either. They run in incomplete steps too, so they get a share of all time.
         counted = sum(event.ms for event in events if event.step in set(complete))
@@ -198,20 +192,14 @@ def _steady_mean(each: list[float]) -> float:
     return statistics.fmean(ms for ms in each if ms <= OUTLIER * median) if median else statistics.fmean(each)
 
 
-def _complete_steps(events: Iterable[_Event]) -> list[int]:
+def _complete_steps(events: list[_Event]) -> list[int]:
     """The complete steps of the trace, if its kernels say which step they belong to; else none."""
-    ops: dict[int, set[str]] = defaultdict(set)
-    named = grouped = 0
-    for event in events:
-        if event.name:
-            named += 1
-            if event.step is not None:
-                grouped += 1
-                ops[event.step].add(event.name)
-    if not ops or grouped < COMPLETE * named:
+    named = [event for event in events if event.name]
+    grouped = [(event.step, event.name) for event in named if event.step is not None]
+    if not grouped or len(grouped) < COMPLETE * len(named):
         return []
-    fullest = max(map(len, ops.values()))
-    return sorted(step for step, names in ops.items() if len(names) >= COMPLETE * fullest)
+    operations = Counter(step for step, _ in {*grouped})
+    return sorted(step for step, count in operations.items() if count >= COMPLETE * max(operations.values()))
 
 
 def _count_iterations(counts: list[int], path: Path) -> int:
@@ -256,18 +244,9 @@ def _first_fused(last: tf.Operation, kind: str, trace: OperationTrace) -> str:
 
 
 def read_op_times(trace: Path, graph: tf.Graph, steps: int) -> tuple[dict[str, float], float]:
-    """Milliseconds a step that each operation of the graph took, from one XSpace file of a CPU or a GPU.
+    """Milliseconds a step that each operation of the graph took, from an XSpace file of `steps` equal steps.
 
-    Args:
-        trace: *.xplane.pb of `steps` equal steps.
-        graph: the traced one.
-        steps: how many steps the trace holds.
-
-    Returns:
-        Times by operation, and the share of all operation time (0…1) that matched no operation.
-
-    Raises:
-        UserError: see `read_trace`.
+    With the share of all operation time (0…1) that matched no operation. Raises `UserError` as `read_trace`.
     """
     read = read_trace(trace, steps)
     times: dict[str, float] = defaultdict(float)

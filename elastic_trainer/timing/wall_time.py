@@ -19,11 +19,8 @@ DRIFT_WINDOW = 7  # calls
 def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, max_tries: int = 1) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms. All runs alternate, so a change of the machine's speed affects all alike.
 
-    Args:
-        runs: what is measured.
-        rounds: how often each is measured.
-        warmup: warm-up calls before each measured one, which fill the caches.
-        max_tries: a call from which other virtual machines took processor time is repeated, up to so many tries.
+    Each measured call follows `warmup` calls, which fill the caches. A call from which other virtual machines took
+    processor time is repeated, in at most `max_tries` tries.
     """
     times = np.zeros((rounds, len(runs)))
     for row in times:

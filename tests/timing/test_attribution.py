@@ -11,10 +11,9 @@ import zoo
 from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
-from elastic_trainer.networks.graphs import inputs_first, needed_operations
+from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.timing.attribution import forward_reach
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.prefix import prefix_operations, split_step
@@ -227,16 +226,12 @@ def test_prefix_of_a_step_is_the_forward_operations_that_reach_no_deeper_tensor(
     model = NETWORKS[name]()
     optimizer = built_optimizer("sgd", model)
     full = TrainStep(ImageClassification(model), optimizer, BATCH)
-    positions = attribute_times(full, model.trainable_variables, {}).positions
-    reached, reads_images = forward_reach(full, [model.trainable_variables[k] for k in positions])
-    forward = needed_operations([full.loss])
+    attribution = attribute_times(full, model.trainable_variables, {})
+    positions = attribution.positions
     for depth in (1, 2, len(positions) // 2, len(positions) - 1, len(positions)):
         mask = np.zeros(len(positions), bool)
         mask[positions[:depth]] = True
         step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
-        expected = {
-            op.name
-            for op, first, reads in zip(inputs_first(full.graph), reached, reads_images, strict=True)
-            if reads and first >= depth and op.name in forward
-        }
+        frozen = attribution.in_preprocessing | (attribution.recomputed >= depth)
+        expected = {name for name, is_frozen in zip(attribution.operations, frozen, strict=True) if is_frozen}
         assert prefix_operations(step) & needed_operations([step.loss]) == expected
