@@ -250,7 +250,19 @@ def test_the_pages_link_to_each_other() -> None:
         assert not missing, f"{page_id(start)} does not link to {sorted(map(page_id, missing))}"
 
 
-@pytest.mark.parametrize("name", ["results.md", "time_budget.md", "log.md", "fleet.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "results.md",
+        "time_budget.md",
+        "log.md",
+        "fleet.md",
+        "runs.md",
+        "memory.md",
+        "devices.md",
+        "your_data_and_networks.md",
+    ],
+)
 def test_a_page_of_conclusions_has_at_most_1500_words(name: str) -> None:
     """Tables included. What is measured in detail goes to docs/log/."""
     assert len((DOCS / name).read_text(encoding="utf-8").split()) <= 1500
