@@ -5,9 +5,7 @@ Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and 
     preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
     custom model (from a .keras file, or made by a function in a .py file)
 
-Batch-norm statistics are frozen in every scheme (paper, section 6). In Keras 3 `training=False` does not do that: a
-backbone called with it inside a functional model still normalises by the statistics of the batch when the outer model
-is called with `training=True`. The layers themselves are replaced instead (`elastic_trainer.networks.batch_norm`).
+Batch-norm statistics are frozen in every scheme (paper, section 6; `elastic_trainer.networks.batch_norm`).
 """
 
 from __future__ import annotations
@@ -75,10 +73,9 @@ def build_model(
 
 
 def mixed_precision_policy() -> str:
-    """Keras' policy for this machine: float16 on a GPU, bfloat16 on a CPU with instructions for it.
+    """Keras' policy for this machine: float16 on a GPU, bfloat16 on a CPU with instructions for it, else `UserError`.
 
-    Raises:
-        UserError: the CPU has none (it would convert to float32 and back).
+    Such a CPU would convert to float32 and back.
     """
     if has_gpu():
         return "mixed_float16"
@@ -90,13 +87,8 @@ def mixed_precision_policy() -> str:
 def build(network: NetworkSettings, class_names: Sequence[str] | None = None) -> keras.Model:
     """The network of these settings, whose number of classes is known. Sets Keras' seed and precision.
 
-    Args:
-        network: the settings.
-        class_names: in the order of the outputs; a head in `network.weights` is kept for those that it knows. None:
-            it is kept for the same number of classes.
-
-    Raises:
-        UserError: as `build_model` and `mixed_precision_policy`.
+    A head in `network.weights` is kept for the `class_names`, in the order of the outputs, that it knows; without
+    names, for the same number of classes.
     """
     assert network.num_classes is not None, "the data set gives the number of classes"
     keras.utils.set_random_seed(network.seed)

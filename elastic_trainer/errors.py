@@ -27,6 +27,11 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """At most `most` of the names, in one line."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
 def did_you_mean(text: str, names: Sequence[str]) -> str:
     """`; did you mean '…'?` with the most similar of `names`, or "" if none is similar."""
     by_lower = {name.lower(): name for name in names}

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from elastic_trainer.datasets.decoding import KINDS, content, header_error
 from elastic_trainer.datasets.digests import digest, file_digest, tested_digests
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
-from elastic_trainer.datasets.layout import Layout, check_known, class_folders, first_few, layout, reading
+from elastic_trainer.datasets.layout import Layout, check_known, class_folders, layout, reading
 from elastic_trainer.datasets.sources import DataSource
-from elastic_trainer.errors import UserError, printable
+from elastic_trainer.errors import UserError, first_few, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given

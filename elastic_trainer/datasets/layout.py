@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elastic_trainer import files
-from elastic_trainer.errors import UserError, printable
+from elastic_trainer.errors import UserError, first_few, printable
 
 TRAIN, VALIDATION, TEST = "train", ("val", "valid", "validation"), "test"
 _WANTED = "train/<class>/ and test/<class>/, or with <class>/ alone"
@@ -101,11 +101,6 @@ def check_known(folder: Path, classes: Sequence[str], whose: str) -> None:
     if unknown:
         are = f"class {unknown[0]} is" if len(unknown) == 1 else f"classes {first_few(unknown)} are"
         raise UserError(f"--data_dir {folder}: {are} not among those of {whose}")
-
-
-def first_few(names: Sequence[str], most: int = 5) -> str:
-    """At most `most` of the names, in one line."""
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def reading(path: Path) -> AbstractContextManager[None]:

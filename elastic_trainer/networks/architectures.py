@@ -23,19 +23,12 @@ _PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1
 
 
 class Architecture(NamedTuple):
-    """How one backbone is built.
+    """How one backbone is built."""
 
-    Attributes:
-        build: (input_size, alpha, weights) -> backbone; `weights` is "imagenet" or None.
-        preprocess: scales images in 0…255 to the range that the backbone was pre-trained on.
-        size_step: the input size must be a multiple of this.
-        pool: whether the backbone returns a feature map, which needs global average pooling.
-    """
-
-    build: Callable[[int, float, str | None], keras.Model]
-    preprocess: Callable[[keras.KerasTensor], keras.KerasTensor]
-    size_step: int = 1
-    pool: bool = True
+    build: Callable[[int, float, str | None], keras.Model]  # of input size, alpha, and "imagenet" or None
+    preprocess: Callable[[keras.KerasTensor], keras.KerasTensor]  # of images in 0…255, as in pre-training
+    size_step: int = 1  # the input size must be a multiple of this
+    pool: bool = True  # whether it returns a feature map, which needs global average pooling
 
 
 def architecture(name: str) -> Architecture:
@@ -54,16 +47,10 @@ def architecture(name: str) -> Architecture:
 
 
 def _scaling(preprocess_input: Callable[[np.ndarray], np.ndarray]) -> tuple[bool, list[float], list[float]]:
-    """What a `preprocess_input` function of Keras computes.
+    """Whether a `preprocess_input` function of Keras reverses the channels, and its scale and offset of each.
 
     Keras' function can be neither saved nor traced as a layer. Its scale and offset are therefore found from its
     results for a black and a white image, and a layer with the same effect is built from them.
-
-    Returns:
-        Whether the order of the channels is reversed, and the scale and the offset of each channel.
-
-    Raises:
-        NotImplementedError: the function does more than scale channels.
     """
     floatx = keras.config.floatx()
     keras.config.set_floatx("float64")
@@ -103,17 +90,10 @@ def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
 
 
 def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Model:
-    """Build the backbone of a network that has a name.
+    """Build the backbone of a network that has a name; `weights`: "imagenet", or anything else for random weights.
 
-    Args:
-        name: see `architecture`.
-        size: height and width of the images.
-        weights: "imagenet", or anything else for random weights.
-        alpha: width of a MobileNet.
-
-    Raises:
-        UserError: the size is too small or not a multiple of the patch size, or there are no ImageNet weights for this
-            width, or they cannot be downloaded. The message says which file to download by hand.
+    Raises `UserError` if the size is too small or not a multiple of the patch size, or if there are no ImageNet weights
+    for this width, or they cannot be downloaded. The message says which file to download by hand.
     """
     parts = architecture(name)
     if size < SMALLEST_SIZE or size % parts.size_step:

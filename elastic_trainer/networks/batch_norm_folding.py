@@ -28,15 +28,11 @@ LARGEST_PRODUCT = 250e6
 
 
 class Pair(NamedTuple):
-    """A convolution, depthwise convolution or dense layer, and the frozen batch norm that alone reads its output.
-
-    Attributes:
-        padding: the zero-padding layer that only `layer` reads, if it pads as TensorFlow's "same" does; else None.
-    """
+    """A convolution, depthwise convolution or dense layer, and the frozen batch norm that alone reads its output."""
 
     layer: Any
     norm: FrozenBatchNormalization
-    padding: keras.layers.ZeroPadding2D | None = None
+    padding: keras.layers.ZeroPadding2D | None = None  # that only `layer` reads, if it pads as TensorFlow's "same" does
 
     @property
     def kernel_variables(self) -> list[keras.Variable]:
@@ -51,18 +47,15 @@ class Pair(NamedTuple):
 
     @property
     def tensors(self) -> list[keras.Variable]:
-        """All of them: the kernel, beta and the bias, as far as there are any, and gamma last."""
+        """The kernel, beta and the bias, as far as there are any, and gamma last."""
         kernel, *gamma = self.kernel_variables
         return [kernel, *reversed(self.bias_variables), *gamma]
 
     @property
     def parts(self) -> tuple[tuple[str, Callable[[], tf.Tensor], list[keras.Variable]], ...]:
         """What is folded: its kind, a function that computes it, and the variables that it depends on."""
-        kernel_variables = self.kernel_variables
-        return (
-            ("kernel", self.kernel, kernel_variables),
-            ("bias", self.bias, [*kernel_variables[1:], *self.bias_variables]),
-        )
+        _, *gamma = self.kernel_variables
+        return ("kernel", self.kernel, self.kernel_variables), ("bias", self.bias, [*gamma, *self.bias_variables])
 
     def is_worth_it(self, trained: Collection[int]) -> bool:
         """Whether folding saves time if the variables with these `id`s train.
@@ -101,14 +94,14 @@ class Frozen(NamedTuple):
     compute: Callable[[], tf.Tensor]
 
     def refresh(self) -> None:
-        """Compute it again: the tensors have changed."""
+        """Compute the value again: the tensors have changed."""
         self.variable.assign(self.compute())
 
 
 def frozen_values(model: keras.Model, trained: Collection[int]) -> dict[tuple[Any, str], Frozen]:
     """The folded kernels and biases that depend on no variable with an `id` in `trained`, by layer and kind.
 
-    Call it before the function that uses them is traced: no variable can be made within.
+    They are made before the function that uses them is traced: no variable can be made within.
     """
     return {
         (pair.layer, kind): Frozen(tf.Variable(compute(), trainable=False), compute)
@@ -192,16 +185,20 @@ def folded_batch_norm(
         with_products: compute small pointwise convolutions as products of matrices.
         rows: examples of most batches, if the traced function takes any number; else what is small is not known.
     """
+
+    def value(pair: Pair, kind: str, compute: Callable[[], tf.Tensor], variables: list[keras.Variable]) -> tf.Tensor:
+        if frozen is not None and (pair.layer, kind) in frozen:
+            return tf.convert_to_tensor(frozen[pair.layer, kind].variable)
+        if trained is None or any(id(variable) in trained for variable in variables):
+            return compute()
+        with tf.init_scope():  # outside the traced function
+            return compute()
+
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
     for pair in pairs:
         with tf.name_scope(getattr(pair.layer, "path", pair.layer.name)):  # Keras 3.3 has no path
-            kernel, bias = (
-                tf.convert_to_tensor(frozen[pair.layer, kind].variable)
-                if frozen is not None and (pair.layer, kind) in frozen
-                else _value(compute, variables, trained)
-                for kind, compute, variables in pair.parts
-            )
+            kernel, bias = (value(pair, *part) for part in pair.parts)
         calls[pair.layer] = _folded_call(pair, kernel, bias, with_products, rows)
         calls[pair.norm] = _identity
         if pair.padding is not None:
@@ -213,13 +210,6 @@ def folded_batch_norm(
     finally:
         for layer in calls:
             object.__delattr__(layer, "call")
-
-
-def _value(compute: Any, variables: list[keras.Variable], trained: Collection[int] | None) -> tf.Tensor:
-    if trained is None or any(id(variable) in trained for variable in variables):
-        return compute()
-    with tf.init_scope():  # outside the traced function
-        return compute()
 
 
 def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool, rows: int | None) -> Any:

@@ -26,13 +26,8 @@ _Replacements = Callable[[Any, Any, Any], Iterator[Any]]
 def with_logits(model: keras.Model, shape: Sequence[int], num_classes: int, name: str) -> keras.Model:
     """`model` without a softmax or sigmoid at its end, and with a last dense layer for `num_classes` classes.
 
-    Prints a line for each change. The layers are those of `model`, so its weights are too.
-
-    Args:
-        model: a classifier; returns a tensor [batch, outputs].
-        shape: of an image.
-        num_classes: number of logits.
-        name: of the model, for the lines.
+    Prints a line for each change, with the model's `name`. The layers are those of `model`, so its weights are too. It
+    maps images [batch, *shape] to a tensor [batch, outputs].
     """
     probe = _Probe(model, shape)
     answers = probe(model)
@@ -73,7 +68,6 @@ def _with_new_head(model: keras.Model, num_classes: int, name: str) -> keras.Mod
 
 
 def _ending_in(output: Any, model: keras.Model) -> keras.Model:
-    """`model` with another output of its graph."""
     inputs = model.inputs
     return keras.Model(inputs[0] if len(inputs) == 1 else inputs, output, name=model.name)
 

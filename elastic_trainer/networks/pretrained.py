@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.errors import UserError, first_few, first_line
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
@@ -40,11 +40,8 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
         backbone: the part of `model` without the head; of a custom model the user's model, head included.
         path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The last two
             also supply the head, see `_keep_head`.
-        name: of the network.
+        name: of the network, for the error if the file is missing, damaged, or belongs to another network.
         classes: of the network and of the model in `path`; None if the names of either are unknown.
-
-    Raises:
-        UserError: the file is missing, damaged, or belongs to another network.
     """
     if not path.exists():
         raise UserError(f"--weights {path}: there is no such file or folder; give {KINDS}")
@@ -71,14 +68,8 @@ def _model_of_run(folder: Path) -> Path:
 def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     """Load all weights in an .h5, .weights.h5 or .keras file into all layers of `model`.
 
-    Args:
-        model: with the layers of the saved one.
-        path: the file.
-        flag, name: the command-line flag and the network, for the error message.
-
-    Raises:
-        UserError: the file is damaged, a layer has other weights or none in it (which Keras skips with a warning), or
-            it is from a deeper network and has weights for no layer here (which Keras ignores).
+    Raises `UserError`, with the flag and the network's name, if the file is damaged, if a layer has other weights or
+    none in it (which Keras skips with a warning), or if it has weights for no layer here (which Keras ignores).
     """
     try:
         arrays = _count_arrays(path)
@@ -148,21 +139,18 @@ def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | No
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         source = model.weights
-    if _shapes(source) == _shapes(model.weights):
-        for weight, given in zip(model.weights, source, strict=True):
-            weight.assign(given)
-        _keep_head(head, new, [np.array(variable) for variable in head], model.output_shape[-1], path, classes)
-        return
-    in_head = set(map(id, head))
-    body = [weight for weight in model.weights if id(weight) not in in_head]
-    rest = source[len(body) :]
-    # A network with a name is known by its backbone, so other layers may follow. A custom one has just its head.
-    has_other_layers = is_custom_model(name) and [s[:-1] for s in _shapes(rest)] != [s[:-1] for s in _shapes(head)]
-    if _shapes(source[: len(body)]) != _shapes(body) or (rest and has_other_layers):
-        raise UserError(f"--weights {path}: does not fit {name}: {_difference([*body, *head], source)}")
-    for weight, given in zip(body, source, strict=False):
-        weight.assign(given)
-    _keep_head(head, new, [np.array(weight) for weight in rest], model.output_shape[-1], path, classes)
+    own, given = model.weights, head
+    if _shapes(source) != _shapes(own):
+        in_head = set(map(id, head))
+        own = [weight for weight in own if id(weight) not in in_head]
+        given = source[len(own) :]
+        # A network with a name is known by its backbone, so other layers may follow. A custom one has just its head.
+        has_other_layers = is_custom_model(name) and [s[:-1] for s in _shapes(given)] != [s[:-1] for s in _shapes(head)]
+        if _shapes(source[: len(own)]) != _shapes(own) or (given and has_other_layers):
+            raise UserError(f"--weights {path}: does not fit {name}: {_difference([*own, *head], source)}")
+    for weight, saved in zip(own, source, strict=False):
+        weight.assign(saved)
+    _keep_head(head, new, [np.array(weight) for weight in given], model.output_shape[-1], path, classes)
 
 
 def _keep_head(
@@ -173,18 +161,10 @@ def _keep_head(
     path: Path,
     classes: Classes | None,
 ) -> None:
-    """Take over what a saved head knows of the classes, and print what that is.
+    """Take over what a saved head, `given`, knows of the classes, else `new`; print what that is.
 
     Where the names of classes are known, the outputs of known ones are kept. Else the head is kept if it has the same
-    number of outputs.
-
-    Args:
-        head: its variables; their last axis is the outputs.
-        new: their values in a new head.
-        given: those in the saved one.
-        outputs: number of them.
-        path: of the saved one.
-        classes: see `load`.
+    number of `outputs`, which are the last axis of its variables.
     """
     before, known = given[-1].shape[-1] if given and given[-1].ndim else 0, list[str]()
     if _shapes(given) == _shapes(new) and (classes is None or [*classes.now] == [*classes.before]):
@@ -202,13 +182,9 @@ def _keep_head(
         variable.assign(array)
     if classes is not None:
         unknown = [f"'{name}'" for name in classes.now if name not in known]
-        kept = f"its head is kept for {len(known)} of {len(classes.now)} classes ({_few(known)})"
-        start = f"the head starts new for {_few(unknown)}"
+        kept = f"its head is kept for {len(known)} of {len(classes.now)} classes ({first_few(known)})"
+        start = f"the head starts new for {first_few(unknown)}"
         print(f"--weights {path}: {'; '.join([kept] * bool(known) + [start] * bool(unknown))}")
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:

@@ -42,15 +42,7 @@ def save_model(model: keras.Model, path: Path) -> None:
 
 
 def save_last_and_best(model: keras.Model, folder: Path, score: float, best: float | None) -> bool:
-    """Save `model` as last.keras in `folder`, and as best.keras if it is the best.
-
-    Args:
-        model, folder: what to save, and where.
-        score, best: those of `model` and of best.keras; None if there is none.
-
-    Returns:
-        Whether it is the best.
-    """
+    """Save `model` as last.keras in `folder`, and as best.keras if its score is above the `best`; returns whether."""
     last = folder / LAST_MODEL
     with atomic_path(last) as temporary:
         save_model(model, temporary)
@@ -84,14 +76,7 @@ def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model
 
 
 def load_best(model: keras.Model, best: Path, is_replaced: bool, flag: str) -> keras.Model:
-    """The best model of a run.
-
-    Args:
-        model: the network of the run, whose weights change unless it `is_replaced`.
-        best: the run's best.keras.
-        is_replaced: whether the best model may be another network than `model`.
-        flag: see `load_model`.
-    """
+    """The model in a run's best.keras: in `model`, the network of the run, unless the best may be another network."""
     if is_replaced:
         return load_model(best, flag)
     model.load_weights(best)  # also of networks with custom layers, which Keras cannot load
@@ -119,13 +104,7 @@ def _load(path: Path | str, imports: bool = True) -> keras.Model:
 def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:
     """Save `model` to a temporary file and load it again, so that a run fails now and not after its first epoch.
 
-    Args:
-        model: with the weights that training starts from.
-        flag: why the run saves its model, for the error message.
-        changes_shape: what is loaded later is the model itself, not its weights into a model like this.
-
-    Raises:
-        UserError: Keras cannot save or load it.
+    `flag`: why the run saves its model. `changes_shape`: the model itself is loaded later, not weights into its like.
     """
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -58,7 +58,7 @@ def last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def all_mask(model: keras.Model) -> np.ndarray:
-    """Bool [N], True for each of `model.trainable_variables`."""
+    """Mask of all tensors."""
     return np.ones(len(model.trainable_variables), bool)
 
 
