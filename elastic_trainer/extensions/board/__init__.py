@@ -72,5 +72,5 @@ EXPORTERS[EXPORT] = Exporter(
     is_untrained=True,
     check=Lazy("elastic_trainer.extensions.board.export:check_export"),
 )
-INSTEAD["load_board"] = Lazy("elastic_trainer.extensions.board.results:load_board")
-RETIMED["board_times"] = Lazy("elastic_trainer.extensions.board.results:board_table")
+INSTEAD["load_board"] = Lazy("elastic_trainer.extensions.board.export:load_board")
+RETIMED["board_times"] = Lazy("elastic_trainer.extensions.board.export:board_table")

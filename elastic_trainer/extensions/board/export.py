@@ -1,4 +1,4 @@
-"""Writes the folder from which a board trains without TensorFlow: `main.py --export train_tflite`.
+"""The folder from which a board trains without TensorFlow, `main.py --export train_tflite`, and what comes back.
 
 train.tflite       the signatures of `board.signatures`
 inference.tflite   one image -> logits; the board writes its weights into a copy of it
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,16 +29,28 @@ from elastic_trainer.datasets import digests
 from elastic_trainer.datasets.image_data import ImageData, trained_images
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.errors import UserError
+from elastic_trainer.evaluation.export import convert
 from elastic_trainer.extensions.board.inference_file import inference_file
 from elastic_trainer.extensions.board.needs import needs_line
 from elastic_trainer.extensions.board.signatures import StepFunctions, TrainingFile, converted_function, suffixed
-from elastic_trainer.files import alone_in, atomic_path, existing_parent, write_json
+from elastic_trainer.files import (
+    TEXT,
+    Kinds,
+    alone_in,
+    atomic_path,
+    existing_parent,
+    number,
+    read_json,
+    reading,
+    write_json,
+    write_text,
+)
 from elastic_trainer.machine import environment
-from elastic_trainer.networks.saved_model import save_model
+from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.reader import is_finished, read_config, read_run
-from elastic_trainer.selection.budget import TimeBudget, make_budget
+from elastic_trainer.selection.budget import make_budget
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification
@@ -46,10 +59,21 @@ from elastic_trainer.trainer import Trainer
 from elastic_trainer.training.optimizers import optimizer_of
 
 TRAINING, INFERENCE, RECORD, START = "train.tflite", "inference.tflite", "board.json", "start.keras"
+TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts" / "board"
 SCRIPT, DIGESTS = "board_train.py", "board_digests.py"  # the one to start; a copy of `datasets.digests`
 MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
 FORMAT = 1  # of board.json
+RECORD_FIELDS: dict[str, Kinds] = {
+    "format": number(FORMAT, FORMAT, kind=int),
+    "id": TEXT,
+    "classes": [TEXT],
+    "variables": [TEXT],
+}  # what is read of board.json
+TIMES: dict[str, Kinds] = {
+    "batch_size": number(1, kind=int),
+    "selections": [{"tensors": [TEXT], "step_ms": number(0, above=True)}],
+}  # what is read of times.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
 
 
@@ -78,7 +102,8 @@ def check_folder(folder: Path) -> list[Path]:
 def export_for_board(
     command: TrainCommand | EvaluateCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None = None
 ) -> str:
-    """Export what a run would train first, or what a finished one trained last. Returns the text to print.
+    """Export what a run would train first, at its rho and at those of `--export_rho`, or what a finished one trained
+    last, with its best weights. Returns the text to print.
 
     Args:
         command: the run, or the evaluation of a finished one.
@@ -89,27 +114,27 @@ def export_for_board(
         UserError: the run to evaluate is not finished, or does what a board cannot do.
     """
     if isinstance(command, EvaluateCommand):
-        return _export_last_selection(command, model, dataset)
-    return _export_first_selections(command, model, dataset, table)
+        run, folder = _finished_run(command), command.model.parent / "board"
+        masks = {"last": read_run(command.model.parent).selections().chosen[-1]}
+        count = len(trained_images(command.model)) + dataset.test_count
+    else:
+        run, folder = command, board_folder(command.run)
+        masks = {
+            command.train_type if table is None else f"rho{rho:g}": _first_mask(command, rho, model, dataset, table)
+            for rho in (command.training.rho, *(command.options["export_rho"] or ()))
+        }
+        count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
+    recipe = {
+        "augment": run.data.augment,
+        "seed": run.network.seed,
+        "test_fraction": run.data.test_fraction or TEST_FRACTION,
+    }
+    text = export_training(model, masks, run.training, run.network.batch_size, dataset.class_names, folder, recipe)
+    return f"{text}\n{needs_line(folder, count)}"
 
 
-def _export_first_selections(
-    command: TrainCommand, model: keras.Model, dataset: ImageData, table: TimingTable | None
-) -> str:
-    """Export what the run would train first, at its rho and at those of `--export_rho`. Returns the text to print."""
-    settings, masks = command.training, {}
-    for rho in (settings.rho, *(command.options["export_rho"] or ())):
-        own, budget = replace(settings, rho=rho), None
-        if table is not None:
-            budget = make_budget(model, dataset, own, table)
-        name = command.train_type if table is None else f"rho{rho:g}"
-        masks[name] = _first_mask(command.train_type, model, dataset, own, budget)
-    count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
-    return _exported(command, masks, model, dataset, board_folder(command.run), count)
-
-
-def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
-    """Export what a finished run trained last, with its best weights. Returns the text to print."""
+def _finished_run(command: EvaluateCommand) -> TrainCommand:
+    """The run whose model is evaluated. Raises `UserError` if it is not finished, or does what a board cannot do."""
     folder = command.model.parent
     if not is_finished(folder):
         raise UserError(f"--evaluate {command.model}: --export {command.export} needs the folder of a finished run")
@@ -119,38 +144,21 @@ def _export_last_selection(command: EvaluateCommand, model: keras.Model, dataset
             f"--evaluate {folder}: the run has --augment flip_rotate, --mixed_precision or --max_steps, which a board "
             "does not have; export a run without them"
         )
-    masks = {"last": read_run(folder).selections().chosen[-1]}
-    count = len(trained_images(command.model)) + dataset.test_count
-    return _exported(run, masks, model, dataset, folder / "board", count)
+    return run
 
 
 def _first_mask(
-    train_type: str, model: keras.Model, data: ImageData, settings: Settings, budget: TimeBudget | None
+    command: TrainCommand, rho: float, model: keras.Model, data: ImageData, table: TimingTable | None
 ) -> np.ndarray:
-    """What a run of this scheme would train first: bool [N]. Raises `UserError` if a board cannot train that."""
+    """What the run would train first at this rho: bool [N]. Raises `UserError` if a board cannot train that."""
+    settings, train_type = replace(command.training, rho=rho), command.train_type
+    budget = None if table is None else make_budget(model, data, settings, table)
     entry, task = SCHEMES[train_type], ImageClassification(model)
     if not entry.takes("micro_batch"):  # as a board trains
         raise UserError(f"--export train_tflite: cannot be combined with --train_type {train_type}; give another")
-    scheme = entry.make(SchemeContext(task, data, settings, budget))
-    trainer = Trainer(task, data, scheme, settings)
+    trainer = Trainer(task, data, entry.make(SchemeContext(task, data, settings, budget)), settings)
     possible = trainer.training.features.are_possible
     return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
-
-
-def _exported(
-    command: TrainCommand,
-    masks: dict[str, np.ndarray],
-    model: keras.Model,
-    dataset: ImageData,
-    folder: Path,
-    count: int,
-) -> str:
-    """Export what a run trains on `count` photos, bool [N] by name. Returns the text to print."""
-    images, batch_size = command.data, command.network.batch_size
-    fraction = images.test_fraction or TEST_FRACTION
-    recipe = {"augment": images.augment, "seed": command.network.seed, "test_fraction": fraction}
-    text = export_training(model, masks, command.training, batch_size, dataset.class_names, folder, recipe)
-    return f"{text}\n{needs_line(folder, count)}"
 
 
 def export_training(
@@ -179,11 +187,8 @@ def export_training(
     scripts = {script.name: script for script in check_folder(folder)} | {DIGESTS: Path(digests.__file__)}
     optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
-    part, names, union = (
-        min(settings.micro_batch or MAX_PART, batch_size),
-        tensor_names(model),
-        np.any([*masks.values()], 0),
-    )
+    part, names = min(settings.micro_batch or MAX_PART, batch_size), tensor_names(model)
+    union = np.any([*masks.values()], 0)
     inference = inference_file(model, [*compress(model.trainable_variables, union)], partial(converted_function, model))
     training = TrainingFile(model, optimizer, [*masks.values()], part, inference.arrays if inference else None)
     files = {TRAINING: training.content} | ({INFERENCE: inference.content} if inference else {})
@@ -239,3 +244,66 @@ def _selection_record(name: str, tensors: list[str], step: StepFunctions, suffix
         "inputs": {key: shape for key, shape in inputs.items() if key not in ("labels", "weights")},
         "infer_inputs": [*step.signatures["infer"].inputs],
     }
+
+
+# --- what comes back from a board -------------------------------------------------------------------------------------
+
+
+def load_board(weights: Path) -> str:
+    """Write `board.keras`, `board.tflite` and labels.txt beside the weights.npz that a board trained.
+
+    start.keras and board.json are in its folder or in the one above. Returns the text to print. Raises `UserError` if a
+    file is missing, damaged or of another network.
+    """
+    folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
+    if folder is None or not (folder / START).is_file():
+        raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
+    record = read_json(folder / RECORD, RECORD_FIELDS)
+    model = load_model(folder / START, "--load_board")
+    variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
+    with reading(f"--load_board {weights}"), np.load(weights) as file:
+        if str(file["id"]) != record["id"]:
+            raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
+        for index, name in enumerate(record["variables"]):
+            variables[name].assign(file[f"weights_{index}"])
+    check_finite(model, f"--load_board {weights}")
+    with atomic_path(weights.with_name(TRAINED)) as temporary:
+        save_model(model, temporary)
+    with atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
+        temporary.write_bytes(convert(model, quantise=False))
+    write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
+    kept = weights.with_name(TRAINED)
+    test = shlex.join(["python", "main.py", "--evaluate", str(kept)])
+    return f"written: {kept}, {kept.with_suffix('.tflite')}; to test it: {test} …"
+
+
+def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
+    """`table` in times of the board: a line through what it and the board's times.json say of the measured selections.
+
+    A single selection gives a line through 0, as do times whose line would predict less than 0 for a step that trains
+    nothing. Steps on a board start from features. What the board takes for features is not in the table, nor is its
+    memory. Raises `UserError` if the file is damaged, or is of another network or batch size.
+    """
+    record = read_json(path, TIMES)
+    if record["batch_size"] != batch_size:
+        raise UserError(f"--board_times {path}: is of {record['batch_size']} images a step; give --batch_size as there")
+    if not record["selections"]:
+        raise UserError(f"{path}: selections: is empty")
+    here, there = [], []
+    for one in record["selections"]:
+        unknown = {*one["tensors"]} - {*table.names}
+        if unknown:
+            raise UserError(f"--board_times {path}: is of another network; this one has no tensor {min(unknown)}")
+        mask = np.zeros(len(table.names), bool)
+        mask[table.positions] = [name in one["tensors"] for name in table.names]
+        here.append(table.predict_ms(mask, misses=0.0))
+        there.append(one["step_ms"])
+    factor, added_ms = float(np.mean(there) / np.mean(here)), 0.0
+    if len({*here}) > 1:
+        slope, intercept = np.polyfit(here, there, 1)
+        if slope > 0 <= intercept:  # else noise is larger than what the selections differ by
+            factor, added_ms = float(slope), float(intercept)
+    there_table = table.scaled(factor)
+    fit = replace(there_table.fit, constant_ms=there_table.fit.constant_ms + added_ms)
+    full_ms = there_table.full_step_ms + added_ms
+    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None, compiling_ms=None, plain_step_ms=None)

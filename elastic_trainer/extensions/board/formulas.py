@@ -28,7 +28,6 @@ IMAGES_AT_ONCE = 4  # for the gradient of a depthwise kernel, whose products the
 
 
 def is_constant(value: Value) -> bool:
-    """Whether `value` is known before the step runs."""
     return isinstance(value, np.ndarray)
 
 
@@ -43,10 +42,6 @@ def product(a: Value, b: Value, transpose_a: bool = False, transpose_b: bool = F
     return tf.reshape(result, result.shape[1:])
 
 
-def _mat_mul(op: Any, a: Value, b: Value) -> Value:
-    return product(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
-
-
 def _rows(images: Value) -> Value:
     """[batch, height, width, channels] as a matrix with a row for each place."""
     return tf.reshape(images, (-1, images.shape[-1]))
@@ -56,20 +51,10 @@ def _rows(images: Value) -> Value:
 
 
 class Window:
-    """How a window moves over images, along height and width.
+    """How the window of a convolution or pooling, or of a gradient of one, moves over images of `size`.
 
-    Args:
-        op: a convolution or pooling, or a gradient of one.
-        size: of its input [height, width].
-        kernel: of the window [height, width].
-
-    Attributes:
-        strides, dilations, before: of both axes; `before` are the zeros in front of the input.
-        outputs: size of the result [height, width].
-        reach: by how much a window is longer than one place.
-
-    Raises:
-        NotImplementedError: the images are not [batch, height, width, channels].
+    All attributes are of both axes [height, width]: `before` are the zeros in front of the input, `outputs` is the size
+    of the result, `reach` is by how much the window of size `kernel` is longer than one place.
     """
 
     def __init__(self, op: Any, size: Sequence[int], kernel: Sequence[int]) -> None:
@@ -81,7 +66,9 @@ class Window:
         self.dilations = [*op.get_attr("dilations")[1:3]] if "dilations" in names else [1, 1]
         self.reach = [dilation * (length - 1) for dilation, length in zip(self.dilations, kernel, strict=True)]
         padding = op.get_attr("padding")
-        explicit = op.get_attr("explicit_paddings")[2:6] if padding == b"EXPLICIT" else (0, 0, 0, 0)
+        self.is_explicit = padding == b"EXPLICIT"
+        self.padding = "SAME" if padding == b"SAME" else "VALID"  # of what is padded already where it is explicit
+        explicit = op.get_attr("explicit_paddings")[2:6] if self.is_explicit else (0, 0, 0, 0)
         self.before, self.outputs = [explicit[0], explicit[2]], []
         for axis in (0, 1):
             length, reach, stride = size[axis], self.reach[axis], self.strides[axis]
@@ -91,10 +78,8 @@ class Window:
             else:
                 self.outputs.append((length + sum(explicit[2 * axis : 2 * axis + 2]) - reach - 1) // stride + 1)
 
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """The places in the window."""
-        return [(a, b) for a in range(self.kernel[0]) for b in range(self.kernel[1])]
+        self.places = [(a, b) for a in range(kernel[0]) for b in range(kernel[1])]  # in the window
+        self.is_point = self.kernel == [1, 1] and self.before == [0, 0]
 
     def padded(self, images: Value, fill: float = 0.0) -> Value:
         """The input with its margins, of exactly the length that the windows cover."""
@@ -119,11 +104,6 @@ class Window:
         """See `spread`: [batch, *size, channels]."""
         starts = [self.reach[0] - a * self.dilations[0], self.reach[1] - b * self.dilations[1]]
         return _strided(spread, starts, self.size, (1, 1))
-
-    @property
-    def is_point(self) -> bool:
-        """Whether it is one place, and nothing is padded."""
-        return self.kernel == [1, 1] and self.before == [0, 0]
 
 
 def _fitted(images: Value, before: Sequence[int], lengths: Sequence[int], fill: float = 0.0) -> Value:
@@ -167,9 +147,8 @@ def _conv2d(op: Any, images: Value, kernel: Value) -> Value:
     window = Window(op, images.shape[1:3], kernel.shape[:2])
     groups = images.shape[-1] // kernel.shape[2]
     if is_constant(kernel) and groups == 1:
-        padding = "SAME" if op.get_attr("padding") == b"SAME" else "VALID"
-        padded = window.padded(images) if op.get_attr("padding") == b"EXPLICIT" else images
-        return tf.nn.conv2d(padded, kernel, window.strides, padding, dilations=window.dilations)
+        padded = window.padded(images) if window.is_explicit else images
+        return tf.nn.conv2d(padded, kernel, window.strides, window.padding, dilations=window.dilations)
 
     def one_group(x: Value, w: Value) -> Value:
         return _sum([product(_rows(window.at(x, a, b)), w[a, b]) for a, b in window.places])
@@ -223,9 +202,8 @@ def _sum(values: Sequence[Value]) -> Value:
 
 def _depthwise(op: Any, images: Value, kernel: Value) -> Value:
     window = Window(op, images.shape[1:3], kernel.shape[:2])
-    padded = window.padded(images) if op.get_attr("padding") == b"EXPLICIT" else images
-    padding = "SAME" if op.get_attr("padding") == b"SAME" else "VALID"
-    return tf.nn.depthwise_conv2d(padded, kernel, (1, *window.strides, 1), padding, dilations=window.dilations)
+    padded = window.padded(images) if window.is_explicit else images
+    return tf.nn.depthwise_conv2d(padded, kernel, (1, *window.strides, 1), window.padding, dilations=window.dilations)
 
 
 def _depthwise_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value) -> Value:
@@ -285,10 +263,6 @@ def _gathered(window: Window, passed: Sequence[Value]) -> Value:
 # --- activations, normalisation, loss ---------------------------------------------------------------------------------
 
 
-def _relu_gradient(op: Any, gradient: Value, outputs: Value) -> Value:
-    return gradient * tf.clip_by_value(outputs * HUGE, 0.0, 1.0)
-
-
 def _relu6_gradient(op: Any, gradient: Value, outputs: Value) -> Value:
     six = 6.0 + gradient[:1] * (1 / HUGE)
     return gradient * tf.clip_by_value(outputs * (six - outputs) * HUGE, -1.0, 1.0)
@@ -297,10 +271,6 @@ def _relu6_gradient(op: Any, gradient: Value, outputs: Value) -> Value:
 def _leaky_relu_gradient(op: Any, gradient: Value, inputs: Value) -> Value:
     positive = tf.clip_by_value(inputs * HUGE, 0.0, 1.0)
     return gradient * (positive + op.get_attr("alpha") * (1.0 - positive))
-
-
-def _erfc(op: Any, x: Value) -> Value:
-    return 1.0 - _erf(op, x)
 
 
 def _erf(op: Any, x: Value) -> Value:
@@ -337,10 +307,8 @@ def _cross_entropy(op: Any, logits: Value, labels: Value) -> list[Value]:
 
 
 def _strided_slice_gradient(op: Any, shape: Value, begin: Value, end: Value, strides: Value, d: Value) -> Value:
-    masks = {
-        name: op.get_attr(name)
-        for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
-    }
+    kinds = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    masks = {f"{kind}_mask": op.get_attr(f"{kind}_mask") for kind in kinds}
     count = int(np.prod(shape))
     with tf.init_scope():
         places = np.arange(count, dtype=np.int32).reshape(shape)
@@ -348,14 +316,10 @@ def _strided_slice_gradient(op: Any, shape: Value, begin: Value, end: Value, str
     return tf.reshape(tf.scatter_nd(taken.reshape(-1, 1), tf.reshape(d, [-1]), [count]), shape)
 
 
-def _bias_gradient(op: Any, gradient: Value) -> Value:
-    return tf.reduce_sum(gradient, [*range(len(gradient.shape) - 1)])
-
-
 FORMULAS: dict[str, Callable[..., Value]] = {
     "AddN": lambda op, *values: _sum(values),
     "AvgPoolGrad": _average_pool_gradient,
-    "BiasAddGrad": _bias_gradient,
+    "BiasAddGrad": lambda op, d: tf.reduce_sum(d, [*range(len(d.shape) - 1)]),
     "Conv2D": _conv2d,
     "Conv2DBackpropFilter": _conv2d_kernel_gradient,
     "Conv2DBackpropInput": _conv2d_input_gradient,
@@ -364,16 +328,16 @@ FORMULAS: dict[str, Callable[..., Value]] = {
     "DepthwiseConv2dNativeBackpropInput": _depthwise_input_gradient,
     "EluGrad": lambda op, d, y: d * (tf.minimum(y, 0.0) + 1.0),
     "Erf": _erf,
-    "Erfc": _erfc,
+    "Erfc": lambda op, x: 1.0 - _erf(op, x),
     "FusedBatchNormGradV3": _batch_norm_gradient,
     "FusedBatchNormV3": _batch_norm,
     "L2Loss": lambda op, x: tf.reduce_sum(x * x) / 2.0,
     "LeakyReluGrad": _leaky_relu_gradient,
-    "MatMul": _mat_mul,
+    "MatMul": lambda op, a, b: product(a, b, op.get_attr("transpose_a"), op.get_attr("transpose_b")),
     "MaxPoolGrad": _max_pool_gradient,
     "ReciprocalGrad": lambda op, y, d: -d * y * y,
     "Relu6Grad": _relu6_gradient,
-    "ReluGrad": _relu_gradient,
+    "ReluGrad": lambda op, d, y: d * tf.clip_by_value(y * HUGE, 0.0, 1.0),
     "RsqrtGrad": lambda op, y, d: -0.5 * d * y * y * y,
     "SigmoidGrad": lambda op, y, d: d * y * (1.0 - y),
     "SoftplusGrad": lambda op, d, x: d * tf.sigmoid(x),

@@ -18,19 +18,16 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.networks.tensors import restored
 
+# In which other orders of its axes the converter may store a kernel, by their number.
+_OTHER_LAYOUTS = {2: [[1, 0]], 4: [[3, 0, 1, 2]]}
+
 
 class InferenceFile(NamedTuple):
-    """The file, and where its arrays are.
+    """The file, and where its arrays are."""
 
-    Attributes:
-        content: the file, with random numbers as weights.
-        offsets: of the arrays, in bytes.
-        arrays: a traced function without inputs, whose results are the arrays in their order, as the file has them.
-    """
-
-    content: bytes
-    offsets: list[int]
-    arrays: Any
+    content: bytes  # with random numbers as weights
+    offsets: list[int]  # of the arrays, in bytes
+    arrays: Any  # a traced function without inputs: the arrays in their order, as the file has them
 
 
 def inference_file(
@@ -38,10 +35,8 @@ def inference_file(
 ) -> InferenceFile | None:
     """The inference file of `model`; None if the converter changes a weight, so that its place is not found.
 
-    Args:
-        model: from images to logits.
-        trained: the variables whose values will change.
-        convert: a function of one image float32 [1, size, size, 3] that returns {"logits": …} -> a file.
+    The values of the variables `trained` will change. `convert` makes a file of a function of one image float32
+    [1, size, size, 3] that returns {"logits": …}.
     """
     sources = _sources(model, trained)
 
@@ -57,8 +52,8 @@ def inference_file(
         values = [source().numpy() for source in sources]
     offsets, layouts = [], []
     for value in values:
-        for layout in _layouts(value.ndim):
-            encoded = (value if layout is None else value.transpose(layout)).astype("<f4").tobytes()
+        for layout in [[*range(value.ndim)], *_OTHER_LAYOUTS.get(value.ndim, ())]:
+            encoded = value.transpose(layout).astype("<f4").tobytes()
             if content.count(encoded) == 1:
                 offsets.append(content.index(encoded))
                 layouts.append(layout)
@@ -68,7 +63,7 @@ def inference_file(
 
     def arrays() -> list[tf.Tensor]:
         found = zip((source() for source in sources), layouts, strict=True)
-        return [value if layout is None else tf.transpose(value, layout) for value, layout in found]
+        return [value if layout == sorted(layout) else tf.transpose(value, layout) for value, layout in found]
 
     return InferenceFile(content, offsets, tf.function(arrays, autograph=False).get_concrete_function())
 
@@ -85,7 +80,7 @@ def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Call
         own = [each for each in (norm.gamma, norm.beta) if each is not None and waiting.pop(id(each), None) is not None]
         if own:
             sources += [partial(_factor, norm), partial(_shift, norm)]
-    return sources + [_reading(variable) for variable in waiting.values()]
+    return sources + [partial(tf.convert_to_tensor, variable.value) for variable in waiting.values()]
 
 
 def _factor(norm: FrozenBatchNormalization) -> tf.Tensor:
@@ -98,13 +93,3 @@ def _shift(norm: FrozenBatchNormalization) -> tf.Tensor:
     """What a batch norm adds after that."""
     shift = norm.moving_mean.value * _factor(norm)
     return norm.beta.value - shift if norm.center else -shift
-
-
-def _reading(variable: keras.Variable) -> Callable[[], tf.Tensor]:
-    return lambda: tf.convert_to_tensor(variable.value)
-
-
-def _layouts(rank: int) -> list[tuple[int, ...] | None]:
-    """In which orders of its axes the converter may store a kernel."""
-    others: dict[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 0, 1, 2)}
-    return [None, others[rank]] if rank in others else [None]

@@ -28,7 +28,7 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def random_tensors(graph: Any, results: Sequence[Any], feeds: Sequence[str]) -> dict[str, Any]:
-    """The tensors of random numbers that `results` depend on, given the tensors named `feeds`, by name: `random_0`."""
+    """The random tensors that `results` depend on, given those named `feeds`, by a name such as `random_0`."""
     needed = _needed(graph, results, feeds)
     found = [op for op in inputs_first(graph) if op.name in needed and op.type in RANDOM]
     tensors = [(RANDOM[op.type], op.outputs[0]) for op in found if op.outputs[0].dtype == tf.float32]
@@ -43,16 +43,10 @@ def _needed(graph: Any, results: Sequence[Any], feeds: Sequence[str]) -> set[str
 def rebuild(
     graph: Any, results: Sequence[Any], feeds: Mapping[str, Value], variables: Mapping[int, Value]
 ) -> list[Value]:
-    """The values of `results` in the graph that is being traced.
+    """The values of `results`, tensors of a function's `graph`, in the graph that is being traced.
 
-    Args:
-        graph: a function's graph (FuncGraph).
-        results: tensors of it.
-        feeds: values of its tensors, by name.
-        variables: values of variables, by the `id` of their handle; others are constants.
-
-    Raises:
-        UserError: an operation is not covered, or changes from step to step; the message names it.
+    `feeds` are values of tensors by name, `variables` those of variables by the `id` of their handle; others are
+    constants. Raises `UserError`, which names the operation, if one is not covered, or changes from step to step.
     """
     values: dict[str, Value] = dict(feeds)
     for outer, inner in graph.captures:
@@ -75,10 +69,7 @@ def _assigned(graph: Any, values: Mapping[str, Value]) -> Iterator[int]:
 def _rebuilt(
     graph: Any, results: Sequence[Any], values: dict[str, Value], variables: Mapping[int, Value]
 ) -> list[Value]:
-    """See `rebuild`; `values` gets the values of the graph's tensors, and has the handles of its variables.
-
-    In `variables`, the value of one that changes in a way that a board does not follow is None.
-    """
+    """`rebuild`, where `values` has the handles of variables; those that change as no board follows are None."""
     needed = _needed(graph, results, [*values])
     for op in inputs_first(graph):
         if op.name not in needed or op.type == "Placeholder" or all(out.name in values for out in op.outputs):
@@ -137,9 +128,7 @@ def _refused(op: Any, reason: str) -> UserError:
 
 
 def _listed(outputs: Any) -> list[Value]:
-    if isinstance(outputs, (list, tuple)):
-        return [*outputs]
-    return [] if isinstance(outputs, tf.Operation) or outputs is None else [outputs]
+    return [*outputs] if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def _call(op: Any, inputs: Sequence[Value]) -> Any:

@@ -61,12 +61,10 @@ class WeightedImages(ImageClassification):
 
 
 class StepFunctions(NamedTuple):
-    """What trains one selection.
+    """What trains one selection: specs of the features by name, [part, …], and the signatures of a step.
 
-    Attributes:
-        features: specs of the features by name, [part, …].
-        signatures: `features`, `infer`, `gradients` and `update`. Random numbers of a step are inputs of `gradients`:
-            `random_0`, … are uniform from 0 to 1, as for dropout; `normal_0`, … have a standard normal distribution.
+    Random numbers of a step are inputs of `gradients`: `random_0`, … are uniform from 0 to 1, as for dropout;
+    `normal_0`, … have a standard normal distribution.
     """
 
     features: dict[str, tf.TensorSpec]
@@ -132,11 +130,10 @@ def step_functions(
 def _cuts(
     step: BatchFunction, inference: BatchFunction, images: tf.TensorSpec
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], dict[int, tf.Tensor]]:
-    """Where a step and the forward pass are cut. Both are traced; equal values tell which tensors are the same.
+    """Where a step and the forward pass are cut: equal values tell which of their tensors are the same.
 
-    Returns:
-        The tensors of the step; those of the forward pass that the step lacks; and the tensor of the forward pass for
-        each place in both lists together that it needs.
+    Returns the tensors of the step; those of the forward pass that the step lacks; and the tensor of the forward pass
+    for each place in both lists together that it needs.
     """
     pixels, cuts = tf.random.uniform(images.shape, maxval=255), []
     for function in (step, inference):
@@ -160,14 +157,13 @@ def _same(value: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _values(function: BatchFunction, tensors: Sequence[tf.Tensor], images: tf.Tensor) -> list[np.ndarray]:
-    """Values of tensors of a traced function, for `images`."""
     name = function.inputs[0].name
     compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}), autograph=False)
     return [value.numpy() for value in compute.get_concrete_function(images)(images)]
 
 
 class TrainingFile:
-    """A file with one or more selections, which share their variables.
+    """A file of LiteRT's own kernels, `content`, with one or more selections, which share their variables.
 
     Args:
         model: a classifier of images that returns logits.
@@ -175,12 +171,6 @@ class TrainingFile:
         masks: bool [N] over them, what each selection trains.
         part: images that are computed at a time.
         arrays: what `fill` returns: a traced function without inputs, or None.
-
-    Attributes:
-        steps: of each selection.
-        signatures: by name; those of the second selection end in `_1`, and so on.
-        variables: of the file.
-        content: the file, of LiteRT's own kernels.
 
     Raises:
         UserError: LiteRT lacks the kernel of an operation, the network has one that is not covered, or the optimizer is
@@ -222,15 +212,14 @@ class TrainingFile:
 
 
 def suffixed(name: str, selection: int) -> str:
-    """The name of a signature of a selection, counted from 0."""
+    """The name of a signature of a selection: those of the second end in `_1`, and so on."""
     return f"{name}_{selection}" if selection else name
 
 
 def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
     """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT.
 
-    Raises:
-        UserError: LiteRT lacks the kernel of an operation; the message names it.
+    Raises `UserError`, which names the operation, if LiteRT lacks a kernel.
     """
     with _naming_missing_kernels():
         return convert_module(inference_module(model, function))

@@ -25,7 +25,7 @@ class Signature(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """The variables of the file for a variable of the network."""
+    """The variables of the file for a variable of the network, `source`."""
 
     source: keras.Variable
     weights: tf.Variable
@@ -37,32 +37,23 @@ class _Copy(NamedTuple):
 class BoardVariables:
     """Copies of the network's variables that train, and their update: that of `training.optimizers.SGDW`.
 
-    Args:
-        model: of the variables.
-        optimizer: built for all of `model.trainable_variables`.
-        mask: bool [N] over them, what any selection trains.
-
-    Attributes:
-        sources: the variables of the network that train.
-        module: owns the copies.
-
-    Raises:
-        UserError: one has a constraint.
+    `optimizer` is built for all trainable variables; `mask`, bool [N] over them, is what any selection trains. Raises
+    `UserError` if a variable has a constraint.
     """
 
     def __init__(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray) -> None:
         self._optimizer = optimizer
-        self.sources = [*compress(model.trainable_variables, mask)]
+        self.sources = [*compress(model.trainable_variables, mask)]  # of the network
         constrained = next((variable for variable in self.sources if variable.constraint is not None), None)
         if constrained is not None:
             raise UserError(f"--export train_tflite: {constrained.path} has a constraint, which a board does not apply")
-        clips = [optimizer.clipping is not None and place not in optimizer.unclipped for place in np.flatnonzero(mask)]
-        self._initial = [variable.numpy() for variable in self.sources]
-        self._copies = [
-            _Copy(source, tf.Variable(value), _zeros(value), _zeros(value), is_clipped)
-            for source, value, is_clipped in zip(self.sources, self._initial, clips, strict=True)
-        ]
-        self.module = tf.Module()
+        self._copies: list[_Copy] = []
+        for place, source in zip(np.flatnonzero(mask), self.sources, strict=True):
+            weights = tf.Variable(source.numpy())
+            momentum, gradient = (tf.Variable(tf.zeros(weights.shape)) for _ in range(2))
+            is_clipped = optimizer.clipping is not None and place not in optimizer.unclipped
+            self._copies.append(_Copy(source, weights, momentum, gradient, is_clipped))
+        self.module = tf.Module()  # owns the copies
         self.module.kept = [[each.weights, each.momentum, each.gradient] for each in self._copies]
 
     def values(self) -> dict[int, tf.Tensor]:
@@ -72,7 +63,7 @@ class BoardVariables:
     def signatures(self) -> dict[str, Signature]:
         """`start`, `load` and `state`."""
         specs = {name: tf.TensorSpec(variable.shape) for name, variable in self._state()}
-        initial = {f"weights_{index}": value for index, value in enumerate(self._initial)}
+        initial = {f"weights_{index}": each.source.numpy() for index, each in enumerate(self._copies)}
 
         def load(**state: tf.Tensor) -> Values:
             for name, variable in self._state():
@@ -96,7 +87,7 @@ class BoardVariables:
             yield f"momentum_{index}", each.momentum
 
     def add(self, sources: Sequence[keras.Variable], gradients: Sequence[tf.Tensor]) -> None:
-        """Add gradients of some of the network's variables up."""
+        """Add up gradients of some of the network's variables."""
         for each, gradient in zip(self._of(sources), gradients, strict=True):
             each.gradient.assign(each.gradient.read_value() + gradient)
 
@@ -118,10 +109,6 @@ class BoardVariables:
     def _of(self, sources: Sequence[keras.Variable]) -> list[_Copy]:
         wanted = {id(source) for source in sources}
         return [each for each in self._copies if id(each.source) in wanted]
-
-
-def _zeros(value: np.ndarray) -> tf.Variable:
-    return tf.Variable(np.zeros_like(value))
 
 
 def done() -> Values:

@@ -25,32 +25,18 @@ WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its
 
 
 class Sensor(NamedTuple):
-    """A sensor of power, or a counter of energy.
+    """A sensor of power, or a counter of energy."""
 
-    Attributes:
-        name: shown in summary.json.
-        read: returns watts, or joules if it counts energy. Raises `OSError` if it cannot be read.
-        range_joules: the counter wraps around to 0 after this much energy (inf: never). None: it reads watts.
-    """
-
-    name: str
-    read: Callable[[], float]
-    range_joules: float | None = None
+    name: str  # shown in summary.json
+    read: Callable[[], float]  # watts, or joules if it counts energy; may raise `OSError`
+    range_joules: float | None = None  # a counter wraps around to 0 after this much energy (inf: never)
 
 
 class EnergyMeter:
     """Adds up joules. In its context a thread reads the sensors ten times a second.
 
     Power must be integrated, and a counter must not wrap around twice between two readings; both need the thread.
-
-    Args:
-        sensors: their energy is added.
-        failure: why the machine has no sensors.
-        clock: returns seconds; tests replace it.
-
-    Attributes:
-        name: the names of the sensors.
-        failure: why the energy is not known, or None.
+    `failure` is why the energy is not known, or None.
     """
 
     def __init__(
@@ -100,11 +86,7 @@ class EnergyMeter:
 
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
-    """The meter of this machine's sensors; `failure` says why there are none.
-
-    Args:
-        root: the folder that contains sys.
-    """
+    """The meter of this machine's sensors, of which `root` contains sys; `failure` says why there are none."""
     why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
     try:
         board, gpus = _jetson(root), [*_nvml()]

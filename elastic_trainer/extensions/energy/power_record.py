@@ -78,11 +78,7 @@ def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) ->
 
 
 def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (s since 1970) and watts in an external meter's CSV file, see `add_external_energy`, in order of time.
-
-    Raises:
-        UserError: the file cannot be read, or a line does not contain a time and watts.
-    """
+    """Times (s since 1970) and watts in an external meter's CSV file, see `add_external_energy`, in order of time."""
     readings = [_reading(record, number, line) for number, line in _lines(record)]
     if len(readings) < 2:
         raise UserError(
@@ -108,7 +104,7 @@ def _lines(record: Path) -> list[tuple[int, list[str]]]:
 
 
 def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, float]:
-    """Seconds since 1970 and watts in a line. Raises `UserError` if it does not contain them."""
+    """Seconds since 1970 and watts in a line."""
     when = watts = math.nan
     with contextlib.suppress(ValueError, IndexError):
         watts = float(line[1])

@@ -19,18 +19,9 @@ _layers = keras.layers
 # Layers that compute each output channel from the same channel of their inputs, and from that of their only input.
 _MERGES = (_layers.Add, _layers.Subtract, _layers.Multiply, _layers.Average, _layers.Maximum, _layers.Minimum)
 _CHANNELWISE = (
-    _layers.ReLU,
-    _layers.LeakyReLU,
-    _layers.ELU,
-    _layers.Dropout,
-    _layers.SpatialDropout2D,
-    _layers.MaxPooling2D,
-    _layers.AveragePooling2D,
-    _layers.GlobalMaxPooling2D,
-    _layers.GlobalAveragePooling2D,
-    _layers.Cropping2D,
-    _layers.UpSampling2D,
-    _layers.ZeroPadding2D,
+    *(_layers.ReLU, _layers.LeakyReLU, _layers.ELU, _layers.Dropout, _layers.SpatialDropout2D),
+    *(_layers.MaxPooling2D, _layers.AveragePooling2D, _layers.GlobalMaxPooling2D, _layers.GlobalAveragePooling2D),
+    *(_layers.Cropping2D, _layers.UpSampling2D, _layers.ZeroPadding2D),
 )
 _NORMS = (_layers.BatchNormalization, FrozenBatchNormalization)
 ACTIVATIONS = tuple(
@@ -47,25 +38,15 @@ Channels = np.ndarray  # int [places of an axis]: the number of the channel at e
 
 @dataclass(eq=False)
 class Kernel:
-    """A layer that computes its output channels from its input channels with a kernel.
+    """A layer that computes its output channels from its input channels with a kernel."""
 
-    Attributes:
-        layer: Conv2D, Dense or DepthwiseConv2D.
-        source: the layer's input channels.
-        target: the layer's output channels; the same as `source` for a depthwise convolution.
-        depthwise: whether the layer is a DepthwiseConv2D.
-        padded: whether padding adds zeros to the sums that the layer computes.
-        norm: the frozen batch norm that alone reads the layer's output, see `batch_norm_folding.find_pairs`; or None.
-        calls: number of times the network applies the layer.
-    """
-
-    layer: Any
-    source: Channels
-    target: Channels
+    layer: Any  # Conv2D, Dense or DepthwiseConv2D
+    source: Channels  # of its input
+    target: Channels  # of its output; the same for a depthwise convolution
     depthwise: bool
-    padded: bool
-    norm: Any = None
-    calls: int = 0
+    padded: bool  # whether padding adds zeros to the sums that it computes
+    norm: Any  # the frozen batch norm that alone reads its output (`batch_norm_folding.find_pairs`), or None
+    calls: int = 0  # how often the network applies it
 
 
 class ChannelGroups:
@@ -77,10 +58,7 @@ class ChannelGroups:
     image. To remove a channel, it is removed from every place.
 
     The channels of the images and of the logits are fixed: they stay. So are those that an unknown layer reads or
-    makes.
-
-    Args:
-        model: any Keras model. One that is not a functional or sequential model has no channels.
+    makes. A model that is neither functional nor sequential has no channels.
 
     Attributes:
         kernels: the layers with kernels in the order of the data flow, by `id(layer)`.
@@ -117,10 +95,7 @@ class ChannelGroups:
         return found
 
     def readers(self) -> dict[str, Kernel]:
-        """The convolutions and dense layers, by the path of their kernel.
-
-        Depthwise convolutions do not count: their output has the same channels.
-        """
+        """The convolutions and dense layers, by the path of their kernel; none is depthwise."""
         found: dict[str, Kernel] = {}
         seen: dict[str, int] = {}
         for kernel in self.kernels.values():
@@ -131,7 +106,7 @@ class ChannelGroups:
         return found
 
     def axes(self, variable: keras.Variable) -> dict[int, Channels]:
-        """The axes of a variable that hold channels: {axis: its channels}."""
+        """{axis of a variable that holds channels: its channels}."""
         return self._axes.get(id(variable), {})
 
     def inputs(self, tensor: keras.KerasTensor) -> Channels:
@@ -196,7 +171,7 @@ class ChannelGroups:
         return target
 
     def _bind(self, variable: keras.Variable | None, axis: int, channels: Channels) -> None:
-        """Let an axis of a variable hold `channels`; of a shared variable they are the same as its earlier ones."""
+        """Let an axis hold `channels`; of a shared variable they are the same as its earlier ones."""
         if variable is not None:
             self._unite(channels, self._axes.setdefault(id(variable), {}).setdefault(axis, channels))
 

@@ -19,15 +19,8 @@ class ChannelContributions:
     """What each layer gets from each channel: the norm of its kernel's slice times the channel's spread over images.
 
     The spread is the standard deviation if the channel's mean can be folded into the batch norm or the bias behind the
-    layer. Otherwise it is the root mean square.
-
-    Args:
-        channels: of `model`.
-        model: the network.
-        batches: images [batch, height, width, 3] each.
-
-    Attributes:
-        by_reader: {name of a layer as in `ChannelGroups.readers`: float [its input channels]}.
+    layer. Otherwise it is the root mean square. `by_reader` has them, float [input channels], by the names of
+    `ChannelGroups.readers`.
     """
 
     def __init__(self, channels: ChannelGroups, model: keras.Model, batches: Sequence[tf.Tensor]) -> None:
@@ -43,14 +36,9 @@ class ChannelContributions:
     def kept(self, thresholds: dict[str, float], multiple: int) -> np.ndarray:
         """Choose the channels that stay, bool [channels of the network].
 
-        A channel is alive if it contributes more than the threshold to at least one layer. Of the channels that a
-        kernel makes, as many stay as are alive, at least 1, rounded up to a multiple of `multiple` if there are enough;
-        those stay that contribute most.
-
-        Args:
-            thresholds: {name of a layer as in `by_reader`: threshold}. If all are 0, a channel is alive if it
-                contributes anything.
-            multiple: see above.
+        A channel is alive if it contributes more than the threshold to at least one layer; if all thresholds are 0, if
+        it contributes anything. Of the channels that a kernel makes, as many stay as are alive, at least 1, rounded up
+        to a multiple of `multiple` if there are enough; those stay that contribute most.
         """
         largest = np.zeros(self._channels.count)
         for name, kernel in self._channels.readers().items():
@@ -65,11 +53,7 @@ class ChannelContributions:
     def folded_means(self, kept: np.ndarray) -> dict[int, np.ndarray]:
         """The means of the removed channels, folded into the batch-norm means and biases behind their readers.
 
-        Args:
-            kept: bool [channels of the network].
-
-        Returns:
-            {id of the variable: its new values}, for the variables that change
+        Returns {id of a variable that changes: its new values}.
         """
         values: dict[int, np.ndarray] = {}
         for kernel in self._channels.readers().values():
@@ -101,8 +85,7 @@ class ChannelContributions:
 class _Moments:
     """Mean and spread of the channels of one tensor over several batches; exact for constant channels.
 
-    Args:
-        values: the first batch [..., channels]. It fixes the origin of the sums, and is not counted.
+    The first batch [..., channels] fixes the origin of the sums, and is not counted.
     """
 
     def __init__(self, values: tf.Tensor) -> None:
@@ -111,13 +94,11 @@ class _Moments:
         self._sums = np.zeros((2, values.shape[-1]))  # of the differences from the origin, and of their squares
 
     def add(self, values: tf.Tensor) -> None:
-        """Count a batch [..., channels]."""
         differences = tf.reshape(values, [-1, values.shape[-1]]) - self._origin
         self._count += differences.shape[0]
         self._sums += [tf.reduce_sum(differences, 0).numpy(), tf.reduce_sum(tf.square(differences), 0).numpy()]
 
     def mean(self) -> np.ndarray:
-        """Float [channels]."""
         return self._origin.numpy() + self._sums[0] / self._count
 
     def spread(self, about_mean: bool) -> np.ndarray:

@@ -22,19 +22,15 @@ def rebuild_network(
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Build a model and an optimizer like the given ones, with fewer channels. The given ones do not change.
 
+    The new ones hold the kept slices of all variables and slots, and all counts. Raises `UserError` if Keras cannot
+    rebuild the model from its configuration.
+
     Args:
         model: the network.
         optimizer: its optimizer, built.
         channels: of `model`.
         kept: bool [channels of the network], those that stay.
         changed: {id of a variable of `model`: values of its shape}, used instead of the variable's values.
-
-    Returns:
-        The new model, which holds the kept slices of all variables, and the new optimizer, which holds the kept slices
-        of the slots and all counts.
-
-    Raises:
-        UserError: Keras cannot rebuild the model from its configuration.
     """
     smaller = _rebuild_model(model, channels, kept)
     for new, old in zip(smaller.variables, model.variables, strict=True):
@@ -49,7 +45,7 @@ def check_rebuildable(model: keras.Model, channels: ChannelGroups) -> None:
 
 
 def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: np.ndarray) -> np.ndarray:
-    """The slice of `values`, which have the shape of `variable`, that belongs to the kept channels."""
+    """The slice of `values`, of the shape of `variable`, that belongs to the kept channels."""
     for axis, numbers in channels.axes(variable).items():
         values = np.compress(kept[numbers], values, axis)
     return values

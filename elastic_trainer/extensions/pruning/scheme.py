@@ -59,10 +59,6 @@ class PruneTrainScheme(Scheme):
             channel at first.
         multiple: the number of a kernel's channels that stay is rounded up to a multiple of this.
 
-    Attributes:
-        full_counts: {name as in `ChannelGroups.prunable`: number of its channels in the full network}.
-        kept: {name: indices of the channels that are left, among those of the full network}.
-
     Raises:
         UserError: the network has no channels that could be removed, or Keras cannot rebuild it.
     """
@@ -88,8 +84,8 @@ class PruneTrainScheme(Scheme):
         self._tensor_count = len(model.trainable_variables)
         self._batches_drawn = 1
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
-        self.full_counts = {name: len(numbers) for name, numbers in prunable.items()}
-        self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
+        self.full_counts = {name: len(numbers) for name, numbers in prunable.items()}  # of channels in the full network
+        self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}  # indices of those left
         [batch] = data.importance_batches(0)
         loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
         self._lambda = ratio / (1 - ratio) * loss / float(group_lasso(model))
@@ -117,12 +113,11 @@ class PruneTrainScheme(Scheme):
     def reconfigure(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> tuple[keras.Model, keras.optimizers.Optimizer] | None:
-        """Remove the dead channels. `model` and `optimizer` do not change.
+        """A smaller model without the dead channels, and its optimizer; None if no channel is dead.
 
-        Returns:
-            A smaller model that computes nearly the same, and its optimizer; None if no channel is dead. The model has
-            the same trainable variables in the same order, with the kept slices of their values. Batch-norm statistics,
-            random state, slots, step counts and the learning rate's schedule are kept too.
+        The model computes nearly the same and has the same trainable variables in the same order, with the kept slices
+        of their values. Batch-norm statistics, random state, slots, step counts and the learning rate's schedule are
+        kept too.
         """
         channels = ChannelGroups(model)
         batches = math.ceil(SPREAD_IMAGES / self._data.batch_size)
@@ -150,24 +145,15 @@ class PruneTrainScheme(Scheme):
             for name, indices in self.kept.items()
             if len(indices) < self.full_counts[name]
         }
-        return {
-            "lambda": self._lambda,
-            "batches_drawn": self._batches_drawn,
-            "medians": self._medians,
-            "channels": kept,
-        }
+        own = {"lambda": self._lambda, "batches_drawn": self._batches_drawn, "medians": self._medians}
+        return {**own, "channels": kept}
 
     def restore(
         self, record: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
     ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-        """Continue from `to_record()`: cut the full `model` and its `optimizer` down to the kept channels.
+        """Continue from `to_record()`: the full `model` and its `optimizer`, cut down to the kept channels.
 
-        Returns:
-            A model and an optimizer of the saved shapes. Their values are slices of the given ones; the caller loads
-            the saved values afterwards.
-
-        Raises:
-            UserError: the record belongs to another network.
+        The caller loads the saved values afterwards. Raises `UserError` if the record belongs to another network.
         """
         for name, kept in record["channels"].items():
             if self.full_counts.get(name) != kept["of"]:
@@ -217,11 +203,7 @@ def group_lasso(model: keras.Model) -> tf.Tensor:
 
 
 def prunetrain(context: SchemeContext) -> Scheme:
-    """PruneTrain for a run.
-
-    Raises:
-        UserError: its network cannot be replaced by a smaller one, or be loaded again if it is saved.
-    """
+    """PruneTrain for a run; `UserError` if its network cannot be replaced, or be loaded again if it is saved."""
     if isinstance(context.task, CompiledTask):
         raise UserError("prunetrain: replaces the network while it trains, which a compiled model does not allow")
     if context.settings.save_model:

@@ -15,8 +15,7 @@ from small_boards import NAMES, changed_copy, replace_in, run, weights_of
 
 import data
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.board.export import export_training
-from elastic_trainer.extensions.board.results import board_table, load_board
+from elastic_trainer.extensions.board.export import board_table, export_training, load_board
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.selection.schemes import FixedScheme
