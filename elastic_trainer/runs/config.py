@@ -1,4 +1,4 @@
-"""Options in config.json: which may change when a run continues, which do not affect results, and what changed."""
+"""Options in config.json: which may change when a run continues (--resume), and what did; `cli.commands` checks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop requests: SIGINT and SIGTERM end a run after the current step."""
+"""Ctrl-C (SIGINT) and SIGTERM: the run ends after its step, and train.py writes a checkpoint and says how to go on."""
 
 from __future__ import annotations
 

@@ -391,9 +391,3 @@ def test_the_method_is_on_one_page() -> None:
     assert len(page.splitlines()) <= 50
     at = [page.index(f"{step} (section {n})") for step, n in (("Importance", "4"), ("budget", "5"), ("solver", "5.2"))]
     assert sorted(at) == at
-
-
-def test_contributing_says_what_each_room_holds() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    missing = [room for room in rooms("elastic_trainer") if f"/{room}/`" not in text]
-    assert not missing
