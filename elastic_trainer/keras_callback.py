@@ -48,7 +48,7 @@ class ElasticTraining(keras.callbacks.Callback):
     and PyDataset, class and sample weights, validation, and other callbacks.
 
     Not possible here: cached features, since `fit` does not say which examples come next (`Trainer` has them); models
-    with a `train_step` of their own; more than one replica; XLA (`jit_compile` has no effect). Other callbacks must not
+    with their own `train_step`; more than one replica; XLA (`jit_compile` has no effect). Other callbacks must not
     change weights while `fit` runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam
     counts steps for all tensors together, so a tensor that is first selected late starts with larger updates than at
     the start.

@@ -180,7 +180,7 @@ def resident_memory_mb(root: Path = Path("/")) -> float | None:
 
 
 def has_gpu() -> bool:
-    """Whether TensorFlow trains on a GPU, which has memory of its own."""
+    """Whether TensorFlow trains on a GPU, which has its own memory."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))

@@ -133,7 +133,7 @@ class CompiledTask(Task):
         inputs, targets, weights: as of `Task`. Weights include those of classes.
 
     Raises:
-        UserError: the model was not compiled, trains by code of its own, or a batch norm of it is not frozen.
+        UserError: the model was not compiled, trains by custom code, or a batch norm of it is not frozen.
     """
 
     is_running = True
@@ -145,7 +145,7 @@ class CompiledTask(Task):
             raise UserError("the model is not compiled; call model.compile(optimizer=…, loss=…) first")
         if type(model).train_step is not keras.Model.train_step:
             raise UserError(
-                f"{type(model).__name__} has a train_step of its own, which says how it trains; override compute_loss "
+                f"{type(model).__name__} has its own train_step, which says how it trains; override compute_loss "
                 "instead, or train it without ElasticTraining"
             )
         free = [

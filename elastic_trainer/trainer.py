@@ -106,7 +106,7 @@ class Trainer:
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].takes("micro_batch")
         self.history = History()
         self.allows_infinite_loss = False
-        self._listeners, self._has_begun = [*listeners], False
+        self._listeners, self._has_started = [*listeners], False
         self._counted, self._step_flops = 0, 0.0  # of which compiled step
 
     @property
@@ -130,7 +130,7 @@ class Trainer:
         """
         history = self.history
         with frozen_gc():
-            if not self._has_begun:
+            if not self._has_started:
                 self._begin()
             while not self.is_finished and (until_step is None or history.step < until_step):
                 epoch, (start, end) = len(history.epochs), self.schedule.steps_of(len(history.epochs))
@@ -174,7 +174,7 @@ class Trainer:
     def _begin(self) -> None:
         """Pass the trainer and the model to the listeners."""
         model, steps = self.training.model, self.data.steps_per_epoch
-        self._has_begun, model.stop_training = True, False
+        self._has_started, model.stop_training = True, False
         has_callbacks = not all(isinstance(listener, Listener) for listener in self._listeners)
         if has_callbacks and getattr(model, "optimizer", None) is None:
             model.optimizer = self.training.optimizer  # Keras callbacks use it

@@ -42,7 +42,7 @@ class InterruptingData:
 def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
     """Start a run in `folder`, or resume it; returns its weights and summary. Elastic runs select twice an epoch.
 
-    It saves a checkpoint after `every` so many steps.
+    It saves a checkpoint every `every` steps.
     """
     settings = Settings(
         **{

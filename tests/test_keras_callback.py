@@ -142,7 +142,7 @@ def test_a_model_that_is_not_built_trains_as_one_that_is(make, x):
 
 
 def lengths_that_differ():
-    """Sequences as long as the longest of their batch, for a model of any length; without targets of their own."""
+    """Sequences as long as the longest of their batch, for a model of any length; without separate targets."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None, 4))
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
@@ -303,7 +303,7 @@ def own_step():
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(unfrozen, r"bn would change .*freeze_batch_norm\(model\)"), (own_step, "train_step of its own")],
+    [(unfrozen, r"bn would change .*freeze_batch_norm\(model\)"), (own_step, "its own train_step")],
 )
 def test_models_that_it_cannot_train_are_refused_in_one_line(make, message):
     with pytest.raises(UserError, match=message) as error:

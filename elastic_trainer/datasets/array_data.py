@@ -1,4 +1,4 @@
-"""Training and test examples as arrays in memory, of any structure: for `Trainer` in a program of your own."""
+"""Training and test examples as arrays in memory, of any structure: for `Trainer` in your program."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class ImageData(ShuffledData):
         return self._train.labels
 
     def part(self, rows: np.ndarray, seed: int) -> ImageData:
-        """The data set of the training images `rows`, int [n], with all test images, in an order of its own."""
+        """The data set of the training images `rows`, int [n], with all test images, in the order of `seed`."""
         images, labels, _, digests, *_ = self._train
         train = DecodedImages(images[rows], labels[rows], [], digests[rows] if len(digests) else digests)
         return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)

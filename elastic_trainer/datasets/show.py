@@ -22,7 +22,7 @@ MAX_REASONS = 10  # broken images that are listed for each split
 def show(settings: DataSettings, output: Path) -> None:
     """Print the number of images of each class and part, and write `output`_train.png, `output`_test.png, ….
 
-    All images are decoded. Broken ones are counted in a column of their own, listed, and marked on the sheets.
+    All images are decoded. Broken ones are counted in a separate column, listed, and marked on the sheets.
     """
     source = find(settings)
     names = source.class_names

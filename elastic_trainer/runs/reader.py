@@ -21,7 +21,7 @@ FORMER_FLAGS = {"--save_txt", "--allow_tensorflow_kernels", "--checkpoint_steps"
 FORMER_TRAINING = {"--cached_views", "--warmup", "--validation_share", "--average_head", "--grace", "--message_seconds"}
 FORMER_TRAINING |= {"--prune_interval", "--prune_ratio", "--prune_threshold"}
 
-_NAME = text(r"\w+")  # another program may have registered schemes and data sets of its own
+_NAME = text(r"\w+")  # another program may have registered its schemes and data sets
 _SIZE, _COUNT = number(1, kind=int), number(0, kind=int)
 _SHARE, _POSITIVE, _QUANTITY = number(0, 1), number(0, above=True), number(0)
 

@@ -62,7 +62,7 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
-        # A resumed run is another process with a peak of its own.
+        # A resumed run is another process with another peak.
         **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,

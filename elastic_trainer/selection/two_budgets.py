@@ -64,7 +64,7 @@ def solve_both(
     lowest[:count] = always
     of_pairs = {k for pair in pairs for k in pair}
     highest[:count] = always | (importance > 0) | np.isin(np.arange(count), [*of_pairs])
-    with silenced(1):  # HiGHS prints some lines whatever it is told
+    with silenced(1):  # HiGHS prints some lines whatever its options
         found = milp(
             -np.concatenate([importance, np.zeros(len(megabytes) - count)]),
             integrality=np.arange(len(megabytes)) < count,

@@ -8,7 +8,7 @@ An operation takes a few microseconds more than its traced time. Where operation
 is as long as the operations themselves. So every operation that has a time counts `untraced_ms` more. A table of a
 foreign trace (`--from_trace`) has no fit, and counts nothing more.
 
-What is recomputed behind the prefix grows with depth as the error chain does. So a factor of its own could not be told
+What is recomputed behind the prefix grows with depth as the error chain does. So a second factor could not be separated
 from a (docs/log/time_model.md).
 
 The forward pass depends on depth alone, with and without cached features:

@@ -35,7 +35,7 @@ MIN_TRACED, MAX_TRACED, TRACING_SECONDS, QUICK_TRACING_SECONDS = 8, 40, 10, 2
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
 # selections worse (docs/log/time_model.md).
 MAX_UNTRACED = 5
-SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in a program of its own
+SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in the user's program
 QUICK_SECONDS = 4.0  # of measuring steps, for a run of main.py that finds no table
 
 

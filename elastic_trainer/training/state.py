@@ -286,7 +286,7 @@ class TrainState:
         if keeps_step and isinstance(self._step, TrainStep) and self.features.split is None:
             self._step.refresh()
             return
-        self._step = self._mask = None  # a checkpoint has a selection of its own
+        self._step = self._mask = None  # a checkpoint has its own selection
         self.features.drop()
         self.evaluation.drop_features()
 

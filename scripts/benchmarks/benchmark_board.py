@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What does a step of a network's upper part cost in LiteRT and in TensorFlow, from features, on one and two threads?
 
-Each number of threads has a process of its own, in which the steps alternate: TensorFlow's, and LiteRT's in parts of
+Each number of threads has its own process, in which the steps alternate: TensorFlow's, and LiteRT's in parts of
 several sizes. The learning rate is 0. A run of board_train.py on made-up photos gives the memory, and the time from
 reading the photos to the end of the first step. The last line is one JSON object.
 

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp has copies of its own)
+PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
 ROWS = 64  # that are converted at a time
 VALIDATION = ("val", "valid", "validation")
 
@@ -129,7 +129,7 @@ class Examples:
         self.views = 2 if record["recipe"]["augment"] == "flip" else 1
         self.deadline, self.batch = args.deadline, record["recipe"]["batch_size"]
         if photos[0][4] is not None and args.test_fraction:
-            fail("--test_fraction: the photos have a folder of their own for testing; leave it out")
+            fail("--test_fraction: the photos have a folder for testing; leave it out")
         path, about = output / "features.bin", output / "features.json"
         key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
         known = read_json(about, "remove it") if about.exists() and path.exists() else {}

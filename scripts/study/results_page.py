@@ -48,7 +48,7 @@ SHOWN = (  # setting and share of the time, in the table of all data sets
     ("full, batch 32", 1.0),
     REFERENCE,
 )
-MARKERS = "os^D*v"  # of settings in their order; no more can be told from each other
+MARKERS = "os^D*v"  # of settings in their order; no more can be distinguished
 TITLES = {
     "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
     "dogs": "Photos of dogs (Imagewoof, 6 breeds), MobileNetV2 0.35, 160×160",

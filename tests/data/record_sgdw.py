@@ -2,7 +2,7 @@
 """Record what tensorflow-addons' SGDW does, so that a test can compare our SGD with decoupled weight decay with it.
 
 tensorflow-addons 0.23.0 is archived and needs TensorFlow 2.15 or older, on Python 3.9 to 3.11. So this script runs in
-an environment of its own. Writes tests/data/sgdw_trajectory.json.
+a separate environment. Writes tests/data/sgdw_trajectory.json.
 
     python3.11 -m venv .venv-tfa && .venv-tfa/bin/pip install tensorflow==2.15.1 tensorflow-addons==0.23.0
     .venv-tfa/bin/python tests/data/record_sgdw.py

@@ -26,7 +26,7 @@ PROGRAM_MB = 50  # Python with NumPy, Pillow and LiteRT, before a network is loa
 
 
 def needs_line(folder: Path, photos: int) -> str:
-    """One line: the disk that the features of so many photos take, and the memory of the largest selection."""
+    """One line: the disk that the features of all photos take, and the memory of the largest selection."""
     record = json.loads((folder / "board.json").read_text(encoding="utf-8"))
     largest = max(record["selections"], key=lambda one: one["trained_tensors"])
     values = max(sum(map(math.prod, one["features"].values())) for one in record["selections"])

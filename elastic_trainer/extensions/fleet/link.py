@@ -40,7 +40,7 @@ class Link(Protocol):
         """The boards that are online, by the numbers that Flower gives them; a new one after each start."""
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        """Send to a board a message that expires after so many seconds; returns its number, and its size in bytes."""
+        """Send to a board a message that expires after `seconds`; returns its number, and its size in bytes."""
 
     def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
         """The replies to these messages that have come, each once."""

@@ -107,7 +107,7 @@ class Roster:
         return {member: member.about for member in self._members.values() if member.about is not None}
 
     def wait_for(self, count: int, is_free: bool = False) -> None:
-        """Wait until so many boards are ready, or free; says once what it waits for."""
+        """Wait until `count` boards are ready, or free; says once what it waits for."""
         has_said = False
         while True:
             self._receive()
@@ -120,7 +120,7 @@ class Roster:
             self.clock.pause(POLL_SECONDS)
 
     def ask(self, parcel: Parcel, seconds: float, what: str) -> list[Answer]:
-        """Send `parcel` to all boards that are free; their answers, as far as they come within so many seconds.
+        """Send `parcel` to all boards that are free; their answers, as far as they come within `seconds`.
 
         Those that are still busy with something earlier are left out, and those that do not answer are named.
         """
@@ -141,7 +141,7 @@ class Roster:
         return answers
 
     def _send(self, member: Member, parcel: Parcel, seconds: float, what: str) -> Sent | None:
-        """Send a message that expires after so many seconds; None if that is not possible, which is a line."""
+        """Send a message that expires after `seconds`; None if that is not possible, which is a line."""
         try:
             number, size = self._link.send(member.node, parcel, seconds)
         except LinkDownError:

@@ -42,7 +42,7 @@ def make_setup(photos=None):
 
 
 def make_board(place, slowdown=1.0, **of_data):
-    """A board that trains the small network on photos of its own."""
+    """A board that trains the small network on its photos."""
     clock = RoundClock(slowdown)
     return Board(NAMES[place], lambda words, names: make_setup(data(place, **of_data)), clock, say=lambda line: None)
 

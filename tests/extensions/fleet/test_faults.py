@@ -37,7 +37,7 @@ def small(input_shape, classes):
 
 
 class Process:
-    """A program in a group of its own, whose lines are read as they come."""
+    """A program in its own process group, whose lines are read as they come."""
 
     def __init__(self, *words):
         paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))

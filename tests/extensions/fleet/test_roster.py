@@ -23,7 +23,7 @@ class Board:
 
 
 def rounds(boards, count, ends_after=()):
-    """Ask the boards so many times; what was said. After that many rounds, the board of a place is gone."""
+    """Ask the boards `count` times; what was said. After that many rounds, the board of a place is gone."""
     seconds, said = [0.0], list[str]()
 
     def pause(more):
