@@ -12,7 +12,6 @@ import numpy as np
 from elastic_trainer.files import write_json
 from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import SUMMARY, read_summary
-from elastic_trainer.selection.select import SELECTION_PARTS
 from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
@@ -36,6 +35,8 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
 
     def largest(values: Iterable[float | None]) -> float | None:
         return max((value for value in values if value is not None), default=None)
+
+    from elastic_trainer.selection.select import SELECTION_PARTS  # imports Keras; this module is also for mistakes
 
     return {
         "epochs": len(history.epochs),
