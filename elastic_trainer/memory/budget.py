@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from math import inf
-from typing import NamedTuple
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
@@ -29,22 +28,12 @@ SPARE_FACTOR = 1.02  # of a named limit: what a process takes before it trains v
 Needed = Callable[[int, int], float]  # MB that training takes, by the size of a batch and of its parts at most
 
 
-class Alternative(NamedTuple):
-    """Something that fits; `factor` is by how much, as a ratio above 1, it differs from what was asked for."""
-
-    factor: float
-    flags: str
-
-
 class MemoryBudget:
     """The memory of the process while it trains.
 
     Args:
-        limit_mb: what the process may take in all, resident; None: what the machine has.
+        limit_mb: what the process may take in all, resident; None: what the machine has. As an attribute, infinity.
         start_mb: what it takes before it trains; None: what it takes at the time, without what is reusable.
-
-    Attributes:
-        limit_mb: as given; infinity without a limit.
 
     Raises:
         UserError: a limit is given and nothing here can keep to one.
@@ -106,11 +95,9 @@ class MemoryBudget:
         return training_mb <= self.room_mb
 
     def fitting_size(self, needed: Callable[[int], float], batch_size: int) -> int | None:
-        """The largest of a batch, its half, quarter, … that fits, or None. Asks `needed` of four sizes as a rule.
+        """The largest of a batch, its half, quarter, … that fits, or None.
 
-        Args:
-            needed: MB that training on a batch of this size takes.
-            batch_size: of the whole batch.
+        `needed`, MB that training on a batch takes by its size, is asked of four sizes as a rule.
         """
         room_mb, now_mb = self.room_mb, needed(batch_size)
         if now_mb <= room_mb:
@@ -144,7 +131,8 @@ class MemoryBudget:
             beside: words for what a larger limit must hold, too.
         """
         rows, known = part_rows(batch_size, micro_batch), cache(needed)
-        now_mb, fits = known(batch_size, rows), [Alternative(inf, flags) for flags in others]
+        now_mb = known(batch_size, rows)
+        fits = [(inf, flags) for flags in others]  # with the ratio, above 1, by which they differ from what was asked
         parts: list[tuple[str, int, Callable[[int], float]]] = [
             ("--batch_size", batch_size, lambda size: known(size, rows)),
             ("--micro_batch", rows, lambda size: known(batch_size, size)),
@@ -152,12 +140,12 @@ class MemoryBudget:
         for flag, size, needed_of in parts[: 1 + can_split]:
             smaller = self.fitting_size(needed_of, size)
             if smaller is not None and smaller < size:
-                fits.append(Alternative(size / smaller, f"{flag} {smaller}"))
+                fits.append((size / smaller, f"{flag} {smaller}"))
         needed_mb = self.needed_mb(now_mb)
         if self.has_limit and needed_mb <= reachable_memory_mb():
             limit_mb = math.ceil(SPARE_FACTOR * needed_mb / 10) * 10
-            fits.append(Alternative(limit_mb / self.limit_mb, f"--memory {limit_mb}M{beside}"))
-        named = ", or ".join(each.flags for each in sorted(fits)[:MAX_NAMED])
+            fits.append((limit_mb / self.limit_mb, f"--memory {limit_mb}M{beside}"))
+        named = ", or ".join(flags for _, flags in sorted(fits)[:MAX_NAMED])
         advice = f"what fits: {named}" if fits else "no batch fits; choose a smaller --input_size or network"
         taken = f" (limit {self.limit_mb:,.0f} MB, taken {self.start_mb or 0.0:,.0f} MB)" if self.has_limit else ""
         return UserError(

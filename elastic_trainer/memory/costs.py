@@ -47,15 +47,10 @@ COSTS: dict[str, Kinds] = {  # `MemoryCosts` in profile.json
 
 
 class Kept(NamedTuple):
-    """Results of the forward pass that the same operations read: `megabytes` in all.
+    """Results of the forward pass that the same operations read, together."""
 
-    Attributes:
-        owners: places of the tensors, any of which keeps them if it trains.
-        chain: the first place down to which the error chain keeps them; `NO_CHAIN` if it never does.
-    """
-
-    owners: tuple[int, ...]
-    chain: int
+    owners: tuple[int, ...]  # places of the tensors, any of which keeps them if it trains
+    chain: int  # the first place down to which the error chain keeps them; `NO_CHAIN` if it never does
     megabytes: float
 
 
@@ -100,12 +95,7 @@ def _reached(selected: np.ndarray) -> np.ndarray:
 
 
 def memory_costs(full: TrainStep, attribution: Attribution) -> MemoryCosts:
-    """The costs of a network's tensors, from the step that trains them all.
-
-    Args:
-        full: that step, of a batch of known size.
-        attribution: of it.
-    """
+    """The costs of a network's tensors, from the step that trains them all, of a batch of known size."""
     count, kept = len(attribution.positions), _kept(full.graph, attribution)
     whole, forward = step_memory(full.graph, full.variables), forward_memory(full.graph, full.loss)
     own_mb, chain_mb = (

@@ -17,7 +17,6 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable
 from math import prod
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from elastic_trainer.machine import cores
@@ -53,13 +52,7 @@ def source(tensor: Any) -> Any:
 
 
 def touched_bytes(operations: list[Any], results: Iterable[Any], threads: int | None = None) -> int:
-    """Bytes that running all `operations` of a graph touches; `results` stay.
-
-    Args:
-        operations: of one graph.
-        results: tensors.
-        threads: of the pool; None: one for each core.
-    """
+    """Bytes that running all `operations` of a graph touches; the tensors `results` stay. Default: a thread a core."""
     memory = _Memory(operations, results)
     before = {op.name: {*(t.op.name for t in op.inputs), *(c.name for c in op.control_inputs)} for op in operations}
     after: dict[str, list[Any]] = {op.name: [] for op in operations}
@@ -73,12 +66,14 @@ def touched_bytes(operations: list[Any], results: Iterable[Any], threads: int | 
     idle, running, now = [*range(len(ready))], list[tuple[int, int, Any]](), 0
     while True:
         for thread in idle.copy():
-            op = _next(ready, thread)
-            if op is not None:
-                idle.remove(thread)
-                memory.start(op)
-                took = OPERATION_BYTES + sum(map(size_of, (*op.inputs, *op.outputs)))
-                heapq.heappush(running, (now + took, thread, op))
+            others = next((each for each in ready if each), None)
+            if others is None:
+                break
+            op = ready[thread].pop() if ready[thread] else others.popleft()
+            idle.remove(thread)
+            memory.start(op)
+            took = OPERATION_BYTES + sum(map(size_of, (*op.inputs, *op.outputs)))
+            heapq.heappush(running, (now + took, thread, op))
         if not running:
             return memory.allocator.touched
         now, thread, op = heapq.heappop(running)
@@ -90,15 +85,8 @@ def touched_bytes(operations: list[Any], results: Iterable[Any], threads: int | 
                 ready[thread].append(other)
 
 
-def _next(ready: list[deque[Any]], thread: int) -> Any:
-    """The operation that this thread runs next; None if there is none."""
-    if ready[thread]:
-        return ready[thread].pop()
-    return next((others.popleft() for others in ready if others), None)
-
-
 class _Memory:
-    """What the tensors of `operations` take while these run; arguments as of `touched_bytes`."""
+    """What the tensors of `operations` take while these run."""
 
     def __init__(self, operations: list[Any], results: Iterable[Any]) -> None:
         self._readers = Counter(source(tensor).name for op in operations for tensor in op.inputs)
@@ -141,7 +129,8 @@ class Allocator:
     def __init__(self) -> None:
         self._region_size = FIRST_REGION
         self._free: list[Chunk] = []  # ascending
-        self._regions: list[list[Chunk]] = []  # all chunks of each, by their start
+        self._by_start: dict[tuple[int, int], Chunk] = {}  # the free ones, by region and start, and by region and end
+        self._by_end: dict[tuple[int, int], Chunk] = {}
         self._tops: list[int] = []  # of each region: chunks are given from its start on, so it is touched up to here
         self._small = self._most_small = 0
 
@@ -159,51 +148,40 @@ class Allocator:
         size = -(-size // ALIGNED) * ALIGNED
         if not self._free or self._free[-1].size < size:
             self._add_region(size)
-        found = self._free.pop(bisect_left(self._free, (size,)))
+        found = self._take(self._free[bisect_left(self._free, (size,))])
         if found.size >= 2 * size or found.size - size >= MAX_WASTE:
-            rest = Chunk(found.size - size, found.region, found.start + size)
-            chunks, place = self._place(found)
+            self._give(Chunk(found.size - size, found.region, found.start + size))
             found = found._replace(size=size)
-            chunks[place : place + 1] = found, rest
-            insort(self._free, rest)
         self._tops[found.region] = max(self._tops[found.region], found.start + size)
         return found
 
     def free(self, chunk: Chunk) -> None:
         """The memory that `allocate` returned may be used again."""
-        if chunk.region < 0:
-            self._small -= chunk.size
+        size, region, start = chunk
+        if region < 0:
+            self._small -= size
             return
-        chunks, first = self._place(chunk)
-        last = first + 1
-        if last < len(chunks) and self._take_if_free(chunks[last]):
-            last += 1
-        if first and self._take_if_free(chunks[first - 1]):
-            first -= 1
-        whole = Chunk(sum(each.size for each in chunks[first:last]), chunk.region, chunks[first].start)
-        chunks[first:last] = [whole]
-        insort(self._free, whole)
+        if (region, start + size) in self._by_start:
+            size += self._take(self._by_start[region, start + size]).size
+        if (region, start) in self._by_end:
+            before = self._take(self._by_end[region, start])
+            size, start = before.size + size, before.start
+        self._give(Chunk(size, region, start))
 
-    def _place(self, chunk: Chunk) -> tuple[list[Chunk], int]:
-        """The chunks of its region, and its place among them."""
-        chunks = self._regions[chunk.region]
-        return chunks, bisect_left(chunks, chunk.start, key=attrgetter("start"))
+    def _give(self, chunk: Chunk) -> None:
+        insort(self._free, chunk)
+        self._by_start[chunk.region, chunk.start] = self._by_end[chunk.region, chunk.start + chunk.size] = chunk
 
-    def _take_if_free(self, chunk: Chunk) -> bool:
-        """Whether it was free; it is no more."""
-        place = bisect_left(self._free, chunk)
-        is_free = place < len(self._free) and self._free[place] == chunk
-        if is_free:
-            del self._free[place]
-        return is_free
+    def _take(self, chunk: Chunk) -> Chunk:
+        del self._free[bisect_left(self._free, chunk)]
+        del self._by_start[chunk.region, chunk.start], self._by_end[chunk.region, chunk.start + chunk.size]
+        return chunk
 
     def _add_region(self, size: int) -> None:
         is_large = size > self._region_size
         while self._region_size < size:
             self._region_size *= 2
-        whole = Chunk(self._region_size, len(self._regions), 0)
-        self._regions.append([whole])
+        self._give(Chunk(self._region_size, len(self._tops), 0))
         self._tops.append(0)
-        insort(self._free, whole)
         if not is_large:
             self._region_size *= 2

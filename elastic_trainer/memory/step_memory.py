@@ -29,19 +29,12 @@ _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 
 
 class StepMemory(NamedTuple):
-    """What a step takes beyond what was there before it was traced.
+    """What a step takes beyond what was there before it was traced."""
 
-    Attributes:
-        tensors_mb: what its operations write, in MB.
-        operations: how many there are.
-        filters_mb: of its convolutions.
-        trained_mb: of the variables that train.
-    """
-
-    tensors_mb: float
+    tensors_mb: float  # what its operations write
     operations: int
-    filters_mb: float
-    trained_mb: float
+    filters_mb: float  # of its convolutions
+    trained_mb: float  # of the variables that train
 
     @property
     def fixed_mb(self) -> float:
@@ -56,11 +49,9 @@ class StepMemory(NamedTuple):
 
 
 def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
-    """What running the traced function of `graph` takes. Tensors whose shape is not known count as nothing.
+    """What running the traced function of `graph`, which trains the variables `trained`, takes.
 
-    Args:
-        graph: a function's graph.
-        trained: the variables that it trains.
+    Tensors whose shape is not known count as nothing.
     """
     return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
 
@@ -88,12 +79,8 @@ def split_graph_mb(forward: StepMemory) -> float:
 
 
 def beside_steps_mb(forward: StepMemory, inputs: Iterable[Any]) -> float:
-    """MB that a run takes beside its steps: the first model and validation, whose graphs are those of forward passes.
-
-    Args:
-        forward: of `forward_memory`.
-        inputs: symbolic tensors of a batch, two of which are made ahead.
-    """
+    """MB that a run takes beside its steps: the first model and validation, whose graphs are those of forward passes,
+    and two batches of symbolic tensors `inputs`, which are made ahead."""
     graphs_mb = 2 * OPERATION_MB * forward.operations
     return graphs_mb + NOT_REUSED * forward.tensors_mb + 2 * sum(map(size_of, inputs)) / 1e6
 

@@ -19,14 +19,9 @@ MEASURED_WEIGHTS = 5
 def selection_room_mb(
     memory: MemoryBudget, table: TimingTable, head: np.ndarray, rows: int, parts: int = 1, can_split: bool = False
 ) -> float:
-    """MB that a selection may take by the costs of its tensors; infinity without a limit.
+    """MB that a selection, with `head` in it, may take by the costs of its tensors; infinity without a limit.
 
-    Args:
-        memory: of the process.
-        table: timing table of steps on a batch in `parts` of `rows` examples each.
-        head: bool [N] over `model.trainable_variables`, what always trains.
-        rows, parts: see `table`.
-        can_split: whether there can be smaller parts.
+    `table` is of steps on a batch in `parts` of `rows` examples each; `can_split`: there can be smaller parts.
 
     Raises:
         UserError: training the head alone takes more than there is.

@@ -27,15 +27,9 @@ OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
 
 
 class TracedSteps:
-    """MB that steps of a network take, predicted from their graphs; each is traced once.
+    """MB that steps of `model` take, predicted from their graphs; each is traced once.
 
-    Args:
-        model: the network.
-        network: its optimizer and clipping.
-        memory: what they may take; by default what the machine has.
-
-    Attributes:
-        model, memory: as given.
+    `network` has its optimizer and clipping; `memory` is what they may take, by default what the machine has.
     """
 
     def __init__(self, model: keras.Model, network: NetworkSettings, memory: MemoryBudget | None = None) -> None:
@@ -71,21 +65,16 @@ class TracedSteps:
         can_split: bool = False,
         trains_less: str | None = None,
     ) -> None:
-        """Raise `UserError` if `what` takes more memory than there is; it names what fits.
+        """Raise `UserError` if `what` takes more memory than there is; it names what fits (`MemoryBudget.refuse`).
 
-        Args:
-            needed: of `what`.
-            batch_size, micro_batch: images of a batch, and of a part of it, at most.
-            what: in words.
-            can_split: whether a batch can be taken in (smaller) parts.
-            trains_less: flags that train what fits, if the head does; None: there are none.
+        `trains_less`: flags that train what fits, if the head does; None: there are none.
         """
         if self.certainly_fit(batch_size) or self.memory.fits(needed(batch_size, part_rows(batch_size, micro_batch))):
             return
         others = [] if trains_less is None else [trains_less]
         if others and not self.memory.fits(self.needed_mb(head_mask(self.model), batch_size, micro_batch)):
             others = []
-        size = f"{self.network.input_size}×{self.network.input_size}"
-        what = f"{what} {self.network.model_name} on {batch_size} images of {size}"
+        network = self.network
+        what = f"{what} {network.model_name} on {batch_size} images of {network.input_size}×{network.input_size}"
         beside = " and what the images take"
         raise self.memory.refuse(what, needed, batch_size, micro_batch, can_split, others, beside)
