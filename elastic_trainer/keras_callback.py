@@ -26,12 +26,11 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.errors import UserError, not_one_of
 from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget
-from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.options import memory_size
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.history import History
 from elastic_trainer.settings import TABLE_RECORD, Settings
-from elastic_trainer.task import CompiledTask, build
+from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
 from elastic_trainer.timing.table import TimingTable, load_table, save_table
@@ -124,21 +123,25 @@ class ElasticTraining(keras.callbacks.Callback):
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
         self._trainer, self._is_called = None, False
+        self._task: CompiledTask | None = None
         self._first_epoch: int | None = None
         self._keras_function, self.model.train_function = self.model.train_function, self._train_function
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
+        self._is_stale = True  # callbacks such as SwapEMAWeights assign weights between epochs
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._is_called = True
+        if self._task is not None and self.model.train_function != self._train_function:
+            raise UserError("the model was compiled again during fit, without ElasticTraining; compile it before fit")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         trainer = self._trainer
         if trainer is not None and trainer.history.results:
             trainer.history.record_epoch({}, is_running=True)
             if trainer.schedule.steps_per_epoch == UNKNOWN_STEPS:
-                trainer.plan(trainer.history.step)
+                trainer.plan(trainer.history.step, self._first_epoch or 0)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.model.train_function = self._keras_function
@@ -149,8 +152,9 @@ class ElasticTraining(keras.callbacks.Callback):
 
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics."""
-        is_left_behind = not self._is_called  # by a fit that ended with an error; now another one runs
-        if is_left_behind or (self._trainer is None and self._has_no_choice(_parts(iterator.element_spec))):
+        if self._is_called:  # else left behind by a fit that ended with an error; now another one runs
+            self._task = self._task or self._make_task(_parts(iterator.element_spec))
+        if not self._is_called or self._task is None:
             self.model.train_function = self._keras_function
             return self._keras_function(iterator)
         self._is_called, logs = False, None
@@ -161,51 +165,50 @@ class ElasticTraining(keras.callbacks.Callback):
                 if logs is None:
                     raise StopIteration from None
                 break
-            logs = self._step(values, iterator.element_spec)
+            logs = self._step(self._task, values)
         assert logs is not None, "steps_per_execution is at least 1"
         return logs
 
-    def _has_no_choice(self, specs: Any) -> bool:
-        """Whether every tensor belongs to the head, which is said; `specs` are those of all batches.
+    def _make_task(self, specs: Any) -> CompiledTask | None:
+        """What this fit trains on batches of `specs`; None, which is said, if it has no tensors to select.
 
         Raises:
-            UserError: they are not dense, or with a limit of memory, not of one shape.
+            UserError: as of `CompiledTask`; or they are not dense, or with a limit of memory, not of one shape.
         """
         for spec in tf.nest.flatten(specs):
             if spec is not None and (not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None):
-                raise UserError(f"ElasticTraining needs dense tensors of a known rank, not {spec}")
+                raise UserError(
+                    f"ElasticTraining needs dense tensors of a known rank, not {spec}; convert them in the data "
+                    "(to_tensor of a ragged one, tf.sparse.to_dense) before the model"
+                )
             if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
                 raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
-        build(self.model, specs[0])
-        if not head_mask(self.model).all():
-            return False
-        self._say("every tensor belongs to the head, which always trains; fit goes on as without ElasticTraining")
-        return True
+        task = CompiledTask(self.model, *specs)
+        task.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
+        if not task.head.all():
+            return task
+        why = "every tensor belongs to the head, which always trains" if task.head.any() else "no tensor is trainable"
+        self._say(f"{why}; fit goes on as without ElasticTraining")
+        return None
 
-    def _step(self, values: Any, specs: Any) -> dict[str, float]:
+    def _step(self, task: CompiledTask, values: Any) -> dict[str, float]:
         inputs, targets, weights = _parts(values)
         batch = Batch(lambda: inputs, targets, weights)
-        trainer = self._trainer or self._begin(batch, _parts(specs))
+        trainer = self._trainer or self._begin(task, batch)
         self._recent.append(batch)
+        if trainer.scheme.is_due(trainer.history.step) and not task.has_same_variables:
+            raise UserError("layers were frozen or freed during fit; compile the model after that, and call fit again")
+        if self._is_stale:
+            self._is_stale = not trainer.training.refresh()
         count = len(trainer.history.selections)
         with _names_without_dashes(), trainer.history.clocks.running("training"):
             result = trainer.step(batch)
         if len(trainer.history.selections) > count:
-            selection = trainer.history.selection
-            chosen, share = int(selection.mask.sum()), selection.predicted_share
-            self._say(
-                f"{chosen} of {len(selection.mask)} tensors train, predicted {share:.2f} of plain fit's step time"
-            )
+            self._say(trainer.history.selection.text(task.variables.used))
         return result.measures
 
-    def _begin(self, batch: Batch, specs: Any) -> Trainer:
-        """The trainer of this fit, whose first batch this is; `specs` are those of all batches."""
-        model = self.model
-        task = CompiledTask(model, *specs)
-        # Keras makes the variables of losses and metrics when they are first used, which must not be in a trace.
-        loss, outputs = task.run(batch.inputs, batch.targets, batch.weights, training=False)
-        task.measures(loss, batch.inputs, batch.targets, batch.weights, outputs)
-        task.reset()
+    def _begin(self, task: CompiledTask, batch: Batch) -> Trainer:
+        """The trainer of this fit, whose first batch this is."""
         self._recent: deque[Batch] = deque(maxlen=self._settings.importance_batches)
         data = _FitData(self.params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
         epochs = max(self.params["epochs"] - (self._first_epoch or 0), 1)
@@ -213,9 +216,8 @@ class ElasticTraining(keras.callbacks.Callback):
             memory, settings = MemoryBudget(self._settings.memory), replace(self._settings, num_epochs=epochs)
             table = _find_table(task, batch, self._table, memory, self._say)
             table = replace(table, full_step_ms=table.plain_over_full * table.full_step_ms)  # rho is over plain fit
-            more: dict[str, Any] = {"optimizer": model.optimizer, "memory": memory}
-            self._trainer = Trainer(task, data, self._scheme, settings, table=table, **more)
-        self._trainer.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
+            self._trainer = Trainer(task, data, self._scheme, settings, table=table, memory=memory)
+        self._trainer.plan(data.steps_per_epoch, self._first_epoch or 0)
         return self._trainer
 
     def _say(self, text: str) -> None:
@@ -249,6 +251,9 @@ def _find_table(
     say("measuring what each tensor costs to train")
     with memory.reusing(MEASURED_SHARE):
         table = profile_compiled(task, batch)
+    if table.details["timing"] == "flops":
+        say("another profiler is running, so times of tensors follow from FLOPs; the next fit measures again")
+        return table
     if table.doubt is not None:
         say(table.warning("was the device busy? It is used now; the next fit measures again"))
     try:
@@ -305,7 +310,7 @@ def _parts(values: Any) -> tuple[Any, Any, Any]:
 
     Keras puts an empty `tf.experimental.Optional` there.
     """
-    missing = (tf.experimental.Optional, tf.OptionalSpec)
+    missing = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
     given = tf.nest.map_structure(lambda part: None if isinstance(part, missing) else part, values)
     return keras.utils.unpack_x_y_sample_weight(given)
 

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.array_data import ArrayData
 from elastic_trainer.datasets.batches import ShuffledData, Structure, mapped
 from elastic_trainer.errors import UserError
+from elastic_trainer.networks.graphs import needed_operations, written_variables
+from elastic_trainer.networks.tensors import head_mask
 
 
 class Score(NamedTuple):
@@ -43,11 +47,15 @@ class Task:
         score: says which model is best.
         is_running: whether `measures` are results since `reset`, as of Keras' metrics; else they are of the batch.
         rows: examples of most batches, where functions are traced for any number; None: not known.
+        allows_infinite_loss: training goes on where the loss is no longer a finite number.
+        suspects: what else than the learning rate may make it infinite, in words.
     """
 
     score = Score("loss", False)
     is_running = False
     rows: int | None = None
+    allows_infinite_loss = False
+    suspects = "inputs, targets and weights for values that are not finite"
 
     def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
         self.model, self._specs = model, (inputs, targets, weights)
@@ -61,6 +69,11 @@ class Task:
         other = copy.copy(self)
         other.model = model
         return other
+
+    @property
+    def head(self) -> np.ndarray:
+        """Bool [N] over `model.trainable_variables`: what every scheme trains, see `head_mask`."""
+        return head_mask(self.model)
 
     def run(
         self, inputs: Structure, targets: Structure, weights: Structure, training: bool
@@ -95,6 +108,18 @@ class Task:
         """Start `measures` again, at the start of an epoch and of a validation."""
 
 
+class StepVariables(NamedTuple):
+    """What a step does with variables.
+
+    Attributes:
+        written: handles of those that the forward pass, the loss and the metrics change.
+        used: bool [N] over `model.trainable_variables`, whether the loss depends on them.
+    """
+
+    written: list[tf.Tensor]
+    used: np.ndarray
+
+
 def classification_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Mean softmax cross-entropy of logits [batch, classes] against integer labels [batch]."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
@@ -108,6 +133,7 @@ class ImageClassification(Task):
     """
 
     score = Score("accuracy", True)
+    suspects = "--weights, and how --model_name scales images in 0…255"
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model, tf.TensorSpec((None, *model.input_shape[1:])), tf.TensorSpec((None,), tf.int32))
@@ -140,7 +166,6 @@ class CompiledTask(Task):
 
     def __init__(self, model: keras.Model, inputs: Structure, targets: Structure, weights: Structure = None) -> None:
         super().__init__(model, inputs, targets, weights)
-        build(model, inputs)
         if not getattr(model, "compiled", False):
             raise UserError("the model is not compiled; call model.compile(optimizer=…, loss=…) first")
         if type(model).train_step is not keras.Model.train_step:
@@ -148,6 +173,16 @@ class CompiledTask(Task):
                 f"{type(model).__name__} has its own train_step, which says how it trains; override compute_loss "
                 "instead, or train it without ElasticTraining"
             )
+        if model.run_eagerly:
+            raise UserError("run_eagerly=True: elastic steps are compiled; leave it out of model.compile")
+        if not hasattr(type(model.optimizer), "learning_rate") or hasattr(model.optimizer, "optimizers"):
+            raise UserError("several optimizers for one model: an elastic step needs one for all of its tensors")
+        if getattr(getattr(model.optimizer, "inner_optimizer", model.optimizer), "ema_overwrite_frequency", None):
+            raise UserError(
+                "ema_overwrite_frequency would overwrite tensors that do not train; leave it out: with use_ema=True, "
+                "fit sets the averages at its end"
+            )
+        build(model, inputs)
         free = [
             layer.name
             for layer in model._flatten_layers()
@@ -158,6 +193,7 @@ class CompiledTask(Task):
                 f"the batch normalisation {free[0]} would change its statistics; call "
                 "elastic_trainer.freeze_batch_norm(model) before model.compile, as the paper does"
             )
+        self._trainable = [*map(id, model.trainable_variables)]
         # Overrides written for the first versions of Keras 3 lack the argument.
         self._takes_training = "training" in inspect.signature(model.compute_loss).parameters
 
@@ -171,8 +207,34 @@ class CompiledTask(Task):
         self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
     ) -> dict[str, tf.Tensor]:
         """All that Keras reports, the running mean of the loss included."""
-        self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(inputs)[0])[0])
+        [first, *_] = [part for part in tf.nest.flatten(inputs) if part is not None]
+        self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(first)[0])
         return self.model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
+
+    @cached_property
+    def variables(self) -> StepVariables:
+        """What a step does with variables. It makes those that Keras makes when it first uses a loss or a metric."""
+        loss: Any = None
+
+        def step(inputs: Structure, targets: Structure, weights: Structure) -> dict[str, tf.Tensor]:
+            nonlocal loss
+            loss, outputs = self.run(inputs, targets, weights, training=True)
+            return self.measures(loss, inputs, targets, weights, outputs)
+
+        graph = tf.function(step, autograph=False).get_concrete_function(*self.signature(None)).graph
+        needed = needed_operations([loss])
+        read = {id(outside) for outside, inside in graph.captures if inside.op.name in needed}
+        used = [id(variable.value.handle) in read for variable in self.model.trainable_variables]
+        return StepVariables(written_variables(graph), np.array(used, bool))
+
+    @property
+    def head(self) -> np.ndarray:
+        return head_mask(self.model, self.variables.used)
+
+    @property
+    def has_same_variables(self) -> bool:
+        """Whether the same variables are trainable as at the start."""
+        return [*map(id, self.model.trainable_variables)] == self._trainable
 
     def micro_batch_obstacle(self) -> str | None:
         means = ("sum_over_batch_size", "mean", "auto")
@@ -190,7 +252,7 @@ class CompiledTask(Task):
 def build(model: keras.Model, inputs: Structure) -> None:
     """Make the variables of a model that would make them in its first step; `inputs` as of `Task`."""
     if not all(layer.built for layer in model._flatten_layers()):
-        model(tf.nest.map_structure(lambda spec: keras.KerasTensor((None, *spec.shape[1:]), spec.dtype), inputs))
+        model(mapped(lambda spec: keras.KerasTensor((None, *spec.shape[1:]), spec.dtype), inputs))
 
 
 def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:

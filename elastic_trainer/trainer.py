@@ -65,7 +65,6 @@ class Trainer:
         data, settings, schedule: what it trains on, how, and for how long.
         training: the network, its optimizer and the compiled step.
         history: what was done so far, in numbers.
-        allows_infinite_loss: go on where the loss is no longer a finite number.
 
     Raises:
         UserError: even training the head alone exceeds the budget, or a network or the data do not suit the scheme.
@@ -105,7 +104,6 @@ class Trainer:
         self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
         self.training.can_split &= isinstance(scheme, Scheme) or SCHEMES[scheme].takes("micro_batch")
         self.history = History()
-        self.allows_infinite_loss = False
         self._listeners, self._has_started = [*listeners], False
         self._counted, self._step_flops = 0, 0.0  # of which compiled step
 
@@ -216,19 +214,20 @@ class Trainer:
         is_full = self.data.is_full(batch)
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
-        if not (self.allows_infinite_loss or math.isfinite(result.loss)):
+        if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
             updates = int(optimizer.iterations.numpy())
-            raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, optimizer)
+            raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, self.task, optimizer)
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
         self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
         return result
 
-    def plan(self, steps_per_epoch: int) -> None:
-        """Change how long an epoch is, and so when it selects from now on."""
-        self.schedule = self._planned = Schedule.of(self.settings, steps_per_epoch)
+    def plan(self, steps_per_epoch: int, past_epochs: int = 0) -> None:
+        """Change how long an epoch is, and how many came before the run, and so when it selects from now on."""
+        past = past_epochs * steps_per_epoch
+        self.schedule = self._planned = replace(Schedule.of(self.settings, steps_per_epoch), past_steps=past)
         self.scheme.plan(self.schedule)
 
     def _is_out_of_time(self, later: float = 0.0) -> bool:
@@ -388,6 +387,6 @@ def _scheme(
         if table is None:
             raise UserError(f"{name}: needs a timing table; make one with elastic_trainer.profile or profiler.py")
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
-        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows))
+        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), head=task.head)
     scheme: Scheme = entry.make(SchemeContext(task, data, settings, budget))
     return scheme

@@ -1,6 +1,7 @@
 """ElasticTraining in model.fit: it trains exactly what is selected, as Keras trains it, with everything fit offers."""
 
 import math
+from functools import partial
 from typing import Any
 
 import keras
@@ -110,7 +111,10 @@ class Subclass(keras.Model):
         self.first, self.middle, self.last = (keras.layers.Dense(size) for size in (5, 4, 3))
 
     def call(self, inputs):
-        return self.last(self.middle(self.first(inputs["a"]) * self.first(inputs["b"])))
+        product = self.first(inputs["a"])
+        if inputs["b"] is not None:
+            product *= self.first(inputs["b"])
+        return self.last(self.middle(product))
 
 
 def sequential_without_input():
@@ -179,6 +183,32 @@ def unknown_length(x=IMAGES, y=LABELS):
     )
 
 
+def several_numbers():
+    model, x, y = regression()
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    return model, x, np.eye(2, dtype=np.float32)[(y[:, 0] > 0).astype(int)]
+
+
+def optional_inputs():
+    keras.utils.set_random_seed(0)
+    model, x = Subclass(), {"a": np.random.default_rng(3).normal(size=(24, 6)), "b": None}
+    model(x)
+    model.compile("sgd", LOGITS_LOSS)
+    return model, x, LABELS[:24]
+
+
+def clipped_words():
+    """Words as text; of embeddings, gradients are sparse. A kernel has a constraint."""
+    keras.utils.set_random_seed(0)
+    words = keras.layers.TextVectorization(output_sequence_length=3, vocabulary=["red", "green"])
+    inputs = keras.Input((1,), dtype="string")
+    h = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(4, 5)(words(inputs)))
+    h = keras.layers.Dense(5, kernel_constraint=keras.constraints.MaxNorm(0.5))(h)
+    model = keras.Model(inputs, keras.layers.Dense(3)(h))
+    model.compile(keras.optimizers.Adam(0.1, clipnorm=0.1), LOGITS_LOSS)
+    return model, tf.constant([["red green"], ["red"], ["blue red"]] * 8), LABELS[:24]
+
+
 FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "images": (images, {"batch_size": 8}),
     "smaller last batch": (images, {"batch_size": 12}),
@@ -189,6 +219,9 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "unknown length": (plain_descent, {"x": lambda: unknown_length(*sequence_examples())}),
     "lengths that differ": (lengths_that_differ, {"x": padded, "steps_per_epoch": 3}),
     "PyDataset": (images, {"x": Chunks}),
+    "metric of several numbers": (several_numbers, {"batch_size": 8}),
+    "optional inputs": (optional_inputs, {"batch_size": 8}),
+    "words, clipping and a constraint": (clipped_words, {"batch_size": 8}),
 }
 
 
@@ -290,24 +323,57 @@ def unfrozen():
     return model
 
 
-class OwnStep(keras.Sequential):
+class OwnStep(keras.Model):
+    """A model without `call`, as most GANs are."""
+
     def train_step(self, data):
         return {}
 
 
 def own_step():
-    model = OwnStep([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
+    model = OwnStep()
     model.compile("sgd", "mse")
     return model
 
 
+def two_layers(optimizer="sgd", **settings):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
+    model.compile(optimizer, "mse", **settings)
+    return model
+
+
+def several_optimizers():
+    return two_layers(
+        keras.optimizers.MultiOptimizer({"sequential": keras.optimizers.SGD(), "*": keras.optimizers.Adam()})
+    )
+
+
+def overwriting():
+    return two_layers(keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2))
+
+
+X, Y = np.ones((8, 4), np.float32), np.ones((8, 3), np.float32)
+SPARSE = tf.data.Dataset.from_tensors((X, Y)).map(lambda x, y: (tf.sparse.from_dense(x), y))
+RAGGED = tf.data.Dataset.from_tensors((tf.RaggedTensor.from_tensor(X[:, None]), Y))
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [(unfrozen, r"bn would change .*freeze_batch_norm\(model\)"), (own_step, "its own train_step")],
+    ("make", "data", "message"),
+    [
+        (unfrozen, (X, Y), r"bn would change .*freeze_batch_norm\(model\)"),
+        (own_step, (X, Y), "its own train_step"),
+        (partial(two_layers, run_eagerly=True), (X, Y), "^run_eagerly"),
+        (several_optimizers, (X, Y), "^several optimizers"),
+        (overwriting, (X, Y), "^ema_overwrite_frequency .*use_ema"),
+        (two_layers, (SPARSE,), "dense tensors .*tf.sparse.to_dense"),
+        (two_layers, (RAGGED,), "dense tensors .*to_tensor"),
+    ],
 )
-def test_models_that_it_cannot_train_are_refused_in_one_line(make, message):
+def test_what_it_cannot_train_is_refused_in_one_line(make, data, message):
+    if make is several_optimizers and not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has none")
     with pytest.raises(UserError, match=message) as error:
-        make().fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0, callbacks=[ElasticTraining(verbose=0)])
+        make().fit(*data, verbose=0, callbacks=[ElasticTraining(verbose=0)])
     assert "\n" not in str(error.value)
 
 
@@ -317,16 +383,27 @@ def test_a_rho_below_what_the_head_takes_names_the_smallest():
         model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[callback(model, rho=0.01)])
 
 
-def test_a_model_whose_every_tensor_belongs_to_the_head_trains_as_in_plain_fit(capsys):
+class OneLayer(keras.Model):
+    def __init__(self, trainable):
+        super().__init__()
+        self.only = keras.layers.Dense(3, trainable=trainable)
+
+    def call(self, inputs):
+        return self.only(inputs)
+
+
+@pytest.mark.parametrize(
+    ("is_trainable", "message"), [(True, "every tensor belongs to the head"), (False, "no tensor is trainable")]
+)
+def test_where_there_is_nothing_to_select_it_trains_as_plain_fit(is_trainable, message, capsys):
     def trained(callbacks):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model = OneLayer(is_trainable)
         model.compile("sgd", "mse")
-        history = model.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0, epochs=3, callbacks=callbacks)
-        return history.history["loss"]
+        return model.fit(X, Y, verbose=0, epochs=3, callbacks=callbacks).history["loss"]
 
     assert trained([ElasticTraining()]) == trained([])
-    assert capsys.readouterr().out.count("every tensor belongs to the head") == 1
+    assert capsys.readouterr().out.count(message) == 1
 
 
 @pytest.mark.parametrize("settings", [{"rho": 0}, {"rho": 1.5}, {"interval": 0}, {"scheme": "full_training"}])

@@ -20,6 +20,7 @@ from elastic_trainer.selection.budget import MAX_CARRY_OVER
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
+from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.state import not_finite
@@ -205,7 +206,7 @@ def test_nan_gradients_are_blamed_on_the_learning_rate_only_if_it_is_not_0(rate,
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(("rate", "updates"), [(0.0, 5), (1e-3, 0), (1e-3, 5)])
 def test_only_an_update_at_a_rate_above_0_is_blamed(optimizer, rate, updates):
-    error = not_finite("it", updates, make_optimizer(optimizer, rate, 0.0, 10))
+    error = not_finite("it", updates, ImageClassification(make_small_model()), make_optimizer(optimizer, rate, 0.0, 10))
     assert ("lower --learning_rate" in str(error)) == (rate > 0 and updates > 0)
 
 

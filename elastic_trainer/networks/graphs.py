@@ -116,3 +116,12 @@ def is_stateful(op: tf.Operation) -> bool:
     if op.type in BRANCHES:
         return any(is_stateful(inner) for body in bodies(op) for inner in body.get_operations())
     return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
+
+
+def written_variables(graph: Any) -> list[tf.Tensor]:
+    """Handles of all variables, Keras' or not, that running `graph`, a function's graph (FuncGraph), may change."""
+    used = {tensor.name for op in graph.get_operations() if is_stateful(op) for tensor in op.inputs}
+    captured = [
+        outside for outside, inside in graph.captures if inside.name in used and inside.dtype.name == "resource"
+    ]
+    return [handle for handle in captured if handle._handle_data is not None and handle._handle_data.is_set]

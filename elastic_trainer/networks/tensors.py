@@ -6,7 +6,7 @@ bool [N] over `model.trainable_variables`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import keras
@@ -26,20 +26,26 @@ def tensor_names(model: keras.Model) -> list[str]:
     return names
 
 
-def head_mask(model: keras.Model) -> np.ndarray:
+def head_mask(model: keras.Model, used: np.ndarray | None = None) -> np.ndarray:
     """Mask of the head, which every scheme trains.
 
     The head consists of the last layers with trainable weights: the first ones on each path back from the output.
+    A model without a graph does not say which are last; of its tensors, bool [N] `used` says which count.
     """
-    head = {id(variable) for layer in last_layers(model) for variable in layer.trainable_variables}
-    return np.array([id(variable) in head for variable in model.trainable_variables])
+    variables = model.trainable_variables
+    idle = set() if used is None else {id(variables[k]) for k in np.flatnonzero(~used)}
+    head = {id(variable) for layer in last_layers(model, idle) for variable in layer.trainable_variables}
+    return np.array([id(variable) in head for variable in variables], bool)
 
 
-def last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The last layers with trainable weights, see `head_mask`."""
+def last_layers(layer: keras.layers.Layer, idle: Collection[int] = ()) -> list[keras.layers.Layer]:
+    """The last layers with trainable weights, see `head_mask`; variables with an `id` in `idle` are not used."""
     outputs = getattr(layer, "outputs", None)
     if not outputs:  # without a graph: the inner layer that has the last variable
-        last = id(layer.trainable_variables[-1])
+        used = [id(variable) for variable in layer.trainable_variables if id(variable) not in idle]
+        if not used:
+            return []
+        last = used[-1]
         owners = [inner for inner in layer._flatten_layers() if last in map(id, inner._trainable_variables)]
         return owners[:1] or [layer]
     found: list[keras.layers.Layer] = []
@@ -51,7 +57,7 @@ def last_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
             continue
         seen.add((id(operation), node))
         if getattr(operation, "trainable_variables", None):
-            found += last_layers(operation)
+            found += last_layers(operation, idle)
         else:
             paths += operation._inbound_nodes[node].input_tensors
     return found
@@ -76,11 +82,18 @@ def last_layers_mask(model: keras.Model, count: int) -> np.ndarray:
 
 
 @contextmanager
-def restored(variables: Sequence[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
-    """Restore `variables` afterwards, bit for bit; yields their current values, by `id` of the variable."""
+def restored(variables: Sequence[keras.Variable], handles: Sequence[tf.Tensor] = ()) -> Iterator[dict[int, tf.Tensor]]:
+    """Restore `variables`, and those of `graphs.written_variables`, afterwards, bit for bit.
+
+    Yields the current values of `variables`, by `id` of the variable.
+    """
     before = {id(variable): tf.identity(variable.value) for variable in variables}
+    kinds = [tf.as_dtype(handle._handle_data.shape_and_type[0].dtype) for handle in handles]
+    written = [tf.raw_ops.ReadVariableOp(resource=each, dtype=kind) for each, kind in zip(handles, kinds, strict=True)]
     try:
         yield before
     finally:
         for variable in variables:
             variable.value.assign(before[id(variable)])
+        for handle, value in zip(handles, written, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -390,6 +390,7 @@ def make_budget(
     table: TimingTable,
     elapsed: float = 0.0,
     export_seconds: float = 0.0,
+    head: np.ndarray | None = None,
 ) -> TimeBudget:
     """The time budget that `settings` ask for.
 
@@ -397,11 +398,12 @@ def make_budget(
         model, data, settings, table: of the run.
         elapsed: seconds of a deadline that have passed before training starts.
         export_seconds: of a deadline, kept for the export.
+        head: as of `TimeBudget`; by default that of the model.
 
     Raises:
         UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
     """
-    head, misses = head_mask(model), first_misses(data, settings)
+    head, misses = head_mask(model) if head is None else head, first_misses(data, settings)
     if settings.deadline is None:
         return RhoBudget(table, head, settings.rho, misses)
     schedule = Schedule.of(settings, data.steps_per_epoch)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import IMPORTANCES
 from elastic_trainer.selection.budget import (
     GRADIENT_PASSES,
@@ -60,7 +59,7 @@ class ElasticScheme(Scheme):
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self.data, self.settings, self.budget, self.table = data, settings, budget, budget.table
-        self.head = head_mask(task.model)
+        self.head = task.head
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 
 import keras
@@ -69,15 +68,21 @@ class ImportanceEvaluator:
 
         Weights, optimizer slots and step count, batch-norm statistics and random state are restored.
 
+        Where it is not finite, and `task.allows_infinite_loss`, all count alike.
+
         Raises:
             UserError: it is not finite.
         """
         batches = [*batches]
         importance = self._measure(optimizer, batches)
+        if not np.isfinite(importance).all() and self._task.allows_infinite_loss:
+            importance = np.ones(len(importance))
         if not np.isfinite(importance).all():
             step = int(optimizer.iterations.numpy())
             is_trial_the_cause = all(self._has_finite_gradients(batch) for batch in batches)
-            raise not_finite(f"importance is not finite at step {step}", step + is_trial_the_cause, optimizer)
+            raise not_finite(
+                f"importance is not finite at step {step}", step + is_trial_the_cause, self._task, optimizer
+            )
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
@@ -93,14 +98,10 @@ class ImportanceEvaluator:
 
     def _gradients_on(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients on one batch; the random state and whatever else changes in a forward pass is restored."""
-        with self._unchanged():
+        with restored([], self._gradients.written):
             if self._rows is None or self._rows >= len(batch):
                 return self._gradients(batch)
             return _mean((self._gradients(part), len(part) / self._rows) for part in batch.parts(self._rows))
-
-    def _unchanged(self) -> AbstractContextManager[object]:
-        """Restores what a forward pass changes: the random state, and Keras' metrics of each loss."""
-        return restored([*self._model.non_trainable_variables, *self._model.metrics_variables])
 
     def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
@@ -134,7 +135,7 @@ class ImportanceEvaluator:
         """
         if self._rows is not None and self._rows < len(batch):
             return len(batch) / self._rows * self.pass_ms(next(batch.parts(self._rows)))
-        with self._unchanged():
+        with restored([], self._gradients.written):
             if not self._is_warm:
                 self._gradients.run(batch)
             self._is_warm = True

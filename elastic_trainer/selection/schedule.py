@@ -17,10 +17,12 @@ class Schedule:
     Attributes:
         steps_per_epoch: of the data set.
         total_steps: of the run.
+        past_steps: of the same training, before the run: it selects as if they were part of it.
     """
 
     steps_per_epoch: int
     total_steps: int
+    past_steps: int = 0
 
     @classmethod
     def of(cls, settings: Settings, steps_per_epoch: int) -> Schedule:
@@ -38,7 +40,7 @@ class Schedule:
         return start, end
 
     def selection_steps(self, interval: float) -> list[int]:
-        """Steps, counted from 0, before which a selection is due: every `interval` epochs.
+        """Steps, counted from 0, before which a selection is due: the first, and every `interval` epochs.
 
         Raises:
             UserError: less than a step lies between two of them.
@@ -49,5 +51,6 @@ class Schedule:
                 f"--interval {interval:g}: is less than a step; an epoch has {self.steps_per_epoch} steps, so "
                 f"give at least {math.ceil(1e4 / self.steps_per_epoch) / 1e4:g}"
             )
-        due = [math.ceil(index * steps - 1e-6) for index in range(math.ceil(self.total_steps / steps))]
-        return [step for step in due if step < self.total_steps]
+        count, past = math.ceil((self.past_steps + self.total_steps) / steps), self.past_steps
+        due = [math.ceil(index * steps - 1e-6) - past for index in range(count)]
+        return [0, *(step for step in due if 0 < step < self.total_steps)]

@@ -20,6 +20,7 @@ from elastic_trainer.timing.table import TimingTable
 # Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
 # OVERRUN beyond the budget.
 SHORTFALL, OVERRUN = 0.05, 0.01
+UNFILLED = 0.03  # of a full step; a selection that leaves more of its budget says why
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
@@ -85,6 +86,15 @@ class Selection:
         full_ms = self.full_step_ms
         return (self.predicted_step_ms or 0.0) / full_ms if full_ms else 1.0
 
+    def text(self, used: np.ndarray) -> str:
+        """What trains, and why others do not, in a line; bool [N] `used` as of `task.StepVariables`."""
+        trains, share = self.mask & used, self.predicted_share
+        line = f"{trains.sum()} of {used.sum()} tensors train, predicted {share:.2f} of plain fit's step time"
+        if self.importance is not None and self.rho is not None and share < self.rho - UNFILLED:
+            worthless = used & ~trains & (self.importance <= 0)
+            line += f"; {worthless.sum()} others would not lower the loss now" if worthless.any() else ""
+        return line if used.all() else f"{line}; the loss does not depend on {(~used).sum()} others"
+
     @property
     def full_step_ms(self) -> float | None:
         """Full training's step as it would have run when this was selected, or None without a budget."""
@@ -118,7 +128,9 @@ def select_tensors(
     Raises:
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
-    budget_ms = step_budget_ms(table, rho, misses)
+    budget_ms, everything = step_budget_ms(table, rho, misses), np.ones(len(head), bool)
+    if rho >= 1 and (room_mb == inf or table.predict_mb(everything) <= room_mb):  # full training, whatever they gain
+        return plan_of(table, everything, importance, budget_ms, misses)
     problem = Problem.of(table, head, importance, budget_ms, misses)
     mask = problem.mask(selection_solver_DP.solve(*problem[:4], time_resolution).mask)
     kept = kept_batches * table.predict(mask, misses).uses_features

@@ -213,7 +213,6 @@ def measure(
     Raises:
         NoTimeToMeasureError: that time does not suffice, by how long compiling and running the full step took.
     """
-    from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.training.step import AllGradients, forward_pass
 
     start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
@@ -228,7 +227,7 @@ def measure(
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
     calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
-    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), calibration)
+    masks = calibration_masks(attribution.positions, attribution.kernels, task.head, calibration)
     start = time.perf_counter()
     runs = [*compile_steps(training, masks[:-1]), run_full]
     from_features = [compile_from_features(run) if with_features else None for run in runs]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.task import Task
+    from elastic_trainer.task import CompiledTask, Task
     from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
@@ -74,20 +74,18 @@ def profile(
 
 
 def profile_compiled(
-    task: Task, batch: Batch, seconds: float = SHORT_SECONDS, with_features: bool = False
+    task: CompiledTask, batch: Batch, seconds: float = SHORT_SECONDS, with_features: bool = False
 ) -> TimingTable:
     """The timing table of a task whose model is compiled, see `profile`; `with_features` as of `measuring.measure`."""
     from elastic_trainer.networks.tensors import restored
 
-    model = task.model
-    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-    for each in (optimizer, model.optimizer):
-        if not each.built:
-            each.build(model.trainable_variables)
-    settings, changed = compiled_settings(task, len(batch)), [*model.variables, *model.metrics_variables]
-    with restored([*changed, *model.optimizer.variables]), tempfile.TemporaryDirectory() as folder:
+    model, settings = task.model, compiled_settings(task, len(batch))
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    changed = [*model.trainable_variables, *model.optimizer.variables]
+    with restored(changed, task.variables.written), tempfile.TemporaryDirectory() as folder:
         plain = _plain_step(model, batch)
-        training = Training(task, optimizer, batch)
+        training = Training(task, model.optimizer, batch)
         table = profile_task(training, settings, Path(folder), "trace", seconds, with_features, plain)
         names, plain_ms = numbered_names(model), (table.plain_step_ms or 0.0) / model.steps_per_execution
         return replace(table, names=[names[k] for k in table.positions], plain_step_ms=plain_ms)
@@ -103,13 +101,20 @@ def _plain_step(model: keras.Model, batch: Batch) -> Callable[[], object]:
     import keras
     import tensorflow as tf
 
-    values = keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights)
+    values = _as_tuples(keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights))
     iterator = iter(tf.data.Dataset.from_tensors(values).repeat())
     current = model.train_function
     model.make_train_function(force=True)
     plain, model.train_function = model.train_function, current
     plain(iterator)  # the first call compiles
-    return lambda: float(next(iter(plain(iterator).values())))  # waits for the device
+    return lambda: next(iter(plain(iterator).values())).numpy()  # waits for the device
+
+
+def _as_tuples(values: Any) -> Any:
+    """`values` with tuples for lists, as Keras makes them: tf.data takes a list for one array."""
+    if isinstance(values, list | tuple):
+        return tuple(map(_as_tuples, values))
+    return {key: _as_tuples(value) for key, value in values.items()} if isinstance(values, dict) else values
 
 
 def compiled_settings(task: Task, batch_size: int) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     low, high = np.percentile(step_ms, (25, 75), axis=0)
     on_features_ms = dict(zip(cached, cached_ms.tolist(), strict=True))
     details = {
-        "timing": timing,
+        "timing": timing if traced_steps else "flops",
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
         "operations": len(timed),
@@ -203,7 +208,12 @@ def _step_sums(times: OperationTimes, measurement: Measurement) -> np.ndarray:
 
 
 def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tuple[dict[str, float], float, int]:
-    """Time of each operation in ms, the share (0…1) of time that matched none, and the number of traced steps."""
+    """Time of each operation in ms, the share (0…1) of time that matched none, and the number of traced steps.
+
+    While another profiler runs, FLOPs are counted: two at once are not possible.
+    """
+    import tensorflow as tf
+
     graph, full_ms = measurement.full.graph, float(np.median(measurement.step_ms[:, -1]))
     if timing == "flops":
         flops = count_flops(graph)
@@ -217,7 +227,10 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
             measurement.run_full()
             bar.update()
 
-        trace = trace_step(run, steps, folder)
+        try:
+            trace = trace_step(run, steps, folder)
+        except tf.errors.AlreadyExistsError:  # another profiler is running, such as TensorBoard's
+            return _operation_times(measurement, "flops", folder)
     return *read_op_times(trace, graph, steps), steps
 
 

@@ -17,7 +17,7 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import Task
 from elastic_trainer.training.features import Features
 from elastic_trainer.training.prefix import SplitStep, find_cut
-from elastic_trainer.training.step import BatchFunction
+from elastic_trainer.training.step import BatchFunction, as_number
 
 
 class Evaluation:
@@ -78,7 +78,7 @@ class Evaluation:
             count += len(batch)
         means = {name: total / count for name, total in totals.items()}
         if self._task.is_running:
-            means |= {name: float(value) for name, value in measures.items()}
+            means |= {name: as_number(value) for name, value in measures.items()}
         self._task.reset()
         return means
 

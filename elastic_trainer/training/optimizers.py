@@ -42,6 +42,8 @@ class _OneDevice:
         for gradient, variable in zip(grads, trainable_variables, strict=True):
             if gradient is not None:
                 self.update_step(gradient, variable.value, rate)
+                if variable.constraint is not None:
+                    variable.assign(variable.constraint(variable))
         self.iterations.assign_add(1)
 
 

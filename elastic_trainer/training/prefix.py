@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Structure
 from elastic_trainer.networks.graphs import inputs_first, is_stateful, needed_operations
-from elastic_trainer.training.step import BatchFunction, StepValues, TrainStep, as_floats
+from elastic_trainer.training.step import BatchFunction, StepValues, TrainStep, as_numbers
 
 
 class Cut(NamedTuple):
@@ -78,7 +78,7 @@ class SplitStep:
 
     def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; blocks until the device finishes."""
-        return as_floats(*self.results(features, targets, weights))
+        return as_numbers(*self.results(features, targets, weights))
 
     def results(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> Any:
         """What the whole returns for a batch."""

@@ -16,13 +16,13 @@ from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.machine import release_memory
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.step_memory import split_graph_mb, training_mb
-from elastic_trainer.task import Task
+from elastic_trainer.task import CompiledTask, Task
 from elastic_trainer.training.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.prefix import SplitStep
-from elastic_trainer.training.step import StepValues, TrainStep, as_floats
+from elastic_trainer.training.step import StepValues, TrainStep, as_numbers
 
 
 class StepResult(NamedTuple):
@@ -40,22 +40,22 @@ class StepResult(NamedTuple):
     caching_ms: float = 0.0
 
 
-def not_finite(what: str, updates: int, optimizer: keras.optimizers.Optimizer) -> UserError:
+def not_finite(what: str, updates: int, task: Task, optimizer: keras.optimizers.Optimizer) -> UserError:
     """The error for a value that is not a finite number, with advice that fits the cause.
 
     Args:
         what: names the value and the step.
         updates: of the weights that came before it. Without any, or at rate 0, the network itself is the cause.
-        optimizer: of the run.
+        task, optimizer: of the run.
     """
     rate = unscaled(optimizer)._learning_rate
     at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
     now = current_rate(optimizer)
     if updates and at_start:
-        return UserError(f"{what} with learning rate {now:g}; lower --learning_rate")
+        others = f", or check {task.suspects}" if isinstance(task, CompiledTask) else ""
+        return UserError(f"{what} with learning rate {now:g}; lower --learning_rate{others}")
     return UserError(
-        f"{what}, and --learning_rate is not the cause, since it has changed no weight; check --weights, and how "
-        "--model_name scales images in 0…255"
+        f"{what}, and --learning_rate is not the cause, since it has changed no weight; check {task.suspects}"
     )
 
 
@@ -214,8 +214,7 @@ class TrainState:
             loss, measures, rate = step.results(values, batch.targets, batch.weights)
         else:
             loss, measures, rate = self._train_in_parts(step, batch)
-        # These wait until the device finishes.
-        numbers = float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
+        numbers = as_numbers(loss, measures, rate)
         wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
         self._warm_step = step
         return StepResult(*numbers, wall_ms if was_warm else None, None if was_warm else wall_ms, caching_ms)
@@ -226,7 +225,7 @@ class TrainState:
         is_cached, results = self.features.split is not None, []
         for part in batch.parts(self._batch_size):
             values = self.features.read(part.order) if is_cached else part.inputs
-            results.append(as_floats(*step.results(values, part.targets, part.weights)))
+            results.append(as_numbers(*step.results(values, part.targets, part.weights)))
         self._step.update()
         losses, measured, rates = zip(*results, strict=True)
         measures = measured[-1]
@@ -283,18 +282,24 @@ class TrainState:
             kind = variable.dtype.as_numpy_dtype
             is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
             variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
-        if keeps_step and isinstance(self._step, TrainStep) and self.features.split is None:
-            self._step.refresh()
+        if keeps_step and self.refresh():
             return
         self._step = self._mask = None  # a checkpoint has its own selection
         self.features.drop()
         self.evaluation.drop_features()
 
+    def refresh(self) -> bool:
+        """Let the adopted step follow weights that were assigned from outside; whether it can, without features."""
+        if not isinstance(self._step, TrainStep) or self.features.split is not None:
+            return False
+        self._step.refresh()
+        return True
+
     def check_finite(self, step: int) -> None:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""
         variables = [*self.model.trainable_variables, *self.optimizer.variables]
         if not all(np.isfinite(variable.numpy()).all() for variable in variables):
-            raise not_finite(f"a weight is not finite after step {step}", step, self.optimizer)
+            raise not_finite(f"a weight is not finite after step {step}", step, self.task, self.optimizer)
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):

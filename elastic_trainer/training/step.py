@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, Structure
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm, frozen_values
+from elastic_trainer.networks.graphs import written_variables
 from elastic_trainer.task import Task
 from elastic_trainer.training.optimizers import in_float16, unscaled
 
@@ -40,8 +41,9 @@ class BatchFunction:
         self.variables = variables
         self._function = tf.function(function, autograph=False).get_concrete_function(*signature)
         self.graph: tf.Graph = self._function.graph
-        count = len(tf.nest.flatten(signature[0]))
-        batch = self.graph.inputs[: len([spec for spec in tf.nest.flatten(signature) if spec is not None])]
+        inputs, everything = (tf.nest.flatten(part) for part in (signature[0], signature))
+        count = sum(spec is not None for spec in inputs)
+        batch = self.graph.inputs[: sum(spec is not None for spec in everything)]
         self.inputs, self.targets = batch[:count], batch[count:]
         names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
         self.packed = partial(tf.nest.pack_sequence_as, names)  # without the tensors, which would keep the graph
@@ -133,7 +135,7 @@ class TrainStep(BatchFunction):
 
     def __call__(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch: loss, measures and learning rate. Blocks until the device finishes."""
-        return as_floats(*self.results(inputs, targets, weights))
+        return as_numbers(*self.results(inputs, targets, weights))
 
     def refresh(self) -> None:
         """Follow weights that do not train and were assigned from outside: what was computed from them is, again."""
@@ -141,9 +143,14 @@ class TrainStep(BatchFunction):
             each.refresh()
 
 
-def as_floats(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:
-    """What a step returned, as Python's numbers."""
-    return float(loss), {name: float(value) for name, value in measures.items()}, float(rate)
+def as_numbers(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:
+    """What a step returned, as Python's numbers. Blocks until the device finishes."""
+    return float(loss), {name: as_number(value) for name, value in measures.items()}, float(rate)
+
+
+def as_number(value: tf.Tensor) -> Any:
+    """A float, or lists of them for a metric that has several."""
+    return float(value) if value.shape.rank == 0 else value.numpy().tolist()
 
 
 def drop_missing(
@@ -192,6 +199,7 @@ class AllGradients:
 
     Attributes:
         exist: bool [N], whether each of `task.model.trainable_variables` has an influence on the loss.
+        written: handles of the variables that a forward pass changes: random and recurrent states, metrics of losses.
     """
 
     def __init__(self, task: Task, batch_size: int | None) -> None:
@@ -213,6 +221,7 @@ class AllGradients:
             return [gradient / scale for gradient in filled] if scale != 1 else filled
 
         self._function = tf.function(gradients, autograph=False).get_concrete_function(*task.signature(batch_size))
+        self.written = written_variables(self._function.graph)
 
     def __call__(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients [N] on a batch; 0 for a variable without influence on the loss."""

@@ -17,6 +17,11 @@ def test_interval_shorter_than_a_step_is_refused_and_the_shortest_named():
     assert schedule.selection_steps(smallest)[:3] == [0, 2, 3]
 
 
+def test_a_part_of_a_training_selects_where_the_whole_does():
+    whole = Schedule(6, 60).selection_steps(3)
+    assert Schedule(6, 36, past_steps=24).selection_steps(3) == [0, *(step - 24 for step in whole if step > 24)]
+
+
 @pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, [*range(12)]), (0.4, [0, 3, 5, 8, 10])])
 def test_fractional_intervals_have_several_selections_an_epoch(interval, steps):
     assert Schedule.of(Settings(num_epochs=2), 6).selection_steps(interval) == steps

@@ -37,6 +37,15 @@ def test_sgd_makes_the_steps_of_tensorflow_addons_sgdw(case):
     assert drift > 2e-7, "the recorded steps must differ from steps without weight decay"
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_constraints_of_weights_are_obeyed(name):
+    optimizer, variable = make_optimizer(name, 1.0, 0.0, 10), keras.Variable(np.full(3, 0.5, np.float32))
+    variable.constraint = keras.constraints.NonNeg()
+    optimizer.build([variable])
+    optimizer.apply([tf.constant([1e3, 0.0, -1e3])], [variable])
+    assert variable.numpy()[0] == 0 and (variable.numpy()[1:] >= 0.5).all()
+
+
 def test_sgdw_is_keras_sgd_with_the_same_weight_decay():
     schedule = keras.optimizers.schedules.CosineDecay(0.05, 40)
     ours = trajectory(SGDW(schedule, momentum=0.9, decoupled_weight_decay=0.5), RECORD["start"])
