@@ -22,7 +22,7 @@ from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.summary import result_lines
-from main import evaluate, load_to_evaluate, train_run
+from main import evaluate, load_to_evaluate, main, train_run
 
 
 @pytest.fixture
@@ -51,13 +51,28 @@ def interrupted(trained):
     return trained
 
 
-def train(photos, *more):
+def words_of(photos, *more):
     """Two steps of a small network on an image folder; the run's folder is `mine` beside it."""
     words = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", f"{Path(zoo.__file__)}:branches"]
     words += ["--input_size", 12, "--batch_size", 4, "--train_type", "full_training", "--max_steps", 2]
-    words += ["--logdir", photos.parent, "--run_name", "mine", *more]
-    train_run(parse_training([*map(str, words)]))
+    return [*map(str, (*words, "--logdir", photos.parent, "--run_name", "mine", *more))]
+
+
+def train(photos, *more):
+    train_run(parse_training(words_of(photos, *more)))
     return photos.parent / "mine"
+
+
+def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that_it_is(
+    photos, trained, monkeypatch, capsys
+):
+    words = ["main.py", *words_of(photos, "--save_model", "--resume")]
+    monkeypatch.setattr("sys.argv", [*words, "--learning_rate", "0.5"])
+    with pytest.raises(UserError, match=r"--resume: .* was started with --learning_rate 0\.0025, not 0.5"):
+        main()
+    monkeypatch.setattr("sys.argv", words)
+    main()
+    assert f"{trained} is finished: accuracy" in capsys.readouterr().out
 
 
 def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, monkeypatch):

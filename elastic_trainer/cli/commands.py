@@ -38,17 +38,11 @@ HEAD_ALONE = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """One run: `main.py`.
+    """One run: `main.py`."""
 
-    Attributes:
-        options: every option by name, as the parser has it.
-        open: names of the options that the run chooses for itself, as `cli.resolve` does.
-        warnings: lines about flags that have no effect.
-    """
-
-    options: Mapping[str, Any]
-    open: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
+    options: Mapping[str, Any]  # all, by name
+    open: frozenset[str] = frozenset()  # names of those that the run chooses for itself, in `cli.resolve`
+    warnings: tuple[str, ...] = ()  # lines about flags that have no effect
 
     @cached_property
     def network(self) -> NetworkSettings:
@@ -132,28 +126,19 @@ def continued(command: TrainCommand, images: dict[str, Any] | None = None) -> Tr
 
 @dataclass(frozen=True)
 class EvaluateCommand:
-    """One evaluation: `main.py --evaluate`.
+    """One evaluation: `main.py --evaluate`. None stands for what neither the command line nor the run says."""
 
-    Attributes:
-        model: the .keras file.
-        folder: for the results.
-        model_name: the user's function that builds the network, where Keras cannot load it without custom layers.
-        input_size, num_classes: None if neither the command line nor the run gives it.
-        class_names: those that the model was trained on, in the order of its outputs; None if unknown.
-        trained_network: see `runs.config.network_record`; None if unknown.
-    """
-
-    model: Path
-    folder: Path
+    model: Path  # the .keras file
+    folder: Path  # for the results
     data: DataSettings
-    model_name: str | None
+    model_name: str | None  # the user's function that builds the network, where Keras cannot load it without
     input_size: int | None
     num_classes: int | None
     batch_size: int
     seed: int
     export: str | None
-    class_names: list[str] | None
-    trained_network: dict[str, str] | None
+    class_names: list[str] | None  # that the model was trained on, in the order of its outputs
+    trained_network: dict[str, str] | None  # its `runs.config.network_record`
 
 
 @dataclass(frozen=True, kw_only=True)

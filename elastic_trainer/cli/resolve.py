@@ -60,22 +60,14 @@ Load = Callable[[TrainCommand, float | None], ImageData]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that can start.
+    """A run that can start."""
 
-    Attributes:
-        command: the run, with nothing left open.
-        data: its images.
-        memory: what the process may take.
-        table, budget: of an elastic scheme, its timing table and time budget.
-        plan: lines on what it will take; empty without a budget, and where a deadline and the epochs are given.
-    """
-
-    command: TrainCommand
+    command: TrainCommand  # with nothing left open
     data: ImageData
     memory: MemoryBudget
-    table: TimingTable | None = None
+    table: TimingTable | None = None  # of an elastic scheme, as the budget
     budget: TimeBudget | None = None
-    plan: Iterable[str] = ()
+    plan: Iterable[str] = ()  # lines; none without a budget, and where a deadline and the epochs are given
 
 
 def resolve(command: TrainCommand, model: keras.Model, load: Load, start: float | None = None) -> Prepared:

@@ -29,19 +29,16 @@ SELECTION_COLUMNS = (
 
 
 class RunLog(Listener):
-    """Writes config.json, metrics.csv, selections.csv and summary.json.
-
-    The tables are written completely after each epoch. Use it as a context manager, which closes the events file.
+    """Writes config.json, metrics.csv, selections.csv and summary.json; a context manager that closes the events file.
 
     Args:
-        folder: the folder of this run alone; empty, or that of the run to continue.
+        folder: of this run alone; empty, or the folder of the run to continue.
         config: the options of the run; they and the environment are written to config.json, unless it exists.
-        tensor_names: names of `model.trainable_variables`, in their order.
+        tensor_names: of `model.trainable_variables`, in their order.
         reached: seconds after the program's start at which it had done what the keys name.
 
     Attributes:
         is_continued: whether an earlier process started this run.
-        checkpoints: those of this run.
         events: writes TensorBoard's events; a listener, too.
     """
 

@@ -80,7 +80,6 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
         (["--evaluate", "{}/damaged/my.keras"], "damaged/config.json: is not valid JSON: Expecting"),
         (["--evaluate", "{}/my.keras", "--test_fraction", "0.3"], "--test_fraction 0.3: --evaluate tests a run on all"),
         (["--export", "onnx"], "--export: 'onnx' is not one of tflite"),
-        (["--export", "tflite", "--save_model", "False"], "--export tflite: needs the best model; leave out"),
     ],
 )
 def test_wrong_options_are_named(arguments, message, tmp_path):
