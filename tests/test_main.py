@@ -19,6 +19,7 @@ from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.board.export import RECORD, check_folder
 from elastic_trainer.options import duration_text
+from elastic_trainer.registry import INSTEAD
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.summary import result_lines
@@ -73,6 +74,15 @@ def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that
     monkeypatch.setattr("sys.argv", words)
     main()
     assert f"{trained} is finished: accuracy" in capsys.readouterr().out
+
+
+def test_what_a_flag_of_an_extension_asks_for_is_done_instead_of_training(tmp_path, monkeypatch, capsys):
+    weights = tmp_path / "weights.npz"
+    weights.touch()
+    monkeypatch.setitem(INSTEAD, "load_board", lambda path: f"loaded {path}")
+    monkeypatch.setattr("sys.argv", ["main.py", "--load_board", str(weights)])
+    main()
+    assert capsys.readouterr().out == f"loaded {weights}\n"
 
 
 def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, monkeypatch):
