@@ -36,14 +36,7 @@ class ImageData(ShuffledData):
         augment: kind of views of training images, see `Augmentation`.
         image_memory: MB that images and their features may take in memory, see `images.room_mb`.
 
-    Attributes:
-        num_classes: number of classes of the data set itself; a network may have more outputs.
-        input_size: height and width in pixels.
-        skipped_images: number of broken images in both splits; no other count includes them.
-        training_digests: uint64, sorted, of the training images, see `digests`.
-
-    Raises:
-        UserError: there are training images, but fewer than a batch needs.
+    Raises `UserError` if there are training images, but fewer than a batch needs.
     """
 
     def __init__(
@@ -58,9 +51,9 @@ class ImageData(ShuffledData):
         image_memory: float | None = None,
     ) -> None:
         super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
-        self.class_names, self.num_classes = tuple(class_names), len(class_names)
+        self.class_names, self.num_classes = tuple(class_names), len(class_names)  # a network may have more outputs
         self.input_size = train.images.shape[1]
-        self.skipped_images = len(train.broken) + len(test.broken)
+        self.skipped_images = len(train.broken) + len(test.broken)  # no other count includes them
         self.training_digests = np.unique(train.digests)
         self._train, self._test, self._test_rows = train, test, np.arange(self.test_count)
         self._augment, self._image_memory = augment, image_memory
@@ -189,10 +182,10 @@ def write_trained_images(folder: Path, digests: np.ndarray, earlier: np.ndarray)
             temporary.write_bytes(np.union1d(digests, earlier).astype("<u8").tobytes())
 
 
-def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> np.ndarray:
+def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> None:
     """Leave the images that `model` was trained on out of the tests of `dataset`, and print how many they are.
 
-    Returns `trained_images(model)`. Raises `UserError` if no test image is left; `flag` named the model.
+    Raises `UserError` if no test image is left; `flag` named the model.
     """
     digests = trained_images(model)
     parts = [(dataset, "test")] if dataset.held_out is None else [(dataset, "validation"), (dataset.held_out, "test")]
@@ -205,4 +198,3 @@ def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> np.ndarray:
             )
         if trained:
             print(f"{flag} {model}: was trained on {trained} of {count} {name} images; they are left out of the test")
-    return digests

@@ -50,13 +50,9 @@ def count_training_images(data_dir: Path | None, test_fraction: float | None = N
 def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
     """List the images of an image folder and check their headers. Prints which folder is for what.
 
-    Args:
-        data_dir: the folder, see `layout`.
-        skip_broken: do not refuse broken images; `images.read` leaves them out later.
-        test_fraction: share of the images to test on if there are no folders for that; None: `TEST_FRACTION`.
-
-    Raises:
-        UserError: the layout is wrong, a class has no training images, a part has no images, or an image is broken.
+    Broken images are refused unless `skip_broken`; `images.read` leaves them out later. `test_fraction` is the share of
+    the images to test on if there are no folders for that; None: `TEST_FRACTION`. Raises `UserError` if the layout is
+    wrong, a class has no training images, a part has no images, or an image is broken.
     """
     places = layout(data_dir)
     train, classes = places.training()
@@ -89,16 +85,10 @@ def read_to_test(
 ) -> DataSource:
     """List the images of an image folder to test a model on: those of its test or validation folder, or all.
 
-    Of all, the images that the model was trained on are left out. Without a record of those, the images are tested
-    that a run would not train on. Prints which they are.
-
-    Args:
-        data_dir, skip_broken, test_fraction: as of `read_image_folder`.
-        class_names: of the model, in the order of its outputs; None: the classes are those of the folder.
-        trained: digests, uint64, of the images that the model was trained on; empty if that is not recorded.
-
-    Raises:
-        UserError: the folder has other classes or no image to test, or an image is broken.
+    Of all, the images that the model was trained on, whose digests are `trained`, are left out. Without a record of
+    those, the images are tested that a run would not train on. Prints which they are. `class_names` are those of the
+    model, in the order of its outputs; None: the classes are those of the folder. Raises `UserError` if the folder has
+    other classes or no image to test, or an image is broken.
     """
     places = layout(data_dir)
     own = places.test or places.validation

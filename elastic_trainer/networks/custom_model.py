@@ -27,22 +27,14 @@ _GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and b
 def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[keras.Model, keras.Model]:
     """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes` (see `with_logits`).
 
-    Its frozen layers are made trainable: the scheme decides what trains. The model must take images
-    [batch, input_size, input_size, 3] in 0…255 and contain the scaling that it needs. One that takes a single channel
-    gets grey images.
+    Its frozen layers are made trainable: the scheme decides what trains. The model must take images [batch, input_size,
+    input_size, 3] in 0…255 and contain the scaling that it needs. One that takes a single channel gets grey images.
+    `name` is a .keras file, or file.py:function, which is called with the input shape (height, width, 3) and the number
+    of classes.
 
-    Args:
-        name: a .keras file, or file.py:function; the function is called with the input shape (height, width, 3) and the
-            number of classes.
-        input_size: height and width in pixels.
-        num_classes: number of logits.
-
-    Returns:
-        A model from such images to logits, and the user's model as it was given, which has the same layers.
-
-    Raises:
-        UserError: the model cannot be loaded or built, does not map such images to such logits, has no trainable
-            weights, or has weights that are not finite.
+    Returns a model from such images to logits, and the user's model as it was given, which has the same layers. Raises
+    `UserError` if it cannot be loaded or built, does not map such images to such logits, has no trainable weights, or
+    has weights that are not finite.
     """
     shape = image_shape(input_size)
     given = (

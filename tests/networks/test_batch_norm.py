@@ -5,11 +5,7 @@ import numpy as np
 import tensorflow as tf
 from small_networks import as_if_trained
 
-import models
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 
 
 def plain_backbone():
@@ -17,10 +13,6 @@ def plain_backbone():
     return as_if_trained(
         keras.applications.MobileNetV2(input_shape=(32, 32, 3), include_top=False, weights=None, alpha=0.35)
     )
-
-
-def statistics_of(model):
-    return [v.numpy() for v in model.variables if v.name in ("moving_mean", "moving_variance")]
 
 
 def test_frozen_network_called_for_training_equals_the_plain_one_in_inference():
@@ -36,23 +28,9 @@ def test_frozen_network_called_for_training_equals_the_plain_one_in_inference():
         outer = keras.Sequential([frozen])(images, training=training).numpy()
         np.testing.assert_allclose(inner, expected, atol=1e-4 * scale)
         np.testing.assert_allclose(outer, expected, atol=1e-4 * scale)
-    assert np.abs(plain(images, training=True).numpy() - expected).max() > 1e-2 * scale
-
-
-def test_training_does_not_change_batch_norm_statistics():
-    model = models.build_model("mobilenetv2", 32, 10, alpha=0.35)
-    before = statistics_of(model)
-    assert len(before) > 50
-    images, labels = tf.random.uniform((4, 32, 32, 3), 0, 255, seed=0), tf.constant([0, 1, 2, 3])
-    model(images, training=True)
-    keras.Sequential([model])(images, training=True)
-    optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(ImageClassification(model), optimizer, 4)
-    for _ in range(3):
-        step(images, labels)
-    for old, new in zip(before, statistics_of(model), strict=True):
+    for old, new in zip(plain.variables, frozen.variables, strict=True):
         np.testing.assert_array_equal(old, new)
+    assert np.abs(plain(images, training=True).numpy() - expected).max() > 1e-2 * scale
 
 
 def test_frozen_batch_norm_has_the_gradients_of_the_plain_one_in_inference():

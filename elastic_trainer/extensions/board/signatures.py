@@ -173,8 +173,7 @@ class TrainingFile:
         arrays: what `fill` returns: a traced function without inputs, or None.
 
     Raises:
-        UserError: LiteRT lacks the kernel of an operation, the network has one that is not covered, or the optimizer is
-            not SGD.
+        UserError: LiteRT lacks a kernel, an operation is not covered, or the optimizer is not SGD.
     """
 
     def __init__(

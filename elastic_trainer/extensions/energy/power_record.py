@@ -22,26 +22,12 @@ _SUFFIX = ".energy"  # the events file with the curve ends with it
 
 
 def add_power(folder: Path, record: Path) -> str:
-    """The line that says what `add_external_energy` found."""
-    return f"energy of training: {add_external_energy(folder, record):.6g} J"
-
-
-def add_external_energy(folder: Path, record: Path) -> float:
     """Add the energy that an external power meter recorded during training to the finished run in `folder`.
 
-    summary.json and metrics.csv are rewritten, and TensorBoard gets the curve.
-
-    Args:
-        folder: the run's folder.
-        record: a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time
-            if it has no time zone), and watts.
-
-    Returns:
-        Joules.
-
-    Raises:
-        UserError: the record or a file of the run cannot be read, or the record does not cover the run. Energy that is
-            already known then stays. Else, if the record does not cover the run, `energy_missing` says so.
+    `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
+    it has no time zone), and watts. summary.json and metrics.csv are rewritten, and TensorBoard gets the curve. Returns
+    the line to print. Raises `UserError` if a file cannot be read, or if the record does not cover the run. Energy that
+    is already known then stays. Else, if the record does not cover the run, `energy_missing` says so.
     """
     times, watts = read_power(record)
     summary, rows = read_summary(folder), read_epochs(folder)
@@ -59,7 +45,7 @@ def add_external_energy(folder: Path, record: Path) -> float:
     _write_curve(folder, steps, joules)
     write_csv(folder / METRICS, [*rows[0]], [list(row.values()) for row in rows])
     update_summary(folder, energy_joules=joules[-1], energy_meter=str(record), energy_missing=None)
-    return joules[-1]
+    return f"energy of training: {joules[-1]:.6g} J"
 
 
 def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) -> None:
@@ -78,7 +64,7 @@ def _write_curve(folder: Path, steps: Sequence[int], joules: Sequence[float]) ->
 
 
 def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (s since 1970) and watts in an external meter's CSV file, see `add_external_energy`, in order of time."""
+    """Times (s since 1970) and watts in an external meter's CSV file, see `add_power`, in order of time."""
     readings = [_reading(record, number, line) for number, line in _lines(record)]
     if len(readings) < 2:
         raise UserError(
@@ -122,15 +108,10 @@ def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, flo
 def integrate_power(
     times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequence[float]], train_seconds: Sequence[float]
 ) -> list[float]:
-    """Joules spent in training time up to each of `train_seconds`.
+    """Joules spent in training time up to each of `train_seconds`, ascending; the last is the end of the last span.
 
-    Args:
-        times, watts: [n] readings in order of time; between two readings power changes linearly.
-        spans: start and end of each period of training, in seconds since 1970 like `times`.
-        train_seconds: ascending seconds of training; the last one counts as the end of the last span.
-
-    Raises:
-        ValueError: there are no spans, or the readings do not cover them.
+    Power in watts changes linearly between two readings, whose `times`, like the `spans` of training, are in seconds
+    since 1970. Raises `ValueError` if there are no spans, or if the readings do not cover them.
     """
     if not len(spans):
         raise ValueError("cannot be used: the run did not record when it trained")

@@ -20,17 +20,11 @@ def rebuild_network(
     kept: np.ndarray,
     changed: dict[int, np.ndarray],
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """Build a model and an optimizer like the given ones, with fewer channels. The given ones do not change.
+    """Build a model and an optimizer like the given ones with the `kept` channels, bool [channels of the network].
 
-    The new ones hold the kept slices of all variables and slots, and all counts. Raises `UserError` if Keras cannot
-    rebuild the model from its configuration.
-
-    Args:
-        model: the network.
-        optimizer: its optimizer, built.
-        channels: of `model`.
-        kept: bool [channels of the network], those that stay.
-        changed: {id of a variable of `model`: values of its shape}, used instead of the variable's values.
+    The given ones do not change. The new ones hold the kept slices of all variables and slots, and all counts;
+    `changed` has values, by the `id` of a variable of `model`, that take the place of the variable's. Raises
+    `UserError` if Keras cannot rebuild the model from its configuration.
     """
     smaller = _rebuild_model(model, channels, kept)
     for new, old in zip(smaller.variables, model.variables, strict=True):

@@ -13,7 +13,7 @@ import train
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.energy.meter import EnergyMeter
 from elastic_trainer.extensions.energy.power_record import (
-    add_external_energy,
+    add_power,
     check_growing,
     integrate_power,
     read_power,
@@ -82,7 +82,8 @@ def test_power_record_updates_summary_table_and_curve_and_a_second_one_replaces_
     for watts in (7.0, 5.0):
         readings = [(start - 1, watts), (start + (end - start) / 2, watts), (end + 1, watts)]
         record = write_power(folder / "power.csv", readings)
-        joules = add_external_energy(folder, record)
+        assert add_power(folder, record).startswith("energy of training: ")
+        joules = read_summary(folder)["energy_joules"]
         assert joules == pytest.approx(watts * spent, rel=1e-6)
     assert joules == pytest.approx(5 * summary["train_seconds"], rel=0.05)
     known = {"energy_joules": joules, "energy_meter": str(record), "energy_missing": None}
@@ -105,7 +106,7 @@ def test_damaged_table_of_the_run_is_named_and_the_summary_stays(table, why, tmp
     if table is not None:
         (folder / "metrics.csv").write_text(table)
     with pytest.raises(UserError, match=rf"metrics\.csv: {why}"):
-        add_external_energy(folder, write_power(tmp_path / "power.csv", [(0, 5.0), (1, 5.0)]))
+        add_power(folder, write_power(tmp_path / "power.csv", [(0, 5.0), (1, 5.0)]))
     assert (folder / "summary.json").read_bytes() == before
 
 
@@ -113,13 +114,14 @@ def test_record_that_does_not_cover_the_run_is_refused_and_known_energy_stays(ru
     folder, start, end = run_without_sensor
     short = write_power(folder / "short.csv", [(start + 1e-3, 5.0), (end, 5.0)])
     with pytest.raises(UserError, match=r"--power_csv .*short.csv: does not cover all of training; give"):
-        add_external_energy(folder, short)
+        add_power(folder, short)
     summary = read_summary(folder)
     assert summary["energy_joules"] is None and "short.csv: does not cover" in summary["energy_missing"]
 
-    joules = add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+    add_power(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+    joules = read_summary(folder)["energy_joules"]
     with pytest.raises(UserError, match="does not cover all of training"):
-        add_external_energy(folder, short)
+        add_power(folder, short)
     summary = read_summary(folder)
     assert (summary["energy_joules"], summary["energy_missing"]) == (joules, None)
     assert summary["energy_meter"].endswith("/power.csv")
@@ -131,7 +133,7 @@ def test_run_that_did_not_record_when_it_trained_is_refused(run_without_sensor):
     del summary["training_spans"]
     (folder / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(UserError, match="the run did not record when it trained"):
-        add_external_energy(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
+        add_power(folder, write_power(folder / "power.csv", [(start - 1, 5.0), (end + 1, 5.0)]))
 
 
 def test_power_record_times_are_seconds_or_dates(tmp_path):
